@@ -7,13 +7,12 @@ use shardc_ir::func::{Module, RoleKind};
 use shardc_ir::loss_scale::{LARGEST, LOSS_SCALE, LossScaling};
 use shardc_ir::mesh::Mesh;
 use shardc_ir::plan::Settings;
+use shardc_ir::types::MAX_ELEMENTS;
 use shardc_ir::weights::Weight;
 use shardc_passes::options::Options;
 
 /// Largest count.
 const MOST: u64 = 1 << 31;
-/// Most elements of a tensor, and of all.
-const MOST_ELEMENTS: usize = 1 << 48;
 /// Numbers of options that count nothing that is multiplied.
 const FREE: [&str; 5] = ["seed", "memory", "warmup", "total", "node"];
 
@@ -101,12 +100,12 @@ pub fn weights(all: &[Weight]) -> Result<(), String> {
     for w in all {
         let size = |shape: &[usize]| {
             let n = shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d));
-            n.filter(|&n| n <= MOST_ELEMENTS)
+            n.filter(|&n| n <= MAX_ELEMENTS)
         };
         let n = size(&w.shape).filter(|_| size(&w.tensor_shape).is_some());
         sum += n.ok_or_else(|| format!("`{}` has too large a shape", w.param))?;
         let few = w.experts.is_none_or(|n| w.shape.first() == Some(&n));
-        if sum > MOST_ELEMENTS || !few {
+        if sum > MAX_ELEMENTS || !few {
             return Err(format!("`{}` has too large a shape", w.param));
         }
     }

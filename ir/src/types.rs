@@ -17,6 +17,9 @@ use crate::mesh::{Atom, AtomSet, Mesh};
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
+/// Most elements of a value, so that no count of bytes or of multiplications overflows: 1 PiB in f32.
+pub const MAX_ELEMENTS: usize = 1 << 48;
+
 /// Element type.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]

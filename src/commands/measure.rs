@@ -24,7 +24,7 @@ const MOST: usize = 64;
 
 /// What is written.
 const DEVICE: FileFormat =
-    FileFormat { name: "device file", is: |begin| begin.starts_with(b"# Measured by shardc") };
+    FileFormat { name: "a device file", is: |begin| begin.starts_with(b"# Measured by shardc") };
 
 /// Measures, writes the file and says what was found.
 ///

@@ -43,7 +43,7 @@ const MAX_TEXT: u64 = 1 << 30;
 
 /// The texts that `--dump-all` and `opt -o` write over.
 const PROGRAM: FileFormat = FileFormat {
-    name: "program",
+    name: "a program",
     is: |head| head.starts_with(b"mesh") || head.starts_with(b"func"),
 };
 

@@ -30,7 +30,7 @@ pub struct Report {
 
 /// What is written.
 const PAGE: FileFormat =
-    FileFormat { name: "page", is: |begin| begin.starts_with(b"<!doctype html>") };
+    FileFormat { name: "a page", is: |begin| begin.starts_with(b"<!doctype html>") };
 
 /// Writes the page.
 ///

@@ -151,9 +151,9 @@ pub fn prepare(how: &HowToSave, weights: Option<&Path>, stored: &Stored) -> Resu
         Some(dir) if dir.is_dir() && of_plan(dir) => Base::open(dir)?,
         _ => Base::default(),
     };
-    for name in &base.skipped {
+    for (name, why) in &base.skipped {
         let from = from.as_deref().unwrap_or(Path::new(""));
-        note(format!("{} is not a regular file, and is left out", from.join(name).display()));
+        note(format!("{} {why}: the saved model will not have it", from.join(name).display()));
     }
     if !base.has_tokenizer() && stored.facts.is_some() {
         let place = match &from {

@@ -9,12 +9,14 @@
 //! command, and nothing else that takes long to build.
 
 mod fuzz {
+    pub mod archive;
     pub mod edits;
     pub mod limits;
     pub mod mutate;
     mod plans;
 }
 
+use fuzz::archive::program;
 use fuzz::limits::{self, Ran};
 use fuzz::mutate::{Draw, bytes, words};
 use shardc::plan_dir::reseal;
@@ -31,6 +33,8 @@ const FIXTURES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures");
 enum What {
     /// A file, by its path.
     File(&'static str),
+    /// The program in an archive, by the path of that.
+    Program(&'static str),
     /// A file of a plan, whose hashes are made anew afterwards, of this plan.
     Sealed(&'static str, &'static str),
     /// One word of the command, by its number.
@@ -58,6 +62,9 @@ const fn covered(name: &'static str, command: &'static str, path: &'static str) 
 const fn sealed(path: &'static str) -> Target {
     let what = What::Sealed(path, "plan");
     Target { name: "plan, hashes recomputed", what, ..file("", RUN, "") }
+}
+const fn archive(command: &'static str, path: &'static str) -> Target {
+    Target { what: What::Program(path), ..file("archive's program (.pt2)", command, "") }
 }
 const fn word(name: &'static str, command: &'static str, number: usize) -> Target {
     Target { what: What::Word(number), ..file(name, command, "") }
@@ -91,6 +98,10 @@ const TARGETS: &[Target] = &[
         "check model --mesh pp=2 --microbatch 1 --schedule order.csv --seq 8 --global-batch 2",
         "order.csv",
     ),
+    file("archive (.pt2)", "check toy.pt2", "toy.pt2"),
+    archive("check llama.pt2 --mesh tp=2", "llama.pt2"),
+    archive("check bert_padded.pt2", "bert_padded.pt2"),
+    archive("check picture.pt2", "picture.pt2"),
     covered("plan.json", RUN, "plan/plan.json"),
     covered("plan's model.ir", RUN, "plan/model.ir"),
     covered("plan's options.toml", RUN, "plan/options.toml"),
@@ -185,6 +196,8 @@ fn bases(worker: usize) -> PathBuf {
     );
     copy("data", "data", &["mega.bin", "mega.idx", "row.npy"]);
     copy("data/tokenizer", "data/tokenizer", &["tokenizer.json", "one.txt"]);
+    let archives = ["toy.pt2", "llama.pt2", "bert_padded.pt2", "picture.pt2"];
+    copy("../imports", "", &archives);
     copy("llama_mha", "large", &["config.json"]);
     copy("../../cost/hardware", "", &["a100-40.toml"]);
     let write = |name: &str, text: &str| std::fs::write(dir.join(name), text).expect("a file");
@@ -235,10 +248,11 @@ fn mutant(dir: &Path, t: &Target, base: &str, draw: &mut Draw) -> Option<(String
         t.variables.iter().map(|(n, v)| (*n, v.to_string())).collect();
     let mut before = vec![];
     match t.what {
-        What::File(path) | What::Sealed(path, _) => {
+        What::File(path) | What::Sealed(path, _) | What::Program(path) => {
             let path = dir.join(path);
             let own = std::fs::read(&path).expect("a base");
-            let new = bytes(&own, draw);
+            let new =
+                if let What::Program(_) = t.what { program(&own, draw) } else { bytes(&own, draw) };
             if new == own {
                 return None;
             }

@@ -4,6 +4,7 @@
 mod drops;
 mod files;
 mod floats;
+mod sizes;
 mod survey;
 
 use crate::fixture::{compile, options, session, texts, try_compile};

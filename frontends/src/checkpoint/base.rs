@@ -7,7 +7,7 @@ use shardc_ir::diag::Result;
 use shardc_ir::files;
 use shardc_ir::types::DType;
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::{fs, io};
 
 /// Beginnings of the names of files that belong to a model folder beside config.json and weights.
@@ -71,13 +71,29 @@ pub(super) fn list(dir: &Path) -> Result<Vec<String>> {
     Ok(out)
 }
 
+/// Where a file of a model folder lies, links followed. A link of a stranger's folder may lead to any file of the
+/// user's, which a saved model would give on: so it is kept only if it lies in the folder, or in the folder of files
+/// of the hub's cache whose snapshot this is (`snapshots/REVISION` beside `blobs`).
+///
+/// Errors: why the file is not kept.
+fn own(dir: &Path, name: &str) -> std::result::Result<PathBuf, &'static str> {
+    let whole = |path: &Path| fs::canonicalize(path).map_err(|_| "is a link to nothing");
+    let (root, file) = (whole(dir)?, whole(&dir.join(name))?);
+    let snapshots = root.parent().filter(|s| s.file_name().is_some_and(|n| n == "snapshots"));
+    let blobs = snapshots.and_then(Path::parent).map(|cache| cache.join("blobs"));
+    if !file.starts_with(&root) && (blobs.is_none() || file.parent() != blobs.as_deref()) {
+        return Err("is a link out of the folder");
+    }
+    if file.is_file() { Ok(file) } else { Err("is not a regular file") }
+}
+
 /// What a saved model keeps of the one that it was trained from. It is read before training: what
 /// cannot be kept is known then, and the folder may be gone or replaced afterwards.
 #[derive(Clone, Default)]
 pub struct Base {
     pub(super) files: Vec<(String, Vec<u8>)>,
-    /// What has the name of such a file and is none: a folder, a link to nothing, a pipe.
-    pub skipped: Vec<String>,
+    /// What has the name of such a file and is not kept, with why.
+    pub skipped: Vec<(String, &'static str)>,
     dtypes: BTreeMap<String, Dtype>,
 }
 
@@ -89,10 +105,9 @@ impl Base {
     pub fn open(dir: &Path) -> Result<Base> {
         let (mut files, mut skipped) = (vec![], vec![]);
         for name in list(dir)?.into_iter().filter(|n| belongs(n)) {
-            let path = dir.join(&name);
-            match path.is_file() {
-                true => files.push((name, files::read(&path, MOST)?)),
-                false => skipped.push(name),
+            match own(dir, &name) {
+                Ok(path) => files.push((name, files::read(&path, MOST)?)),
+                Err(why) => skipped.push((name, why)),
             }
         }
         let weights = Checkpoint::open(dir)?;

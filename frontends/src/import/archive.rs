@@ -1,6 +1,7 @@
 //! A `.pt2` archive: its program, and where in the file the numbers of its tensors lie.
 
 use super::graph::{Graph, Stored, Stores};
+use super::room::{self, MAX_LISTED};
 use super::schema::{self, RawSize, TensorMeta};
 use super::zip::{Zip, broken};
 use half::{bf16, f16};
@@ -9,12 +10,11 @@ use shardc_ir::diag::Result;
 use shardc_ir::files;
 use std::collections::{BTreeMap, HashMap};
 use std::io::{Read, Seek, SeekFrom};
-use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Most numbers of a constant that are read.
-const MAX_CONSTANT: usize = 1 << 26;
+/// Bytes that are read at once, of numbers that take more room afterwards.
+const AT_ONCE: usize = 1 << 20;
 
 /// An archive without its numbers.
 pub(super) struct Archive {
@@ -114,9 +114,8 @@ impl Archive {
         let dtype = dtype.ok_or_else(|| bad("has elements of a type that is not read"))?;
         let shape = meta.sizes.iter().map(fixed).collect::<Result<Vec<usize>>>()?;
         let strides = meta.strides.iter().map(fixed).collect::<Result<Vec<usize>>>()?;
-        let elements = shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d));
-        let bytes = elements.and_then(|n| n.checked_mul(dtype.bytes())).map(|n| n as u64);
-        let bytes = bytes.ok_or_else(|| bad("is larger than any file"))?;
+        room::elements(&shape).ok_or_else(|| bad("has more than 2^48 elements"))?;
+        let bytes = (room::count(&shape) * dtype.bytes()) as u64;
         let range = self.zip.members.get(member);
         let range = range.ok_or_else(|| bad("has no member"))?;
         if range.is_empty() && bytes > 0 {
@@ -145,20 +144,22 @@ impl Archive {
         };
         let Some(bytes) = t.stored.bytes.clone() else { return Ok(None) };
         let size = t.stored.dtype.bytes();
-        if (bytes.end - bytes.start) as usize / size > MAX_CONSTANT {
-            let what = format!("constant `{name}` has more than {MAX_CONSTANT} numbers");
+        let count = (bytes.end - bytes.start) as usize / size;
+        if count > MAX_LISTED {
+            let what = format!("constant `{name}` has more than {MAX_LISTED} numbers");
             return Err(broken(self.path(), what));
         }
-        let raw = self.bytes(bytes)?;
-        Ok(Some((raw.chunks_exact(size).map(|c| number(t.stored.dtype, c)).collect(), &t.stored)))
-    }
-
-    fn bytes(&self, range: Range<u64>) -> Result<Vec<u8>> {
+        let mut out = Vec::with_capacity(count);
+        let unreadable = |e| files::io_error("cannot read the archive", self.path(), &e);
         let (mut file, _) = files::open(self.path())?;
-        let mut out = vec![0; (range.end - range.start) as usize];
-        let read = file.seek(SeekFrom::Start(range.start)).and_then(|_| file.read_exact(&mut out));
-        read.map_err(|e| files::io_error("cannot read the archive", self.path(), &e))?;
-        Ok(out)
+        file.seek(SeekFrom::Start(bytes.start)).map_err(unreadable)?;
+        let mut raw = vec![0; AT_ONCE.min(count * size)];
+        while out.len() < count {
+            let some = ((count - out.len()) * size).min(AT_ONCE);
+            file.read_exact(&mut raw[..some]).map_err(unreadable)?;
+            out.extend(raw[..some].chunks_exact(size).map(|c| number(t.stored.dtype, c)));
+        }
+        Ok(Some((out, &t.stored)))
     }
 }
 

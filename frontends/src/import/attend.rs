@@ -6,11 +6,15 @@ use super::inputs;
 use super::lower::{Lower, Val};
 use super::mask::{Odd, Rule};
 use super::padding::Cells;
+use super::room;
 use super::view::{Dim, View};
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::func::Value;
 use shardc_ir::ops::{Attention, Mask, Op};
 use shardc_ir::types::DType;
+
+/// Most heads of attention whose mask has slopes: there is a number for each in the program.
+const MAX_HEADS: usize = 1 << 16;
 
 impl Lower<'_> {
     /// `scaled_dot_product_attention` of q, k and v [rows, heads, tokens, size].
@@ -61,6 +65,8 @@ impl Lower<'_> {
         mask.rule(s, t, padding).map_err(|odd| {
             let d = match odd {
                 Odd::Shape => Diag::new("mask-rule", "the mask is not one of [queries, keys] for all rows and heads"),
+                Odd::Large => Diag::new("mask-rule", format!("a mask of {s} queries and {t} keys is too large to be looked at"))
+                    .why("every cell of a mask is compared with a rule"),
                 Odd::Number(x) => Diag::new("mask-rule", format!("the mask adds {x:?} to a score"))
                     .why("of a head it may be a slope times the distance of query and key, and what all keys of a query have"),
                 Odd::Cell { rule, query, key, seen } => {
@@ -103,7 +109,8 @@ impl Lower<'_> {
         let (k, v) = (self.heads(n, &k)?, self.heads(n, &v)?);
         let Rule { mask, mut slopes, padded } = rule;
         if let [one] = slopes[..] {
-            slopes = vec![one; q.shape[2]];
+            let heads = Some(q.shape[2]).filter(|&h| h <= MAX_HEADS);
+            slopes = vec![one; heads.ok_or_else(|| self.refuse(n, "it has too many heads"))?];
         }
         let (kept, drawn) = self.kept(n, rate);
         let slope = !slopes.is_empty();
@@ -165,7 +172,7 @@ impl Lower<'_> {
             _ => return Ok(None),
         };
         let (Val::Masked(x, mask) | Val::Probs(x, mask, _)) = v else { return Ok(None) };
-        let to = self.resolved(n, &self.ints(n, key)?, x.shape.iter().product())?;
+        let to = self.resolved(n, &self.ints(n, key)?, room::count(&x.shape))?;
         let (r, m) = (to.len(), mask.plain.shape.len());
         let last = |s: &[usize]| s.len().checked_sub(2).map(|i| s[i..].to_vec());
         if last(&to) != last(&x.shape) || r < 3 {
@@ -177,7 +184,7 @@ impl Lower<'_> {
             Val::Probs(_, mask, rate) => Val::Probs(y, mask.clone(), *rate),
             _ => {
                 let cut = |mask: &Folded| {
-                    let outer: usize = mask.shape[..m.saturating_sub(2)].iter().product();
+                    let outer = room::count(&mask.shape[..m.saturating_sub(2)]);
                     let mut shape = if outer == 1 { vec![1; r - 2] } else { to[..r - 2].to_vec() };
                     shape.extend_from_slice(&mask.shape[m.saturating_sub(2)..]);
                     mask.reshape(&shape).map(|f| f.squashed(0))

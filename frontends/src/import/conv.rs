@@ -45,10 +45,12 @@ impl Lower<'_> {
         let groups = self.int(n, "groups")?.unwrap_or(1);
         let groups = usize::try_from(groups).ok().filter(|&g| g > 0);
         let fits = x.shape.len() == dims + 2 && w.shape.len() == dims + 2;
-        let groups = groups.filter(|g| fits && x.shape[1] == w.shape[1] * g && w.shape[0] % g == 0);
+        let groups = groups.filter(|g| {
+            fits && w.shape[1].checked_mul(*g) == Some(x.shape[1]) && w.shape[0] % g == 0
+        });
         let groups = groups.ok_or_else(|| self.refuse(n, "its operands do not fit"))?;
         let along = (0..dims).map(|d| self.along(n, &x, &w, d)).collect::<Result<Vec<Along>>>()?;
-        let places: usize = along.iter().map(|a| a.window).product();
+        let places = along.iter().fold(1usize, |n, a| n.saturating_mul(a.window));
         let touching = groups == 1 && along.iter().all(|a| a.touches());
         let y = match touching {
             true => self.of_patches(n, &x, &w, &along)?,
@@ -135,7 +137,7 @@ impl Lower<'_> {
             v = self.emit(n, "padded", wide, &[v])?;
         }
         let outs: Vec<usize> = along.iter().map(|a| a.out().unwrap_or(1)).collect();
-        let places: usize = along.iter().map(|a| a.window).product();
+        let places = along.iter().fold(1usize, |n, a| n.saturating_mul(a.window));
         let (c, o) = (w.shape[1], w.shape[0]);
         let mut sum: Option<View> = None;
         for place in 0..places {

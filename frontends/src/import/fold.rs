@@ -1,9 +1,10 @@
 //! Folding by evaluation: what an op makes of tensors whose numbers are known.
 
-use super::folded::{Folded, rounded, spread};
+use super::folded::{Folded, spread};
 use super::graph::{Arg, Elem, Node};
 use super::lower::{Lower, Val};
 use super::operands::dim_of;
+use super::room::{MAX_LISTED, rounded};
 use shardc_ir::diag::Result;
 
 /// What the names of functions of symbols begin with; their operands go by place.
@@ -205,8 +206,9 @@ impl Lower<'_> {
         if let Some(same) = x.scalar() {
             return Ok(Folded::full(x.elem, &index.shape, same));
         }
-        let mut numbers = vec![];
-        for (i, at) in index.numbers().into_iter().enumerate() {
+        let all = self.fits(n, index.numbers())?;
+        let mut numbers = Vec::with_capacity(all.len());
+        for (i, at) in all.into_iter().enumerate() {
             let mut rest = i;
             let mut place = vec![0; rank];
             for k in (0..rank).rev() {
@@ -215,25 +217,24 @@ impl Lower<'_> {
             place[d] = dim_of(at as i64, x.shape[d], self, n)?;
             numbers.push(x.at(&place));
         }
-        Ok(Folded::new(x.elem, &index.shape, numbers))
+        self.fits(n, Folded::new(x.elem, &index.shape, numbers))
     }
 
     /// What lies on one side of a diagonal, and 0 on the other.
     fn fold_triangle(&self, n: &Node, x: &Folded, lower: bool) -> Result<Folded> {
         let k = self.int(n, "diagonal")?.unwrap_or(0) as f64;
         let [s, t] = [2, 1].map(|i| x.shape[x.shape.len() - i]);
-        let far = Folded::iota(t).zip(&Folded::iota(s).unsqueeze(1), Elem::Int, |j, i| j - i);
+        let [rows, columns] = [s, t].map(Folded::iota);
+        let (rows, columns) = (self.fits(n, rows)?.unsqueeze(1), self.fits(n, columns)?);
         let keeps = |d: f64| f64::from(u8::from(if lower { d <= k } else { d >= k }));
-        let keep = self.fits(n, self.fits(n, far)?.map(Elem::Bool, keeps))?;
+        let keep = self.fits(n, columns.zip(&rows, Elem::Bool, |j, i| keeps(j - i)))?;
         self.fits(n, keep.choose(x, &Folded::full(x.elem, &[], 0.0)))
     }
 
     /// Tensors that are made of sizes.
     fn fold_new(&mut self, n: &Node, name: &str) -> Result<Option<Folded>> {
         let elem = |or| if let Arg::Elem(e) = n.arg("dtype") { *e } else { or };
-        let shape = |l: &Lower| -> Result<Vec<usize>> {
-            Ok(l.ints(n, "size")?.into_iter().map(|d| usize::try_from(d).unwrap_or(0)).collect())
-        };
+        let shape = |l: &Lower| -> Result<Vec<usize>> { l.sized(n, &l.ints(n, "size")?) };
         let own = |l: &Lower| l.shape_of(n, "self");
         let full = |e, s: &[usize], x| Ok(Some(Folded::full(e, s, x)));
         match name {
@@ -244,13 +245,13 @@ impl Lower<'_> {
                 let (start, end, step) =
                     (number("start", 0.0)?, number("end", 0.0)?, number("step", 1.0)?);
                 let len = ((end - start) / step).ceil();
-                if !(0.0..=(super::folded::MAX_NUMBERS as f64)).contains(&len) {
+                if !(0.0..=(MAX_LISTED as f64)).contains(&len) {
                     return Err(self.refuse(n, "it is too long a range"));
                 }
                 let whole = [start, step].iter().all(|x| x.fract() == 0.0);
-                let x = (0..len as usize).map(|i| start + step * i as f64).collect();
+                let x = (0..len as usize).map(|i| start + step * i as f64);
                 let e = elem(if whole { Elem::Int } else { Elem::Float });
-                Ok(Some(Folded::new(e, &[len as usize], x)))
+                self.fits(n, Folded::new(e, &[len as usize], x)).map(Some)
             }
             "ones" => full(elem(Elem::Float), &shape(self)?, 1.0),
             "zeros" => full(elem(Elem::Float), &shape(self)?, 0.0),
@@ -352,7 +353,7 @@ impl Lower<'_> {
             }
             let size = x.shape[d] as f64;
             let inside = self.fits(n, f.map(Elem::Int, |i| if i < 0.0 { i + size } else { i }))?;
-            if inside.numbers().iter().any(|i| !(0.0..size).contains(i)) {
+            if self.fits(n, inside.numbers())?.iter().any(|i| !(0.0..size).contains(i)) {
                 return Err(self.refuse(n, "an index lies outside its dim"));
             }
             sizes.push(d);
@@ -369,7 +370,7 @@ impl Lower<'_> {
                 }
                 y = y.select(d, 0);
             }
-            y.numbers()
+            self.fits(n, y.numbers())?
         };
         let picked = match at {
             None => Folded::full(x.elem, &[], flat.first().copied().unwrap_or(0.0)),

@@ -2,10 +2,11 @@
 //! which nothing changes takes no room, so a mask of all rows is that of one.
 
 use super::graph::Elem;
+use super::room::{self, MAX_LISTED, Numbers};
 use std::rc::Rc;
 
-/// Most numbers that one of them stores.
-pub(super) const MAX_NUMBERS: usize = 1 << 28;
+/// What a row costs beside its numbers, as so many of them.
+const ROW: usize = 8;
 
 /// A tensor of known numbers.
 #[derive(Clone, Debug)]
@@ -14,22 +15,7 @@ pub(super) struct Folded {
     pub shape: Vec<usize>,
     strides: Vec<usize>,
     offset: usize,
-    data: Rc<Data>,
-}
-
-#[derive(Debug)]
-enum Data {
-    Numbers(Vec<f64>),
-    Bits(Vec<bool>),
-}
-
-impl Data {
-    fn get(&self, at: usize) -> f64 {
-        match self {
-            Data::Numbers(v) => v[at],
-            Data::Bits(v) => f64::from(u8::from(v[at])),
-        }
-    }
+    data: Rc<Numbers>,
 }
 
 fn row_major(shape: &[usize]) -> Vec<usize> {
@@ -47,43 +33,41 @@ fn row_major(shape: &[usize]) -> Vec<usize> {
     s
 }
 
-/// The number as elements of this type have it.
-pub(super) fn rounded(elem: Elem, x: f64) -> f64 {
-    match elem {
-        Elem::Float => f64::from(x as f32),
-        Elem::Double => x,
-        Elem::Int => x.trunc(),
-        Elem::Bool => f64::from(u8::from(x != 0.0)),
-    }
-}
-
 impl Folded {
-    /// A tensor of these numbers, row-major, as many as the shape has.
-    pub fn new(elem: Elem, shape: &[usize], numbers: Vec<f64>) -> Folded {
-        assert_eq!(shape.iter().product::<usize>(), numbers.len(), "as many numbers as elements");
-        let data = match elem {
-            Elem::Bool => Data::Bits(numbers.iter().map(|x| *x != 0.0).collect()),
-            Elem::Float | Elem::Double | Elem::Int => {
-                Data::Numbers(numbers.iter().map(|x| rounded(elem, *x)).collect())
-            }
-        };
-        let (shape, strides) = (shape.to_vec(), row_major(shape));
+    /// A tensor of these numbers, row-major, as many as the shape has; nothing if they are too many to be stored.
+    pub fn new(
+        elem: Elem,
+        shape: &[usize],
+        numbers: impl IntoIterator<Item = f64>,
+    ) -> Option<Folded> {
+        let n = room::elements(shape).map(|_| room::count(shape))?;
+        room::make(elem, n)?;
+        let mut data = Numbers::with_room(elem, n);
+        numbers.into_iter().for_each(|x| data.push(x));
+        assert_eq!(data.len(), n, "as many numbers as elements");
+        Some(Folded::of(elem, shape, shape, data))
+    }
+
+    /// Numbers that have all dims of `core`, and one for all where a dim of the shape is larger.
+    fn of(elem: Elem, shape: &[usize], core: &[usize], data: Numbers) -> Folded {
+        let (shape, strides) = (shape.to_vec(), row_major(core));
         Folded { elem, shape, strides, offset: 0, data: Rc::new(data) }
     }
 
     /// One number everywhere.
     pub fn full(elem: Elem, shape: &[usize], x: f64) -> Folded {
-        let one = Folded::new(elem, &[], vec![x]);
-        Folded { shape: shape.to_vec(), strides: vec![0; shape.len()], ..one }
+        let mut one = Numbers::with_room(elem, 1);
+        one.push(x);
+        Folded::of(elem, shape, &vec![1; shape.len()], one)
     }
 
-    /// 0, 1, 2, … as integers.
-    pub fn iota(n: usize) -> Folded {
-        Folded::new(Elem::Int, &[n], (0..n).map(|i| i as f64).collect())
+    /// 0, 1, 2, … as integers; nothing if they are too many.
+    pub fn iota(n: usize) -> Option<Folded> {
+        Folded::new(Elem::Int, &[n], (0..n).map(|i| i as f64))
     }
 
     pub fn elements(&self) -> usize {
-        self.shape.iter().fold(1usize, |n, &d| n.saturating_mul(d))
+        room::count(&self.shape)
     }
 
     /// True if elements do not depend on the index of this dim.
@@ -104,9 +88,15 @@ impl Folded {
 
     /// True if all elements are the same number, whether or not they are stored once.
     pub fn is_one_number(&self) -> bool {
-        let mut all = self.numbers().into_iter();
-        let first = all.next();
-        self.scalar().is_some() || first.is_some() && all.all(|x| Some(x) == first)
+        let Some(first) = self.first() else { return false };
+        let core = self.varying(&[self]);
+        // What is too much work to know is not said to be so.
+        if room::work(room::count(&core)).is_none() {
+            return false;
+        }
+        let mut same = true;
+        runs(&core, &[self], |[x], n| same &= (0..n).all(|i| x.get(i) == first));
+        same
     }
 
     /// The first number, if there is one.
@@ -114,11 +104,13 @@ impl Folded {
         (self.elements() > 0).then(|| self.data.get(self.offset))
     }
 
-    /// All numbers, row-major.
-    pub fn numbers(&self) -> Vec<f64> {
-        let mut out = Vec::with_capacity(self.elements().min(MAX_NUMBERS));
+    /// All numbers, row-major; nothing if they are too many for a list.
+    pub fn numbers(&self) -> Option<Vec<f64>> {
+        let n = Some(self.elements()).filter(|&n| n <= MAX_LISTED)?;
+        room::work(n + ROW * (1 + n / self.shape.last().map_or(1, |&d| d.max(1))))?;
+        let mut out = Vec::with_capacity(n);
         runs(&self.shape, &[self], |[x], n| out.extend((0..n).map(|i| x.get(i))));
-        out
+        Some(out)
     }
 
     /// The numbers as another type has them.
@@ -130,7 +122,7 @@ impl Folded {
     pub fn map(&self, elem: Elem, f: impl Fn(f64) -> f64) -> Option<Folded> {
         let (mut out, core) = self.core(&[self], elem)?;
         runs(&core, &[self], |[x], n| (0..n).for_each(|i| out.push(f(x.get(i)))));
-        Some(out.tensor(&self.shape, core))
+        Some(Folded::of(elem, &self.shape, &core, out))
     }
 
     /// A function of two elements, whose dims are spread from the right; nothing if they do not fit or are
@@ -140,7 +132,7 @@ impl Folded {
         let (a, b) = (self.expand(&shape)?, o.expand(&shape)?);
         let (mut out, core) = a.core(&[&a, &b], elem)?;
         runs(&core, &[&a, &b], |[x, y], n| (0..n).for_each(|i| out.push(f(x.get(i), y.get(i)))));
-        Some(out.tensor(&shape, core))
+        Some(Folded::of(elem, &shape, &core, out))
     }
 
     /// Per element the one of `a` or `b` that this mask chooses.
@@ -153,21 +145,24 @@ impl Folded {
         runs(&core, &[&m, &a, &b], |[m, x, y], n| {
             (0..n).for_each(|i| out.push(if m.get(i) != 0.0 { x.get(i) } else { y.get(i) }));
         });
-        Some(out.tensor(&shape, core))
+        Some(Folded::of(elem, &shape, &core, out))
+    }
+
+    /// The shape without the dims along which nothing changes in any of these, which are of this shape.
+    fn varying(&self, all: &[&Folded]) -> Vec<usize> {
+        let same = |d: usize| all.iter().all(|t| t.is_same_along(d));
+        let dims = self.shape.iter().enumerate();
+        dims.map(|(d, &n)| if same(d) && n > 0 { 1 } else { n }).collect()
     }
 
     /// The shape of what must be stored of a result of operands of one shape, and room for it.
-    fn core(&self, all: &[&Folded], elem: Elem) -> Option<(Out, Vec<usize>)> {
-        let same = |d: usize| all.iter().all(|t| t.is_same_along(d));
-        let dims = self.shape.iter().enumerate();
-        let core: Vec<usize> = dims.map(|(d, &n)| if same(d) && n > 0 { 1 } else { n }).collect();
-        let n =
-            core.iter().try_fold(1usize, |n, &d| n.checked_mul(d)).filter(|&n| n <= MAX_NUMBERS)?;
-        let data = match elem {
-            Elem::Bool => Data::Bits(Vec::with_capacity(n)),
-            Elem::Float | Elem::Double | Elem::Int => Data::Numbers(Vec::with_capacity(n)),
-        };
-        Some((Out { elem, data }, core))
+    fn core(&self, all: &[&Folded], elem: Elem) -> Option<(Numbers, Vec<usize>)> {
+        let core = self.varying(all);
+        let n = room::elements(&core).map(|_| room::count(&core))?;
+        room::make(elem, n)?;
+        // A row costs as much as some numbers, however short it is.
+        room::work(ROW * (n / core.last().map_or(1, |&d| d.max(1))))?;
+        Some((Numbers::with_room(elem, n), core))
     }
 
     /// Repeated to a larger shape, as in `expand`; nothing if it does not fit.
@@ -213,14 +208,15 @@ impl Folded {
             t.offset += start * t.strides[dim];
         }
         t.shape[dim] = len;
-        t.strides[dim] *= step;
+        // A step may be larger than the dim, of which then one element is left.
+        t.strides[dim] = if len > 1 { t.strides[dim] * step } else { 0 };
         t
     }
 
     /// The same elements in the same order; nothing if the shape has another number of them.
     pub fn reshape(&self, shape: &[usize]) -> Option<Folded> {
-        let n = shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d))?;
-        if n != self.elements() {
+        room::elements(shape)?;
+        if room::count(shape) != self.elements() {
             return None;
         }
         if let Some(x) = self.scalar() {
@@ -237,7 +233,10 @@ impl Folded {
             let rest = inner.reshape(&shape[kept..])?;
             return rest.expand(shape);
         }
-        (n <= MAX_NUMBERS).then(|| Folded::new(self.elem, shape, self.numbers()))
+        room::make(self.elem, self.elements())?;
+        let mut out = Numbers::with_room(self.elem, self.elements());
+        runs(&self.shape, &[self], |[x], n| (0..n).for_each(|i| out.push(x.get(i))));
+        Some(Folded::of(self.elem, shape, shape, out))
     }
 
     /// The same numbers; along a dim where they do not change it takes no room.
@@ -245,8 +244,12 @@ impl Folded {
         if dim >= self.shape.len() || self.is_same_along(dim) {
             return self;
         }
-        let first = self.select(dim, 0).numbers();
-        match (1..self.shape[dim]).all(|i| self.select(dim, i).numbers() == first) {
+        if self.elements() == 0 {
+            return self;
+        }
+        let Some(first) = self.select(dim, 0).numbers() else { return self };
+        let alike = |i| self.select(dim, i).numbers().is_some_and(|own| own == first);
+        match (1..self.shape[dim]).all(alike) {
             true => {
                 let shape = self.shape.clone();
                 self.slice(dim, 0, 1, 1).expand(&shape).unwrap_or(self)
@@ -260,20 +263,16 @@ impl Folded {
         let mut shape = self.shape.clone();
         let others = (0..shape.len()).filter(|&d| d != dim && self.is_same_along(d));
         others.for_each(|d| shape[d] = shape[d].min(1));
-        let n = shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d))?;
-        if n > MAX_NUMBERS {
-            return None;
-        }
         let elem = if self.elem == Elem::Bool { Elem::Int } else { self.elem };
         let small = Folded { shape: shape.clone(), ..self.clone() };
-        let mut x = small.numbers();
-        let step: usize = shape[dim + 1..].iter().product();
+        let mut x = small.numbers()?;
+        let step = room::count(&shape[dim + 1..]);
         for i in 0..x.len() {
             if step > 0 && (i / step) % shape[dim] > 0 {
                 x[i] += x[i - step];
             }
         }
-        Folded::new(elem, &shape, x).expand(&self.shape)
+        Folded::new(elem, &shape, x)?.expand(&self.shape)
     }
 
     /// One after the other along a dim.
@@ -287,21 +286,19 @@ impl Folded {
         if dim >= shape.len() || !all.iter().all(alike) {
             return None;
         }
-        shape[dim] = all.iter().map(|t| t.shape[dim]).sum();
-        let n = shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d))?;
-        if n > MAX_NUMBERS {
-            return None;
-        }
-        let rows: usize = shape[..dim].iter().product();
-        let parts: Vec<Vec<f64>> = all.iter().map(Folded::numbers).collect();
-        let mut x = Vec::with_capacity(n);
+        shape[dim] = all.iter().map(|t| t.shape[dim]).try_fold(0usize, usize::checked_add)?;
+        let n = room::elements(&shape).map(|_| room::count(&shape)).filter(|&n| n <= MAX_LISTED)?;
+        room::make(first.elem, n)?;
+        let rows = room::count(&shape[..dim]);
+        let parts: Vec<Vec<f64>> = all.iter().map(Folded::numbers).collect::<Option<_>>()?;
+        let mut out = Numbers::with_room(first.elem, n);
         for r in 0..rows {
             for p in &parts {
                 let own = p.len() / rows;
-                x.extend_from_slice(&p[r * own..(r + 1) * own]);
+                p[r * own..(r + 1) * own].iter().for_each(|&x| out.push(x));
             }
         }
-        Some(Folded::new(first.elem, &shape, x))
+        Some(Folded::of(first.elem, &shape, &shape, out))
     }
 
     /// Where counting along a dim starts: `Some(c)` if element `i` of `dim` is
@@ -312,6 +309,11 @@ impl Folded {
         }
         let mut index = vec![0; self.shape.len()];
         let first = (self.shape[dim] > 0).then(|| self.at(&index))?;
+        // Nothing counts along a dim where nothing changes.
+        if self.is_same_along(dim) && self.shape[dim] > 1 {
+            return None;
+        }
+        room::work(self.shape[dim])?;
         for i in 0..self.shape[dim] {
             index[dim] = i;
             if self.at(&index) != first + i as f64 {
@@ -325,7 +327,7 @@ impl Folded {
 /// The elements of one row.
 #[derive(Clone, Copy)]
 struct Row<'a> {
-    data: &'a Data,
+    data: &'a Numbers,
     from: usize,
     step: usize,
 }
@@ -357,31 +359,6 @@ fn runs<'a, const N: usize>(
         let Some(d) = (0..outer.len()).rev().find(|&d| index[d] + 1 < outer[d]) else { return };
         index[d] += 1;
         index[d + 1..].fill(0);
-    }
-}
-
-/// Elements as they are made.
-struct Out {
-    elem: Elem,
-    data: Data,
-}
-
-impl Out {
-    fn push(&mut self, x: f64) {
-        match &mut self.data {
-            Data::Numbers(v) => v.push(rounded(self.elem, x)),
-            Data::Bits(v) => v.push(x != 0.0),
-        }
-    }
-    fn tensor(self, shape: &[usize], core: Vec<usize>) -> Folded {
-        let strides = row_major(&core);
-        Folded {
-            elem: self.elem,
-            shape: shape.to_vec(),
-            strides,
-            offset: 0,
-            data: Rc::new(self.data),
-        }
     }
 }
 

@@ -4,7 +4,7 @@
 //! The names are those of PyTorch's core operators ("add.Tensor", "linear.default"), of which a
 //! reader of another format uses what it needs.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -70,6 +70,18 @@ impl Node {
     /// An operand or attribute; absent ones are [`Arg::None`].
     pub fn arg(&self, name: &str) -> &Arg {
         self.args.iter().find(|a| &*a.0 == name).map_or(&Arg::None, |a| &a.1)
+    }
+
+    /// All values that it takes.
+    pub fn ids(&self) -> Vec<Id> {
+        let of = |i: &IntArg| if let IntArg::Of(id) = i { Some(*id) } else { None };
+        let each = self.args.iter().flat_map(|(_, a)| match a {
+            Arg::Value(id) => vec![*id],
+            Arg::Values(all) => all.iter().flatten().copied().collect(),
+            Arg::Ints(all) => all.iter().filter_map(of).collect(),
+            _ => vec![],
+        });
+        each.collect()
     }
 }
 
@@ -148,4 +160,12 @@ pub(super) struct Graph {
     pub truths: HashSet<Id>,
     /// Smallest and largest value of a symbol.
     pub ranges: Vec<(Arc<str>, usize, usize)>,
+}
+
+impl Graph {
+    /// Of each value the last node that takes it.
+    pub fn last_uses(&self) -> HashMap<Id, usize> {
+        let nodes = self.nodes.iter().enumerate();
+        nodes.flat_map(|(at, n)| n.ids().into_iter().map(move |id| (id, at))).collect()
+    }
 }

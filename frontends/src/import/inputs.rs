@@ -3,6 +3,7 @@
 use super::Sizes;
 use super::graph::{Elem, Graph, Input, Size};
 use super::lower::Lower;
+use super::room;
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::func::{Fill, Input as Own, Role, RoleKind, Value};
 use shardc_ir::types::{DType, Type};
@@ -105,7 +106,14 @@ impl Lower<'_> {
             },
             Size::Other(e) => Err(self.dims(name, format!("{e} is not a plain size"))),
         };
-        sizes.iter().map(one).collect()
+        let shape = sizes.iter().map(one).collect::<Result<Vec<usize>>>()?;
+        match room::elements(&shape) {
+            Some(_) => Ok(shape),
+            None => {
+                let what = format!("{shape:?} has more elements than a value may have: 2^48");
+                Err(self.dims(name, what))
+            }
+        }
     }
 
     pub(super) fn dims(&self, name: &str, what: String) -> Diag {

@@ -5,6 +5,7 @@ use super::graph::Node;
 use super::inputs;
 use super::lower::{Lower, Val};
 use super::operands::dim_of;
+use super::room;
 use super::view::View;
 use crate::graph::loss;
 use shardc_ir::builder::Builder;
@@ -62,7 +63,7 @@ impl Lower<'_> {
             "view" | "reshape" | "_unsafe_view" | "flatten" => {
                 let key = if name == "reshape" { "shape" } else { "size" };
                 let to = if name == "flatten" { vec![-1] } else { self.ints(n, key)? };
-                Ok(with(self.resolved(n, &to, shape.iter().product())?))
+                Ok(with(self.resolved(n, &to, room::count(&shape))?))
             }
             "pad" => {
                 let Val::Labels(l) = first else { return Err(self.refuse(n, "logits are padded")) };

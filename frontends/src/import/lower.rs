@@ -4,7 +4,7 @@
 use super::archive::Archive;
 use super::fold;
 use super::folded::Folded;
-use super::graph::{Arg, Elem, Graph, Id, Input, IntArg, Node, Source};
+use super::graph::{Arg, Elem, Graph, Id, Input, Node, Source};
 use super::inputs::{self, Meaning};
 use super::labels::Labels;
 use super::mask::Rule as MaskRule;
@@ -12,15 +12,12 @@ use super::padding::Cells;
 use super::table::{self, How};
 use super::view::View;
 use super::{Raise, Sizes};
-use shardc_ir::attr::{Broadcast, RuleAttr};
 use shardc_ir::builder::Builder;
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::func::{Func, Role, RoleKind, Value};
 use shardc_ir::maps::HashMap;
 use shardc_ir::mesh::Mesh;
-use shardc_ir::ops::Op;
 use shardc_ir::plan::Dropout;
-use shardc_ir::rule::Rule;
 use shardc_ir::types::{DType, Type};
 use shardc_ir::weights::TensorSlice;
 use std::collections::BTreeMap;
@@ -50,6 +47,19 @@ pub(super) enum Val {
     Probs(View, Cells, f64),
     /// What cannot be had, and why.
     Missing(Arc<str>),
+}
+
+impl Val {
+    /// The shape that the archive's value has, if it is one.
+    pub fn shape(&self) -> Option<&[usize]> {
+        match self {
+            Val::Data(v) | Val::Head(v) | Val::Masked(v, _) | Val::Probs(v, ..) => Some(&v.shape),
+            Val::Folded(f) => Some(&f.shape),
+            Val::Padded(c) => Some(&c.plain.shape),
+            Val::Labels(l) => Some(&l.shape),
+            Val::Unmade | Val::Missing(_) => None,
+        }
+    }
 }
 
 /// A parameter as an argument of the draft.
@@ -84,7 +94,7 @@ pub(super) struct Lower<'a> {
     pub rules: Vec<MaskRule>,
     pub masks: BTreeMap<Id, MaskRule>,
     /// What was made by an op of operands in a layer.
-    made: HashMap<(String, Vec<Value>, Option<u32>), Vec<Value>>,
+    pub made: HashMap<(String, Vec<Value>, Option<u32>), Vec<Value>>,
     /// Operands of products of matrices, the second turned: queries and keys of scores.
     pub products: BTreeMap<Value, (View, View)>,
     pub loss: Option<Value>,
@@ -158,10 +168,15 @@ impl<'a> Lower<'a> {
         for i in &g.inputs {
             self.input(i, &mut seen)?;
         }
-        for n in &g.nodes {
+        let last = g.last_uses();
+        for (at, n) in g.nodes.iter().enumerate() {
             self.note_uses(n);
             self.draft.scope(&clean(&n.scope));
             self.node(n)?;
+            // Known numbers that nothing asks for any more make room for others.
+            for id in n.ids().into_iter().filter(|id| last.get(id) == Some(&at)) {
+                self.forget(id);
+            }
         }
         self.outputs()
     }
@@ -200,7 +215,9 @@ impl<'a> Lower<'a> {
             }
             Source::Constant(c) => match self.archive.numbers(c)? {
                 Some((numbers, stored)) => {
-                    Val::Folded(Folded::new(stored.dtype.elem(), &stored.shape, numbers))
+                    let known = Folded::new(stored.dtype.elem(), &stored.shape, numbers);
+                    let large = || self.dims(&name, "it has more numbers than are kept".into());
+                    Val::Folded(known.ok_or_else(large)?)
                 }
                 None => Val::Missing(format!("the archive has no numbers of `{c}`").into()),
             },
@@ -219,10 +236,10 @@ impl<'a> Lower<'a> {
                     Meaning::Column => {
                         Val::Data(View::plain(self.column(&name, i.elem, &shape), &shape))
                     }
-                    Meaning::Padding => self.padding_of(&name, i.elem),
+                    Meaning::Padding => self.padding_of(&name, i.elem)?,
                     Meaning::Positions => {
                         let line = Folded::iota(self.sizes.seq);
-                        let line = line.expand(&shape).ok_or_else(|| {
+                        let line = line.and_then(|l| l.expand(&shape)).ok_or_else(|| {
                             self.dims(&name, "positions are [seq] or [rows, seq]".into())
                         })?;
                         Val::Folded(line)
@@ -321,29 +338,24 @@ impl<'a> Lower<'a> {
             && !matches!(&*n.op, "sym_size.int" | "cross_entropy_loss.default")
         {
             let v = self.labelled(n, first)?;
-            self.set_all(n, vec![v]);
-            return Ok(());
+            return self.set_all(n, vec![v]);
         }
         let same = matches!(row, Some(How::Same));
         if let Some(v @ (Val::Probs(..) | Val::Masked(..))) = &first
             && let Some(v) = if same { Some(v.clone()) } else { self.regrouped(n, v)? }
         {
-            self.set_all(n, vec![v]);
-            return Ok(());
+            return self.set_all(n, vec![v]);
         }
         if let Some(all) = self.fold_padded(n)? {
-            self.set_all(n, all);
-            return Ok(());
+            return self.set_all(n, all);
         }
         if self.is_known(n) || fold::of_shape(&n.op) {
             let line = self.position_of(n)?;
             if let Some(v) = line {
-                self.set_all(n, vec![Val::Data(v)]);
-                return Ok(());
+                return self.set_all(n, vec![Val::Data(v)]);
             }
             if let Some(all) = self.fold(n)? {
-                self.set_all(n, all.into_iter().map(Val::Folded).collect());
-                return Ok(());
+                return self.set_all(n, all.into_iter().map(Val::Folded).collect());
             }
         }
         let made = match row {
@@ -353,22 +365,12 @@ impl<'a> Lower<'a> {
             Some(How::Binary(b)) => self.arithmetic(n, *b).map(|v| vec![v]),
             Some(How::Call(f)) => f(self, n),
         }?;
-        self.set_all(n, made);
-        Ok(())
+        self.set_all(n, made)
     }
 
     /// True if no operand is data.
     fn is_known(&self, n: &Node) -> bool {
-        let known = |id: &Id| matches!(self.val(*id), Val::Folded(_));
-        n.args.iter().all(|(_, a)| match a {
-            Arg::Value(id) => known(id),
-            Arg::Values(all) => all.iter().flatten().all(known),
-            Arg::Ints(all) => all.iter().all(|i| match i {
-                IntArg::Is(_) => true,
-                IntArg::Of(id) => known(id),
-            }),
-            _ => true,
-        })
+        n.ids().into_iter().all(|id| matches!(self.val(id), Val::Folded(_)))
     }
 
     pub fn val(&self, id: Id) -> &Val {
@@ -381,82 +383,29 @@ impl<'a> Lower<'a> {
         }
     }
 
-    fn set_all(&mut self, n: &Node, all: Vec<Val>) {
+    /// Frees the numbers of a value that no other node takes.
+    fn forget(&mut self, id: Id) {
+        if matches!(self.val(id), Val::Folded(_) | Val::Padded(_)) {
+            self.set(id, Val::Unmade);
+        }
+    }
+
+    /// What a node made, each of as many elements as a value may have.
+    fn set_all(&mut self, n: &Node, all: Vec<Val>) -> Result<()> {
         for (&id, v) in n.outs.iter().zip(all) {
+            if let Some(shape) = v.shape() {
+                self.allowed(n, shape.to_vec())?;
+            }
             self.set(id, v);
         }
-    }
-
-    /// Appends an op with one result in the scope of the last node.
-    pub fn emit(
-        &mut self,
-        n: &Node,
-        hint: &'static str,
-        op: impl Into<Op>,
-        ins: &[Value],
-    ) -> Result<Value> {
-        Ok(self.emit_n(n, &[hint], op, ins, None)?[0])
-    }
-
-    /// Appends an op, unless the layer has made the same of the same; `ty` is the type of its result, if it does not follow.
-    pub fn emit_n(
-        &mut self,
-        n: &Node,
-        hints: &[&'static str],
-        op: impl Into<Op>,
-        ins: &[Value],
-        ty: Option<&Type>,
-    ) -> Result<Vec<Value>> {
-        let mut b = Builder::new(&self.mesh, &mut self.draft);
-        b.enter(&clean(&n.scope));
-        let declared: Vec<Option<&Type>> = ty.into_iter().map(Some).collect();
-        let op = op.into();
-        let key = (format!("{op:?}"), ins.to_vec(), b.f.scope_info(b.scope).layer);
-        if let Some(made) = self.made.get(&key).filter(|_| ty.is_none()) {
-            return Ok(made.clone());
-        }
-        let made = b.try_push(op, ins, &declared, hints);
-        let made = made.map_err(|e| self.refuse(n, &e.message).help(e.help.to_string()))?;
-        let node = self.draft.nodes.len() as u32 - 1;
-        self.makers.resize(self.draft.values.len(), None);
-        for v in &made {
-            self.makers[v.0 as usize] = Some(node);
-        }
-        self.made.insert(key, made.to_vec());
-        Ok(made.to_vec())
-    }
-
-    /// The op that makes a value, and its operands.
-    pub fn maker(&self, v: Value) -> Option<(&Op, &[Value])> {
-        let n = &self.draft.nodes[(*self.makers.get(v.0 as usize)?)? as usize];
-        Some((&n.op, &n.ins))
-    }
-
-    pub fn rank(&self, v: Value) -> usize {
-        self.draft.ty(v).rank()
-    }
-
-    /// A rule of these letters.
-    pub fn rule(&self, n: &Node, text: &str, ins: &[Value]) -> Result<RuleAttr> {
-        let ranks: Vec<usize> = ins.iter().map(|&v| self.rank(v)).collect();
-        let r = Rule::parse(text, &ranks).map_err(|e| self.refuse(n, &e))?;
-        Ok(RuleAttr(Arc::new(r)))
-    }
-
-    /// How operands of these letters are spread over a result of those.
-    pub fn spread(&self, n: &Node, ins: &[&str], out: &str, values: &[Value]) -> Result<Broadcast> {
-        if ins.iter().all(|l| *l == out) {
-            return Ok(Broadcast::SAME);
-        }
-        let r = self.rule(n, &format!("{}->{out}", ins.join(",")), values)?;
-        Ok(Broadcast(Some(r.0)))
+        Ok(())
     }
 
     /// A diagnostic about a node that cannot be imported as it is.
     pub fn refuse(&self, n: &Node, what: &str) -> Diag {
         let name = n.outs.first().map_or("", |id| &self.g.names[id.0 as usize]);
         let scope = if n.scope.is_empty() { "the model itself" } else { &n.scope };
-        Diag::new("import-op", format!("`{}` of `{name}`: {what}", n.op))
+        Diag::new("import-op", format!("`{}`, which makes `{name}`: {what}", n.op))
             .at(format!("{}: {scope}", self.archive.path().display()))
     }
 
@@ -473,8 +422,10 @@ impl<'a> Lower<'a> {
                 .refuse(n, &why)
                 .help("keep buffers on the CPU when parameters are on `meta`");
         }
-        let known =
-            if self.is_known(n) { "folding does not know it" } else { "there is no such op" };
+        let known = match self.is_known(n) {
+            true => "shardc does not compute this op of numbers that are known",
+            false => "shardc does not import this op",
+        };
         self.refuse(n, known).help(table::nearest(&n.op))
     }
 }

@@ -2,6 +2,7 @@
 
 use super::folded::Folded;
 use super::graph::Elem;
+use super::room;
 use shardc_ir::ops::Mask;
 use std::fmt;
 
@@ -78,6 +79,8 @@ fn words(mask: Mask) -> String {
 /// Why a mask is not a rule.
 #[derive(Clone, PartialEq, Debug)]
 pub(super) enum Odd {
+    /// It has more cells than are looked at.
+    Large,
     /// It is not [.., queries, keys], or says different things for different rows or heads.
     Shape,
     /// A number is neither 0 nor far below.
@@ -88,8 +91,16 @@ pub(super) enum Odd {
     Padded { row: usize, query: usize, key: usize, seen: bool },
 }
 
+/// Most cells of a mask of all heads: they take a byte each.
+const MAX_CELLS: usize = 1 << 28;
 /// What is added to a score that is not seen is below this.
 pub(super) const FAR: f64 = -1e9;
+
+/// Takes the work of looking at cells, which is done several times.
+pub(super) fn look(shape: &[usize]) -> Result<(), Odd> {
+    let cells = Some(room::count(shape)).filter(|&n| n <= MAX_CELLS);
+    cells.and_then(|n| room::work(4 * n)).ok_or(Odd::Large)
+}
 
 /// The rule of a mask [.., queries, keys]: truth values, or numbers that are added to scores.
 pub(super) fn classify(mask: &Folded) -> Result<Rule, Odd> {
@@ -104,6 +115,7 @@ pub(super) fn classify(mask: &Folded) -> Result<Rule, Odd> {
             return Err(Odd::Shape);
         }
     }
+    look(&m.shape)?;
     let heads: Vec<Folded> = match m.shape.len() {
         2 => vec![m],
         3 => (0..m.shape[0]).map(|h| m.select(0, h)).collect(),
@@ -191,7 +203,7 @@ mod tests {
 
     fn mask(n: usize, sees: impl Fn(usize, usize) -> bool) -> Folded {
         let cell = |i: usize| f64::from(u8::from(sees(i / n, i % n)));
-        Folded::new(Elem::Bool, &[1, 1, n, n], (0..n * n).map(cell).collect())
+        Folded::new(Elem::Bool, &[1, 1, n, n], (0..n * n).map(cell)).unwrap()
     }
 
     /// Rules are found, and a mask with any one cell turned around is none, or one that another number
@@ -234,7 +246,7 @@ mod tests {
 
     #[test]
     fn numbers_that_are_added_are_nothing_or_far_below() {
-        let add = |x: f64| Folded::new(Elem::Float, &[2, 2], vec![0.0, x, 0.0, 0.0]);
+        let add = |x: f64| Folded::new(Elem::Float, &[2, 2], vec![0.0, x, 0.0, 0.0]).unwrap();
         assert_eq!(classify(&add(f64::from(f32::MIN))), Ok(Rule::of(Mask::CAUSAL)));
         assert_eq!(classify(&add(f64::NEG_INFINITY)), Ok(Rule::of(Mask::CAUSAL)));
         assert!(matches!(classify(&add(-0.5)), Err(Odd::Number(_))));
@@ -242,9 +254,9 @@ mod tests {
 
     #[test]
     fn a_mask_of_each_head_is_no_rule() {
-        let two = Folded::new(Elem::Bool, &[2, 1, 1], vec![1.0, 0.0]);
+        let two = Folded::new(Elem::Bool, &[2, 1, 1], vec![1.0, 0.0]).unwrap();
         assert!(matches!(classify(&two), Err(Odd::Cell { .. })));
-        let rows = Folded::new(Elem::Bool, &[2, 1, 1, 1], vec![1.0, 0.0]);
+        let rows = Folded::new(Elem::Bool, &[2, 1, 1, 1], vec![1.0, 0.0]).unwrap();
         assert_eq!(classify(&rows), Err(Odd::Shape));
     }
 
@@ -258,7 +270,7 @@ mod tests {
                 let x = slopes[h] * k as f64 + 0.5 * q as f64;
                 if k > q { f64::NEG_INFINITY } else { x + f64::from(u8::from(wrong == Some(i))) }
             };
-            Folded::new(Elem::Float, &[1, 2, n, n], (0..2 * n * n).map(cell).collect())
+            Folded::new(Elem::Float, &[1, 2, n, n], (0..2 * n * n).map(cell)).unwrap()
         };
         let rule = Rule { slopes: slopes.map(|x| x as f32).into(), ..Rule::of(Mask::CAUSAL) };
         assert_eq!(classify(&cells(None)), Ok(rule.clone()));

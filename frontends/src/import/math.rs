@@ -287,7 +287,7 @@ impl Lower<'_> {
             Some(f) if f.elements() > 1 && f.is_one_number() => {
                 return self.one_row(n, &w, &f, padding).map(|y| vec![Val::Data(y)]);
             }
-            Some(f) if self.counted(&f).is_some_and(|c| c.0 + c.1 <= w.shape[0]) => {
+            Some(f) if self.counted(&f).is_some_and(|c| c.0.saturating_add(c.1) <= w.shape[0]) => {
                 // A range that is not of tokens is one of the table.
                 let (first, len) = self.counted(&f).unwrap_or((0, 1));
                 let padded = padding.and_then(|p| usize::try_from(p).ok());

@@ -10,6 +10,7 @@ mod attend;
 mod choices;
 mod compare;
 mod conv;
+mod draft;
 mod drop;
 mod emit;
 mod fold;
@@ -31,6 +32,7 @@ mod products;
 mod raise;
 mod reductions;
 mod reshape;
+mod room;
 mod schema;
 mod shapes;
 mod table;
@@ -150,6 +152,7 @@ impl Opened {
     /// `import-op`, `import-input`, `import-dims`, `import-loss`, `mask-rule`, `merged-parameters`.
     pub fn import(&self, sizes: Sizes, mode: Mode, raise: Raise) -> Result<Imported> {
         self.check(sizes)?;
+        room::begin();
         let mut l = Lower::new(&self.graph, &self.archive, sizes, raise);
         if mode == Mode::Train {
             l.dropout = self.dropout;

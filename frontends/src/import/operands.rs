@@ -4,12 +4,16 @@ use super::folded::Folded;
 use super::graph::{Arg, Elem, Id, IntArg, Node};
 use super::inputs;
 use super::lower::{Lower, MAX_RANK, Val};
+use super::room;
 use super::view::{Dim, View};
 use shardc_ir::diag::Result;
 use shardc_ir::func::Value;
 use shardc_ir::ops::{Cast, Literal};
 use shardc_ir::types::DType;
 use std::sync::Arc;
+
+/// Most numbers of a list that stands in the program.
+const MAX_LITERAL: usize = 1 << 20;
 
 /// A dim counted from either end; errors name the node.
 pub(super) fn dim_of(d: i64, rank: usize, l: &Lower, n: &Node) -> Result<usize> {
@@ -73,13 +77,11 @@ impl Lower<'_> {
             return Err(self.refuse(n, &format!("`{name}` is not a tensor")));
         };
         match self.val(*id) {
-            Val::Data(v) | Val::Masked(v, _) | Val::Probs(v, ..) => Ok(v.shape.clone()),
-            Val::Head(v) => Ok(v.shape.clone()),
-            Val::Folded(f) => Ok(f.shape.clone()),
-            Val::Padded(c) => Ok(c.plain.shape.clone()),
-            Val::Labels(l) => Ok(l.shape.clone()),
-            Val::Unmade => Err(self.refuse(n, "its operand was not made")),
             Val::Missing(why) => Err(self.refuse(n, why)),
+            v => match v.shape() {
+                Some(shape) => Ok(shape.to_vec()),
+                None => Err(self.refuse(n, "its operand was not made")),
+            },
         }
     }
 
@@ -124,7 +126,27 @@ impl Lower<'_> {
         if product.checked_mul(rest) != Some(elements) {
             return Err(bad());
         }
-        Ok(to.iter().map(|&d| if d == -1 { rest } else { d as usize }).collect())
+        self.allowed(n, to.iter().map(|&d| if d == -1 { rest } else { d as usize }).collect())
+    }
+
+    /// The sizes of a tensor that is made.
+    pub fn sized(&self, n: &Node, to: &[i64]) -> Result<Vec<usize>> {
+        let all = to.iter().map(|&d| usize::try_from(d)).collect::<std::result::Result<_, _>>();
+        self.allowed(n, all.map_err(|_| self.refuse(n, "a size is negative"))?)
+    }
+
+    /// A shape, if a value can have it.
+    pub fn allowed(&self, n: &Node, shape: Vec<usize>) -> Result<Vec<usize>> {
+        if shape.len() > MAX_RANK {
+            return Err(self.refuse(n, &format!("its result has more than {MAX_RANK} dims")));
+        }
+        match room::elements(&shape) {
+            Some(_) => Ok(shape),
+            None => {
+                let what = format!("{shape:?} has more elements than a value may have: 2^48");
+                Err(self.refuse(n, &what))
+            }
+        }
     }
 
     /// The shape of an `expand`, where -1 keeps a size.
@@ -135,7 +157,7 @@ impl Lower<'_> {
             (Some(d), -1) => Ok(own[d]),
             (_, to) => usize::try_from(to).map_err(|_| self.refuse(n, "a size is negative")),
         };
-        to.iter().enumerate().map(size).collect()
+        self.allowed(n, to.iter().enumerate().map(size).collect::<Result<_>>()?)
     }
 
     /// An operand as data: known numbers become a literal.
@@ -173,6 +195,11 @@ impl Lower<'_> {
 
     /// A list of numbers, once.
     pub fn literal(&mut self, n: &Node, values: Arc<[f32]>) -> Result<Value> {
+        // Each is looked up and written as text.
+        if values.len() > MAX_LITERAL || room::work(8 * values.len()).is_none() {
+            let what = format!("a list of {} numbers would stand in the program", values.len());
+            return Err(self.refuse(n, &what).help(format!("use at most {MAX_LITERAL}")));
+        }
         let key: Vec<u32> = values.iter().map(|x| x.to_bits()).collect();
         if let Some(&v) = self.literals.get(&key) {
             return Ok(v);
@@ -212,6 +239,10 @@ impl Lower<'_> {
                     index[d] = i;
                     f.at(&index)
                 };
+                if f.shape[d] > MAX_LITERAL {
+                    let what = format!("a list of {} numbers is not read", f.shape[d]);
+                    return Err(self.refuse(n, &what).help(format!("use at most {MAX_LITERAL}")));
+                }
                 (0..f.shape[d]).map(at).collect()
             }
         };

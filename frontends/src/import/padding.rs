@@ -6,9 +6,10 @@
 
 use super::fold;
 use super::folded::Folded;
-use super::graph::{Arg, Elem, Id, IntArg, Node, Size};
+use super::graph::{Elem, Id, Node, Size};
 use super::lower::{Lower, Val};
-use super::mask::{FAR, Odd, Rule, classify, sees};
+use super::mask::{FAR, Odd, Rule, classify, look, sees};
+use super::room;
 use shardc_ir::diag;
 use shardc_ir::rng::Stream;
 use std::sync::Arc;
@@ -115,6 +116,7 @@ fn agrees(
     let same = |d: usize| [plain, tried].iter().all(|m| m.is_same_along(d));
     let rows = if same(0) && padding.is_same_along(0) { rows.min(1) } else { rows };
     let heads = if same(1) { heads.min(1) } else { heads };
+    look(&[rows, heads, queries, keys])?;
     let each = |h| (0..queries).map(move |q| (h, q));
     for (b, (h, q)) in (0..rows).flat_map(|b| (0..heads).flat_map(each).map(move |x| (b, x))) {
         let wanted = |k: usize| sees(rule.mask, q, k) && (!hidden || padding.at(&[b, k]) != 0.0);
@@ -139,7 +141,7 @@ fn agrees(
 
 /// A mask of padding of a trial: the first of a row is a token, the second is padding, the others are at random. Rows
 /// are alike where they would take too much room.
-fn trial(elem: Elem, rows: usize, seq: usize, alike: bool) -> Folded {
+fn trial(elem: Elem, rows: usize, seq: usize, alike: bool) -> Option<Folded> {
     let s = Stream::new(0, "padding", 0);
     let cell = |i: usize| {
         let token = match i % seq {
@@ -150,19 +152,25 @@ fn trial(elem: Elem, rows: usize, seq: usize, alike: bool) -> Folded {
         f64::from(u8::from(token))
     };
     let own = if alike { 1 } else { rows };
-    let t = Folded::new(elem, &[own, seq], (0..own * seq).map(cell).collect());
-    t.expand(&[rows, seq]).unwrap_or(t)
+    let cells = room::elements(&[own, seq])?;
+    let t = Folded::new(elem, &[own, seq], (0..cells).map(cell))?;
+    t.expand(&[rows, seq])
 }
 
 impl Lower<'_> {
     /// The mask of padding as an operand: its numbers are those of no padding, and of a trial.
-    pub(super) fn padding_of(&mut self, name: &Arc<str>, elem: Elem) -> Val {
+    ///
+    /// # Errors
+    /// `import-input` if it is too large.
+    pub(super) fn padding_of(&mut self, name: &Arc<str>, elem: Elem) -> diag::Result<Val> {
         let shape = [self.sizes.rows, self.sizes.seq];
         // Rows may be alike where the model is looked at again with fewer tokens.
         let again = matches!(self.g.batch(), Some((_, Some(Size::Symbol(_)))));
         let tried = trial(elem, shape[0], shape[1], again && alike(shape[0], shape[1]));
+        let large = || self.dims(name, "a mask of padding with so many cells is not read".into());
+        let tried = tried.ok_or_else(large)?;
         self.padding = Some((name.clone(), tried.clone()));
-        Val::Padded(Cells { plain: Folded::full(elem, &shape, 1.0), tried: Some(tried) })
+        Ok(Val::Padded(Cells { plain: Folded::full(elem, &shape, 1.0), tried: Some(tried) }))
     }
 
     /// The results of a node that depends on a mask of padding and on nothing else that is not known; nothing if it
@@ -172,20 +180,11 @@ impl Lower<'_> {
     /// As for [`Lower::fold`].
     pub(super) fn fold_padded(&mut self, n: &Node) -> diag::Result<Option<Vec<Val>>> {
         let (mut known, mut padded) = (true, false);
-        let mut look = |id: Id| match self.val(id) {
-            Val::Folded(_) => {}
-            Val::Padded(_) => padded = true,
-            _ => known = false,
-        };
-        for (_, a) in &n.args {
-            match a {
-                Arg::Value(id) => look(*id),
-                Arg::Values(all) => all.iter().flatten().for_each(|id| look(*id)),
-                Arg::Ints(all) => all.iter().for_each(|i| match i {
-                    IntArg::Is(_) => {}
-                    IntArg::Of(id) => look(*id),
-                }),
-                _ => {}
+        for id in n.ids() {
+            match self.val(id) {
+                Val::Folded(_) => {}
+                Val::Padded(_) => padded = true,
+                _ => known = false,
             }
         }
         if !known || !padded || fold::of_shape(&n.op) {
@@ -232,7 +231,7 @@ mod tests {
 
     fn cells(elem: Elem, shape: &[usize], of: impl Fn(usize, usize, usize) -> f64) -> Folded {
         let cell = |i: usize| of(i / (N * N), i / N % N, i % N);
-        Folded::new(elem, shape, (0..shape.iter().product()).map(cell).collect())
+        Folded::new(elem, shape, (0..room::count(shape)).map(cell)).unwrap()
     }
 
     /// What is the same for all rows, stored once as folding does it.
@@ -242,7 +241,7 @@ mod tests {
 
     /// A mask by what it is of the mask of padding, as a model makes it; without padding all rows are alike.
     fn made(sees: impl Fn(&Folded, usize, usize, usize) -> bool) -> (Cells, Folded) {
-        let padding = trial(Elem::Bool, ROWS, N, false);
+        let padding = trial(Elem::Bool, ROWS, N, false).unwrap();
         let none = Folded::full(Elem::Bool, &[ROWS, N], 1.0);
         let of = |p: &Folded, b: usize, q: usize, k: usize| f64::from(u8::from(sees(p, b, q, k)));
         let plain = of_all_rows(|q, k| of(&none, 0, q, k), Elem::Bool);
@@ -297,7 +296,7 @@ mod tests {
     /// Numbers that are added to scores may not depend on padding either.
     #[test]
     fn slopes_that_count_tokens_are_refused() {
-        let padding = trial(Elem::Float, ROWS, N, false);
+        let padding = trial(Elem::Float, ROWS, N, false).unwrap();
         let both = |counts: bool| {
             let cell = |token: &dyn Fn(usize) -> bool, q: usize, k: usize| {
                 let place = if counts { (0..k).filter(|&k| token(k)).count() } else { k };

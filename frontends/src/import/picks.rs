@@ -96,7 +96,8 @@ impl Lower<'_> {
             let what = format!("its index is not a list of 1 to {MOST} numbers");
             return Err(self.refuse(n, &what));
         }
-        let at = index.numbers().into_iter().map(|i| dim_of(i as i64, x.shape[d], self, n));
+        let at = self.fits(n, index.numbers())?.into_iter();
+        let at = at.map(|i| dim_of(i as i64, x.shape[d], self, n));
         let at: Vec<usize> = at.collect::<Result<_>>()?;
         let mut parts = vec![];
         let mut rest = &at[..];

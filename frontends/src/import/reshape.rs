@@ -4,6 +4,7 @@ use super::folded::Folded;
 use super::graph::{Arg, Node};
 use super::lower::Lower;
 use super::operands::dim_of;
+use super::room;
 use super::view::{Dim, View, letter};
 use shardc_ir::attr::Sizes;
 use shardc_ir::diag::Result;
@@ -303,7 +304,7 @@ impl Lower<'_> {
         let mut mid = vec![];
         for g in self.groups(n, x, to)? {
             match g.from.len() > 1 && g.to.len() > 1 {
-                true => mid.push(x.shape[g.from].iter().product()),
+                true => mid.push(room::count(&x.shape[g.from])),
                 false => mid.extend_from_slice(&to[g.to]),
             }
         }

@@ -4,6 +4,7 @@
 //! The format is `torch/_export/serde/schema.py`, of which major version 8 is known.
 
 use super::graph::{Arg, Graph, Id, Input, IntArg, Node, Size, Source, Stores};
+use super::room;
 use super::zip::{Zip, broken};
 use serde::Deserialize;
 use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};
@@ -357,6 +358,11 @@ impl Build<'_> {
             });
             let sizes: Option<Vec<Size>> = sizes.collect();
             let sizes = sizes.ok_or_else(|| self.bad(format!("a size of `{name}` is negative")))?;
+            let fixed =
+                sizes.iter().filter_map(|s| if let Size::Fixed(n) = s { Some(*n) } else { None });
+            if room::elements(&fixed.collect::<Vec<_>>()).is_none() {
+                return Err(self.bad(format!("`{name}` has more than 2^48 elements")));
+            }
             let source = sources.get(name.as_str()).cloned().unwrap_or(Source::Input);
             let id = self.bind(names, name)?;
             self.g.inputs.push(Input { id, source, elem, sizes });

@@ -5,6 +5,7 @@ use super::graph::Elem;
 use super::graph::{Arg, Node};
 use super::lower::{Lower, Val};
 use super::operands::dim_of;
+use super::room;
 use super::view::{Dim, View, letter};
 use shardc_ir::diag::Result;
 use shardc_ir::ops::{Concat, Narrow, Transpose};
@@ -99,7 +100,7 @@ impl Lower<'_> {
 
     pub(super) fn view(&mut self, n: &Node, key: &str) -> Result<Vec<Val>> {
         let x = self.data(n, "self")?;
-        let to = self.resolved(n, &self.ints(n, key)?, x.shape.iter().product())?;
+        let to = self.resolved(n, &self.ints(n, key)?, room::count(&x.shape))?;
         self.reshaped(n, &x, &to).and_then(Self::one)
     }
 
@@ -109,7 +110,7 @@ impl Lower<'_> {
         let (a, b) = (self.dim(n, "start_dim", 0, rank)?, self.dim(n, "end_dim", -1, rank)?);
         let mut to = x.shape.clone();
         if a <= b {
-            to.splice(a..=b, [x.shape[a..=b].iter().product()]);
+            to.splice(a..=b, [room::count(&x.shape[a..=b])]);
         }
         self.reshaped(n, &x, &to).and_then(Self::one)
     }
@@ -179,7 +180,7 @@ impl Lower<'_> {
             Dim::Real(k) if times > 1 => x.dims[d] = Dim::Each(k, times),
             _ => {}
         }
-        x.shape[d] *= times;
+        x.shape[d] = x.shape[d].saturating_mul(times);
         Self::one(x)
     }
 
@@ -285,14 +286,16 @@ impl Lower<'_> {
         let x = self.data(n, "self")?;
         let d = self.dim(n, "dim", 0, x.shape.len())?;
         let size = x.shape[d];
+        // One more piece than there are results is one too many.
+        let most = n.outs.len() + 1;
         let lens =
             match (by, self.ints(n, by)?.first().copied().and_then(|i| usize::try_from(i).ok())) {
                 ("split_sizes", _) => {
                     let all = self.ints(n, by)?;
                     all.into_iter().map(|i| usize::try_from(i).unwrap_or(0)).collect()
                 }
-                ("chunks", Some(c)) if c > 0 => pieces(size, size.div_ceil(c).max(1)),
-                (_, Some(s)) if s > 0 => pieces(size, s),
+                ("chunks", Some(c)) if c > 0 => pieces(size, size.div_ceil(c).max(1), most),
+                (_, Some(s)) if s > 0 => pieces(size, s, most),
                 _ => return Err(self.refuse(n, "its pieces have no size")),
             };
         if lens.iter().fold(0usize, |a, b| a.saturating_add(*b)) != size
@@ -363,7 +366,7 @@ impl Lower<'_> {
     }
 }
 
-/// Lengths of pieces of so many elements each.
-fn pieces(size: usize, each: usize) -> Vec<usize> {
-    (0..size.div_ceil(each)).map(|i| each.min(size - i * each)).collect()
+/// Lengths of pieces of so many elements each; of more than `most` the first ones.
+fn pieces(size: usize, each: usize, most: usize) -> Vec<usize> {
+    (0..size.div_ceil(each).min(most)).map(|i| each.min(size - i * each)).collect()
 }

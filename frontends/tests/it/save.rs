@@ -181,7 +181,65 @@ fn what_is_no_file_is_not_taken_from_a_base() {
     fs::create_dir_all(dir.join("tokenizer")).unwrap();
     std::os::unix::fs::symlink("gone", dir.join("vocab.json")).unwrap();
     fs::write(dir.join("merges.txt"), "1").unwrap();
-    assert_eq!(Base::open(&dir).unwrap().skipped, ["LICENSES", "tokenizer", "vocab.json"]);
+    let skipped = Base::open(&dir).unwrap().skipped;
+    let (folder, nothing) = ("is not a regular file", "is a link to nothing");
+    let all = [("LICENSES", folder), ("tokenizer", folder), ("vocab.json", nothing)];
+    assert_eq!(skipped, all.map(|(name, why)| (name.to_string(), why)));
+    fs::remove_dir_all(&dir).unwrap();
+}
+
+/// A stranger's folder has links to files of the user's, which nobody wants to give on.
+#[test]
+fn links_out_of_a_base_are_not_followed() {
+    let dir = target("links");
+    let link = |to: &str, at: &str| {
+        let at = dir.join(at);
+        fs::create_dir_all(at.parent().unwrap()).unwrap();
+        std::os::unix::fs::symlink(to, at).unwrap();
+    };
+    let write = |at: &str, text: &str| {
+        fs::create_dir_all(dir.join(at).parent().unwrap()).unwrap();
+        fs::write(dir.join(at), text).unwrap();
+    };
+    write("secret", "secret");
+    write("m/own.txt", "own");
+    link("own.txt", "m/tokenizer.json");
+    link("../secret", "m/vocab.json");
+    link(dir.join("secret").canonicalize().unwrap().to_str().unwrap(), "m/merges.txt");
+    link("../outside", "m/additional_chat_templates");
+    write("outside/of.jinja", "secret");
+    // Links of a folder that is called as that of the hub's cache, and is none.
+    link("../blobs/1", "m/vocab.txt");
+    write("blobs/1", "secret");
+    let kept = |at: &str| {
+        let base = Base::open(&dir.join(at)).unwrap();
+        let skipped: Vec<String> = base.skipped.iter().map(|s| s.0.clone()).collect();
+        let to = dir.join("out");
+        let m = load(&fixture("gpt2"), &shape()).unwrap();
+        let how = Saving { base, ..Saving::default() };
+        save(&to, &m.config, &m.weights, &how, |w| Ok(vec![0.0; w.shape.iter().product()]))
+            .unwrap();
+        let mut names = fs::read_dir(&to)
+            .unwrap()
+            .map(|e| e.unwrap().file_name().into_string().unwrap())
+            .collect::<Vec<_>>();
+        names.retain(|n| n != "config.json" && n != "model.safetensors");
+        let text = |n: &String| fs::read_to_string(to.join(n)).unwrap();
+        assert!(names.iter().all(|n| text(n) == "own"), "{names:?}");
+        names.sort();
+        fs::remove_dir_all(&to).unwrap();
+        (names, skipped)
+    };
+    let out = ["additional_chat_templates/of.jinja", "merges.txt", "vocab.json", "vocab.txt"];
+    assert_eq!(kept("m"), (vec!["tokenizer.json".into()], out.map(String::from).to_vec()));
+    // The hub's cache.
+    write("models--a--b/blobs/1", "own");
+    link("../../blobs/1", "models--a--b/snapshots/r/tokenizer.json");
+    link("../../../secret", "models--a--b/snapshots/r/vocab.json");
+    link("../../secret", "models--a--b/blobs/2");
+    link("../../blobs/2", "models--a--b/snapshots/r/merges.txt");
+    let out = ["merges.txt", "vocab.json"].map(String::from).to_vec();
+    assert_eq!(kept("models--a--b/snapshots/r"), (vec!["tokenizer.json".into()], out));
     fs::remove_dir_all(&dir).unwrap();
 }
 

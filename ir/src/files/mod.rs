@@ -14,17 +14,22 @@ pub use write::{FileFormat, Staged, create, replace, sweep};
 
 use crate::diag::{Diag, Result};
 use rustix::fs::OFlags;
+use rustix::io::Errno;
 use std::fs::{File, FileType, Metadata, OpenOptions};
 use std::io::{self, Read};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 
-/// What the operating system says about a path, as a diagnostic: `file` if nothing is there, else `io`.
+/// What the operating system says about a path, as a diagnostic: `file` if it leads to nothing, else `io`.
 pub fn io_error(what: &str, path: &Path, e: &io::Error) -> Diag {
-    let missing = e.kind() == io::ErrorKind::NotFound;
-    let (code, help) = match missing {
-        true => ("file", "check the path"),
-        false => ("io", "check permissions and free space"),
+    use io::ErrorKind::{NotADirectory, NotFound};
+    let (code, help) = match e.kind() {
+        NotFound | NotADirectory => ("file", "check the path"),
+        _ if e.raw_os_error() == Some(Errno::LOOP.raw_os_error()) => (
+            "file",
+            "let the link lead to a file: it leads back to itself, or over too many others",
+        ),
+        _ => ("io", "check permissions and free space"),
     };
     Diag::new(code, format!("{what}: {e}")).at(path.display().to_string()).help(help)
 }

@@ -179,7 +179,7 @@ impl Drop for Staged {
 
 /// What kind of file a command writes.
 pub struct FileFormat {
-    /// As in: this is no *trace*.
+    /// As in: this is not *a trace*.
     pub name: &'static str,
     /// Whether a file that begins so is one of them.
     pub is: fn(&[u8]) -> bool,
@@ -207,10 +207,13 @@ impl FileFormat {
             return Ok(());
         }
         let name = self.name;
-        Err(Diag::new("output", format!("this file is not a {name}, and would be replaced"))
-            .at(path.display().to_string())
-            .rule(format!("a {name} replaces only a {name} that shardc wrote"))
-            .help("name a new file, or remove this one"))
+        Err(Diag::new(
+            "output",
+            format!("this file is not {name} that shardc wrote, and would be replaced"),
+        )
+        .at(path.display().to_string())
+        .rule(format!("{name} replaces only what shardc wrote"))
+        .help("name a new file, or remove this one"))
     }
 }
 

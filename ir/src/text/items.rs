@@ -8,13 +8,11 @@ use crate::attr::{MAX_SIZE, TWICE, read_atoms};
 use crate::diag::Diag;
 use crate::func::{AnnotatedDim, Annotation, Fill, Input, Role, RoleKind, Slot};
 use crate::mesh::Mesh;
-use crate::types::{AtomList, DType, Dim, Type};
+use crate::types::{AtomList, DType, Dim, MAX_ELEMENTS, Type};
 use smallvec::SmallVec;
 
 /// Most dims of a value: rules stand for so many with `..`.
 pub(crate) const MAX_DIMS: usize = 8;
-/// Most elements of a value, so that no count of bytes or of multiplications overflows.
-pub(crate) const MAX_ELEMENTS: usize = 1 << 48;
 
 /// Reads one type, such as `f32[4,16@tp]`. Sub-axes must be atoms of the mesh already.
 ///

@@ -59,8 +59,8 @@ mod types;
 mod unknown;
 
 pub use expand::{Expanded, MAX_BYTES, MAX_COUNT, MAX_LINES, expand};
+pub(crate) use items::MAX_DIMS;
 pub use items::parse_type;
-pub(crate) use items::{MAX_DIMS, MAX_ELEMENTS};
 pub use params::says_phase;
 pub use parse::is_path;
 pub use parse::{parse, parse_source, parse_source_on};

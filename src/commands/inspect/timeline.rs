@@ -96,7 +96,7 @@ fn title(s: &Stored) -> String {
 }
 
 /// What `--svg` writes.
-const SVG: FileFormat = FileFormat { name: "SVG", is: |begin| begin.starts_with(b"<svg") };
+const SVG: FileFormat = FileFormat { name: "an SVG", is: |begin| begin.starts_with(b"<svg") };
 
 /// Largest trace that is read, in bytes.
 const MAX_TRACE: u64 = 4 << 30;

@@ -16,7 +16,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// What `--metrics` writes.
 pub(super) const METRICS: FileFormat =
-    FileFormat { name: "file of metrics", is: |begin| begin.starts_with(b"{\"step\":") };
+    FileFormat { name: "a file of metrics", is: |begin| begin.starts_with(b"{\"step\":") };
 
 /// Most bytes of a file that a run goes on with.
 const MOST: u64 = 1 << 30;

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 
 /// What `--trace` writes.
 const TRACE: FileFormat =
-    FileFormat { name: "trace", is: |begin| begin.starts_with(b"{\"displayTimeUnit\"") };
+    FileFormat { name: "a trace", is: |begin| begin.starts_with(b"{\"displayTimeUnit\"") };
 
 /// Events of all steps so far.
 pub struct Trace {

@@ -97,7 +97,11 @@ impl Drop for Scratch {
 }
 
 /// An archive whose program was edited.
-fn edited(scratch: &Scratch, name: &str, edit: impl FnOnce(&mut Value)) -> Result<Imported> {
+pub(super) fn edited(
+    scratch: &Scratch,
+    name: &str,
+    edit: impl FnOnce(&mut Value),
+) -> Result<Imported> {
     let mut all = members(name);
     let model = all.iter_mut().find(|m| m.0.ends_with("models/model.json")).expect("a program");
     let mut json: Value = serde_json::from_slice(&model.1).expect("JSON");
@@ -106,7 +110,7 @@ fn edited(scratch: &Scratch, name: &str, edit: impl FnOnce(&mut Value)) -> Resul
     scratch.import(&zip(&all))
 }
 
-fn refused(r: Result<Imported>) -> Diag {
+pub(super) fn refused(r: Result<Imported>) -> Diag {
     r.err().expect("a diagnostic")
 }
 
@@ -115,7 +119,7 @@ pub(super) fn nodes(j: &mut Value) -> &mut Vec<Value> {
 }
 
 /// The first node of an op.
-fn node<'a>(j: &'a mut Value, target: &str) -> &'a mut Value {
+pub(super) fn node<'a>(j: &'a mut Value, target: &str) -> &'a mut Value {
     let of = |n: &&mut Value| n["target"].as_str().is_some_and(|t| t.ends_with(target));
     nodes(j).iter_mut().find(of).unwrap_or_else(|| panic!("no {target}"))
 }

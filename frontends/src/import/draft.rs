@@ -1,0 +1,80 @@
+//! The program as it grows: ops are appended, and what made a value is looked up.
+
+use super::graph::Node;
+use super::lower::{Lower, clean};
+use shardc_ir::attr::{Broadcast, RuleAttr};
+use shardc_ir::builder::Builder;
+use shardc_ir::diag::Result;
+use shardc_ir::func::Value;
+use shardc_ir::ops::Op;
+use shardc_ir::rule::Rule;
+use shardc_ir::types::Type;
+use std::sync::Arc;
+
+impl Lower<'_> {
+    /// Appends an op with one result in the scope of the last node.
+    pub fn emit(
+        &mut self,
+        n: &Node,
+        hint: &'static str,
+        op: impl Into<Op>,
+        ins: &[Value],
+    ) -> Result<Value> {
+        Ok(self.emit_n(n, &[hint], op, ins, None)?[0])
+    }
+
+    /// Appends an op, unless the layer has made the same of the same; `ty` is the type of its result, if it does not follow.
+    pub fn emit_n(
+        &mut self,
+        n: &Node,
+        hints: &[&'static str],
+        op: impl Into<Op>,
+        ins: &[Value],
+        ty: Option<&Type>,
+    ) -> Result<Vec<Value>> {
+        let mut b = Builder::new(&self.mesh, &mut self.draft);
+        b.enter(&clean(&n.scope));
+        let declared: Vec<Option<&Type>> = ty.into_iter().map(Some).collect();
+        let op = op.into();
+        let key = (format!("{op:?}"), ins.to_vec(), b.f.scope_info(b.scope).layer);
+        if let Some(made) = self.made.get(&key).filter(|_| ty.is_none()) {
+            return Ok(made.clone());
+        }
+        let made = b.try_push(op, ins, &declared, hints);
+        let made = made.map_err(|e| self.refuse(n, &e.message).help(e.help.to_string()))?;
+        let node = self.draft.nodes.len() as u32 - 1;
+        self.makers.resize(self.draft.values.len(), None);
+        for v in &made {
+            self.makers[v.0 as usize] = Some(node);
+            self.allowed(n, self.draft.ty(*v).sizes().to_vec())?;
+        }
+        self.made.insert(key, made.to_vec());
+        Ok(made.to_vec())
+    }
+
+    /// The op that makes a value, and its operands.
+    pub fn maker(&self, v: Value) -> Option<(&Op, &[Value])> {
+        let n = &self.draft.nodes[(*self.makers.get(v.0 as usize)?)? as usize];
+        Some((&n.op, &n.ins))
+    }
+
+    pub fn rank(&self, v: Value) -> usize {
+        self.draft.ty(v).rank()
+    }
+
+    /// A rule of these letters.
+    pub fn rule(&self, n: &Node, text: &str, ins: &[Value]) -> Result<RuleAttr> {
+        let ranks: Vec<usize> = ins.iter().map(|&v| self.rank(v)).collect();
+        let r = Rule::parse(text, &ranks).map_err(|e| self.refuse(n, &e))?;
+        Ok(RuleAttr(Arc::new(r)))
+    }
+
+    /// How operands of these letters are spread over a result of those.
+    pub fn spread(&self, n: &Node, ins: &[&str], out: &str, values: &[Value]) -> Result<Broadcast> {
+        if ins.iter().all(|l| *l == out) {
+            return Ok(Broadcast::SAME);
+        }
+        let r = self.rule(n, &format!("{}->{out}", ins.join(",")), values)?;
+        Ok(Broadcast(Some(r.0)))
+    }
+}

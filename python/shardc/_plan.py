@@ -47,6 +47,8 @@ class Explanation:
     subject: str
     #: Lines by the name of a part: type, why, used by, memory.
     parts: Dict[str, List[str]]
+    #: The same as data: types, bytes, groups; empty for a rule.
+    facts: Dict[str, Any]
 
     def __str__(self) -> str:
         lines = [f"{name if i == 0 else '':<10}{line}" for name, part in self.parts.items() for i, line in enumerate(part)]
@@ -89,9 +91,10 @@ class Plan:
         """Explains `%value`, `collective:N`, `tensor:NAME`, `rule:CODE` or `price`."""
         answer = self._json("explain", what)
         subject = answer.pop("subject")
-        answer.pop("schema", None)
+        answer.pop("$schema")
+        facts = answer.pop("facts", {})
         page = answer.pop("page", None)
-        return Explanation(subject, answer if page is None else {"": page.splitlines()})
+        return Explanation(subject, answer if page is None else {"": page.splitlines()}, facts)
 
     @property
     def parameters(self) -> List[Parameter]:

@@ -83,28 +83,34 @@ pub fn checked(model: &Path, f: &Facts, o: &Options, found: Vec<Violation>) -> V
 }
 
 /// Meshes of as many ranks that compile, the nearest to the one asked for first, as `--mesh` takes
-/// them; with the microbatch that they need if that is another. Those with an axis that nobody asked for are what
-/// is left where nothing else is legal.
-pub fn meshes(model: &Path, f: &Facts, o: &Options, found: &[Violation]) -> Vec<String> {
+/// them; with the microbatch that they need if that is another. Those of the axes that were asked for, and of data
+/// parallelism, come first; others only where none of these is legal.
+pub fn meshes(model: &Path, f: &Facts, o: &Options) -> Vec<String> {
     if is_beyond(o) {
         return vec![];
     }
-    let helped = found.iter().all(|v| !v.nearest.is_empty());
-    let has = |new: &Options| new.mesh.iter().all(|a| o.axis(&a.0) > 1);
-    let near = rules::nearest_meshes(f, o).into_iter();
-    let near = near.filter(|new| !helped || has(new)).take(COMPILED);
+    let expected = |new: &Options| {
+        let of = |a: &(String, usize)| a.1 == 1 || a.0.starts_with("dp_") || o.axis(&a.0) > 1;
+        new.mesh.iter().all(of)
+    };
+    let (own, others): (Vec<_>, Vec<_>) =
+        rules::nearest_meshes(f, o).into_iter().partition(expected);
     let mut room = ACTIONS;
-    let tried = |new: &Options| {
+    let mut tried = |new: &Options| {
         let rest = room.checked_sub(actions(new));
         room = rest.unwrap_or(room);
         rest.is_some() && compiles(model, new)
     };
-    let fits = near.filter(tried).take(OFFERED);
+    let mut fits: Vec<Options> =
+        own.into_iter().take(COMPILED).filter(|new| tried(new)).take(OFFERED).collect();
+    if fits.is_empty() {
+        fits.extend(others.into_iter().take(COMPILED).filter(|new| tried(new)).take(OFFERED));
+    }
     let text = |new: Options| match new.microbatch == o.microbatch {
         true => mesh_text(&new),
         false => format!("{} --microbatch {}", mesh_text(&new), new.microbatch),
     };
-    fits.map(text).collect()
+    fits.into_iter().map(text).collect()
 }
 
 /// True if a schedule of so many stages or microbatches is refused whatever else is asked.

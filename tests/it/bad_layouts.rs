@@ -330,7 +330,7 @@ fn check_lists_all_violations_at_once() {
     assert_eq!(said.matches("= help: nearest legal: ").count(), want.len(), "{said}");
     let out = lab.ok(&["check", &c, "--mesh", "dp=2,tp=4", "--seq", "16", "--format", "json"]);
     let found: Json = serde_json::from_slice(&out.stdout).expect("one JSON object");
-    assert_eq!(found, json!({ "ok": true, "violations": [] }));
+    assert_eq!(found, json!({ "$schema": "shardc/check/1", "ok": true, "violations": [] }));
 }
 
 /// A value of every flag of `compile` that is not its default.
@@ -548,7 +548,7 @@ fn the_bubble_is_said() {
             assert_eq!(said.contains(&line), flags[1].contains("pp"), "{flags:?}: {said}");
             // Of 1F1B what is measured, over the work, is the textbook's: (p - 1) / m.
             let textbook =
-                format!("1F1B by its formula, (p-1)/m: {:.2} %)", 100.0 * idle / (1.0 - idle));
+                format!("1F1B by its formula, (p-1)/m: {:.2} %;", 100.0 * idle / (1.0 - idle));
             let of_1f1b = bubble > 0.0;
             assert!(!of_1f1b || said.contains(&textbook), "{flags:?}: {said}");
         }

@@ -154,7 +154,7 @@ fn every_reader_refuses_what_is_no_plain_file() {
 fn refusal(file: &str, args: &[&str]) -> (i32, &'static str) {
     match args[0] {
         "verify" => (1, ""),
-        _ if file.starts_with("ck/step-") && !file.contains("/plan/") => (5, "error[checkpoint]: "),
+        _ if file.starts_with("ck/step-") => (5, "error[checkpoint]: "),
         _ => (2, "error[file]: "),
     }
 }

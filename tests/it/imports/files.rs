@@ -299,11 +299,14 @@ fn symbols_are_rows_and_tokens_alone() {
         assert_eq!(d.code, "import-input", "{}", d.message.get(..80).unwrap_or(&d.message));
         assert!(d.message.len() < 200, "{} letters", d.message.len());
     }
-    let d = refused(edited(&scratch, "qwen2.pt2", |j| {
-        let all = &mut j["graph_module"]["graph"]["tensor_values"];
-        all["input_ids"]["sizes"][0] = json!({ "as_int": 1u64 << 60 });
-    }));
-    assert_eq!(d.code, "import-dims");
+    // Beyond what a tensor may have, and beyond what was asked for.
+    for (rows, code) in [(1u64 << 60, "archive"), (1 << 20, "import-dims")] {
+        let d = refused(edited(&scratch, "qwen2.pt2", |j| {
+            let all = &mut j["graph_module"]["graph"]["tensor_values"];
+            all["input_ids"]["sizes"][0] = json!({ "as_int": rows });
+        }));
+        assert_eq!(d.code, code, "{rows} rows");
+    }
 }
 
 #[test]

@@ -43,6 +43,15 @@ impl Drawn<'_> {
     }
 }
 
+/// What a lane of some pipeline ranks, the first and the last, is called, out of so many.
+fn lane(first: usize, last: usize, ranks: usize) -> String {
+    match (ranks, first == last) {
+        (1, _) => "all ranks".into(),
+        (_, true) => format!("pp {first}"),
+        (_, false) => format!("pp {first}–{last}"),
+    }
+}
+
 /// The step as an SVG file.
 pub fn svg(step: &Step, d: &Drawn) -> String {
     let t = &step.timeline;
@@ -50,11 +59,13 @@ pub fn svg(step: &Step, d: &Drawn) -> String {
     let makespan = span(t).1;
     let ranks = t.ranks.len();
     let mut body = String::new();
+    let idle = match ranks {
+        1 => String::new(),
+        _ => format!(", bubble {:.1} % of the time of {ranks} pipeline ranks", 100.0 * bubble(t)),
+    };
     let summary = format!(
-        "makespan {}, bubble {:.1} % of the time of {ranks} pipeline rank{}{}",
+        "makespan {}{idle}{}",
         number(makespan),
-        100.0 * bubble(t),
-        if ranks == 1 { "" } else { "s" },
         if d.unit.is_empty() { String::new() } else { format!("; time in {}", d.unit) },
     );
     body.push_str(&format!(

@@ -85,14 +85,18 @@ pub fn unit(s: &Stored, measured: bool) -> String {
 
 /// What the picture is of: model, mesh, schedule, element type.
 fn title(s: &Stored) -> String {
-    let mesh = crate::commands::compile::mesh_line(&s.plan);
+    let mesh = &s.plan.module.mesh;
+    let axes: Vec<String> = mesh.axes.iter().map(|a| format!("{} {}", a.name, a.size)).collect();
+    let of = if axes.is_empty() { String::new() } else { format!(" ({})", axes.join(" × ")) };
+    let ranks = count(mesh.ranks(), "rank", "ranks");
     let schedule = match s.plan.schedule.ranks.len() {
         1 => String::new(),
         _ => format!(", {}", s.options.schedule.name()),
     };
     let m = s.plan.schedule.microbatches;
     let microbatches = count(m, "microbatch", "microbatches");
-    format!("{}, {mesh}{schedule}, {microbatches}, {}", s.called(), s.options.dtype.name())
+    let name = s.name.as_deref().unwrap_or(&s.family);
+    format!("{name}, {ranks}{of}{schedule}, {microbatches}, {}", s.options.dtype.name())
 }
 
 /// What `--svg` writes.

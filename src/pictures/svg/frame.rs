@@ -39,7 +39,7 @@ impl Frame {
         let lengths = lengths(t);
         let most = t.ranks.iter().flatten().map(|s| s.action.microbatch).max().unwrap_or(0);
         let digits = most.to_string().len();
-        let cell = |letters: usize| letters as f64 * DIGIT + 5.0;
+        let cell = |letters: usize| letters as f64 * DIGIT + 9.0;
         let short = lengths.get(lengths.len() / 5).map_or(0.0, |d| length / d);
         let lanes = (short * cell(digits + 1)).clamp(WIDTHS.0, WIDTHS.1).ceil();
         let zero = crate::pictures::measure::span(t).0;

@@ -25,9 +25,10 @@ pub fn draw(out: &mut String, f: &Frame, step: &Step, d: &Drawn, y: f64) -> f64 
     for (row, &rank) in shown.iter().enumerate() {
         let (slots, y) = (&t.ranks[rank], top + row as f64 * (LANE + 3.0));
         let text = px(y + LANE / 2.0 + 4.0);
+        let name = super::lane(rank, rank, t.ranks.len());
         out.push_str(&format!(
-            "<text class=\"e b\" x=\"{}\" y=\"{text}\">pp {rank}</text>\
-             <text class=\"b\" x=\"{}\" y=\"{text}\">pp {rank}</text>\n",
+            "<text class=\"e b\" x=\"{}\" y=\"{text}\">{name}</text>\
+             <text class=\"b\" x=\"{}\" y=\"{text}\">{name}</text>\n",
             px(LEFT - 8.0),
             px(f.right() + 8.0)
         ));

@@ -10,6 +10,12 @@ use crate::report::bytes;
 const PANEL: f64 = 72.0;
 /// Between panels.
 const BETWEEN: f64 = 14.0;
+/// Between the lines of texts beside a panel.
+const TEXT: f64 = 14.0;
+/// Ranks with peaks nearer than this part of them are one lane.
+const ALIKE: f64 = 0.02;
+/// The part of a peak below which gaps are not worth a line.
+const FEW: f64 = 0.001;
 
 /// Legend and panels from `y` on. Returns the bottom.
 pub fn draw(out: &mut String, f: &Frame, m: &Memory, d: &Drawn, y: f64) -> f64 {
@@ -31,16 +37,24 @@ pub fn draw(out: &mut String, f: &Frame, m: &Memory, d: &Drawn, y: f64) -> f64 {
         (Some(l), _) => head += &format!("; dashed: the {} each has", bytes(l)),
         _ => {}
     }
+    let of = |rank: usize| Peak {
+        all: arena(rank),
+        kinds: kinds.iter().map(|&k| most_of(rank, k).unwrap_or(0)).collect(),
+    };
+    let lanes = joined(&shown, of);
+    if lanes.len() < shown.len() {
+        head += "; ranks that differ by less than 2 % are one lane, drawn as the fullest";
+    }
     out.push_str(&format!("<text class=\"b\" x=\"8\" y=\"{}\">{head}</text>\n", px(y + 10.0)));
     let items: Vec<(Vec<String>, String)> = kinds
         .iter()
         .map(|&k| (vec![memory(STACK[k]).light.into()], STACK[k].name().into()))
         .collect();
     let top = f.legend(out, y + LINE, &items) + LINE;
-    for (row, &rank) in shown.iter().enumerate() {
+    for (row, (first, last, rank)) in lanes.iter().copied().enumerate() {
         let base = top + PANEL + row as f64 * (PANEL + BETWEEN);
         let panel = Panel { f, base, full };
-        panel.axis(out, rank);
+        panel.axis(out, &super::lane(first, last, m.ranks.len()));
         for &k in kinds.iter().rev() {
             // The highest is drawn first; those below it cover their part.
             out.push_str(&format!(
@@ -54,9 +68,39 @@ pub fn draw(out: &mut String, f: &Frame, m: &Memory, d: &Drawn, y: f64) -> f64 {
         let gaps = m.gaps.get(rank).copied().unwrap_or(0);
         panel.peak(out, (arena(rank), gaps), m.limit, limit);
     }
-    let bottom = top + shown.len() as f64 * (PANEL + BETWEEN);
+    let bottom = top + lanes.len() as f64 * (PANEL + BETWEEN);
     f.grid(out, top, bottom - BETWEEN);
     bottom
+}
+
+/// The most that a rank has: in all, and of each kind.
+struct Peak {
+    all: usize,
+    kinds: Vec<usize>,
+}
+
+/// Neighbouring ranks that are nearly alike, as the first, the last, and the fullest of them.
+fn joined(ranks: &[usize], of: impl Fn(usize) -> Peak) -> Vec<(usize, usize, usize)> {
+    let near = |a: usize, b: usize, whole: usize| a.abs_diff(b) as f64 <= ALIKE * whole as f64;
+    let mut out: Vec<(usize, usize, usize)> = vec![];
+    for &rank in ranks {
+        let own = of(rank);
+        let alike = |&other: &usize| {
+            let other = of(other);
+            let mut kinds = own.kinds.iter().zip(&other.kinds);
+            near(own.all, other.all, own.all) && kinds.all(|(&a, &b)| near(a, b, own.all))
+        };
+        match out.last_mut() {
+            Some(lane) if ranks.iter().filter(|r| (lane.0..=lane.1).contains(r)).all(alike) => {
+                lane.1 = rank;
+                if own.all > of(lane.2).all {
+                    lane.2 = rank;
+                }
+            }
+            _other => out.push((rank, rank, rank)),
+        }
+    }
+    out
 }
 
 /// The most at once.
@@ -111,11 +155,11 @@ impl Panel<'_> {
     }
 
     /// Name of the rank, and bytes at round heights.
-    fn axis(&self, out: &mut String, rank: usize) {
+    fn axis(&self, out: &mut String, name: &str) {
         let (left, right) = (px(LEFT), px(self.f.right()));
         out.push_str(&format!(
             "<rect x=\"{left}\" y=\"{}\" width=\"{}\" height=\"{PANEL}\" fill=\"{}\"/>\
-             <text class=\"b\" x=\"8\" y=\"{}\">pp {rank}</text>\n",
+             <text class=\"b\" x=\"8\" y=\"{}\">{name}</text>\n",
             px(self.base - PANEL),
             px(self.f.lanes),
             named("ground").light,
@@ -138,7 +182,7 @@ impl Panel<'_> {
         }
     }
 
-    /// The most at once, and the line that it must stay below.
+    /// The most at once as a line with its number, and the line that it must stay below.
     fn peak(
         &self,
         out: &mut String,
@@ -156,31 +200,28 @@ impl Panel<'_> {
                 named("over").light
             ));
         }
-        let x = px(self.f.right() + 8.0);
-        let over = has.filter(|&l| peak > l);
+        let over = has.filter(|&l| peak > l).map(|l| bytes(peak - l));
         let class = if over.is_some() { "over" } else { "" };
+        let top = self.y(peak);
         out.push_str(&format!(
-            "<text class=\"{class}\" x=\"{x}\" y=\"{0}\">peak</text>\
-             <text class=\"{class}\" x=\"{x}\" y=\"{1}\">{2}</text>\n",
-            px(self.base - PANEL + 12.0),
-            px(self.base - PANEL + 26.0),
-            bytes(peak)
+            "<path d=\"M{} {}H{}\" stroke=\"{}\"/>\n",
+            px(LEFT),
+            px(top),
+            px(self.f.right()),
+            named(if over.is_some() { "over" } else { "ink" }).light
         ));
-        if gaps > 0 {
-            out.push_str(&format!(
-                "<text x=\"{x}\" y=\"{}\">gaps {}</text>\n",
-                px(self.base - PANEL + if over.is_some() { 70.0 } else { 42.0 }),
-                bytes(gaps)
-            ));
+        let mut lines = vec![(class, "peak".to_string()), (class, bytes(peak))];
+        lines.extend(over.into_iter().flat_map(|n| [("over", "over by".to_string()), ("over", n)]));
+        if gaps as f64 >= FEW * peak as f64 && gaps > 0 {
+            lines.push(("", format!("gaps {}", bytes(gaps))));
         }
-        if let Some(l) = over {
-            out.push_str(&format!(
-                "<text class=\"over\" x=\"{x}\" y=\"{0}\">over by</text>\
-                 <text class=\"over\" x=\"{x}\" y=\"{1}\">{2}</text>\n",
-                px(self.base - PANEL + 42.0),
-                px(self.base - PANEL + 56.0),
-                bytes(peak - l)
-            ));
+        // Beside the line, and all of them beside the panel.
+        let last = self.base - TEXT * (lines.len() - 1) as f64;
+        let first = (top + 4.0).min(last).max(self.base - PANEL + 9.0);
+        let x = px(self.f.right() + 8.0);
+        for (i, (class, text)) in lines.iter().enumerate() {
+            let y = px(first + TEXT * i as f64);
+            out.push_str(&format!("<text class=\"{class}\" x=\"{x}\" y=\"{y}\">{text}</text>\n"));
         }
     }
 }

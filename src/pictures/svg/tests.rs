@@ -182,8 +182,25 @@ fn memory_is_stacked_and_has_a_limit() {
     let far = svg(&t, 1, "t", Some(&memory(&t, Some(80 << 30))));
     assert!(far.contains("far above") && !far.contains("stroke-dasharray"));
     assert!(!s.contains("gaps"));
-    let gaps = Memory { gaps: vec![0, 3 << 20, 0, 0], ..memory(&t, None) };
-    assert_eq!(svg(&t, 1, "t", Some(&gaps)).matches(">gaps 3.00 MiB</text>").count(), 1);
+    let gaps = Memory { gaps: vec![0, 1 << 20, 0, 0], ..memory(&t, None) };
+    // Gaps that are next to nothing of the peak are not told.
+    assert!(!svg(&t, 1, "t", Some(&gaps)).contains("gaps"));
+    let gaps = Memory { gaps: vec![0, 30 << 20, 0, 0], ..gaps };
+    assert_eq!(svg(&t, 1, "t", Some(&gaps)).matches(">gaps 30.00 MiB</text>").count(), 1);
+}
+
+/// Ranks with nearly as much of every kind are one lane of memory, drawn as the fullest.
+#[test]
+fn ranks_that_are_alike_are_one_lane() {
+    let t = sample::gpipe(4, 8);
+    let mut m = memory(&t, None);
+    m.arenas = vec![1000 << 20, 1010 << 20, 1005 << 20, 1100 << 20];
+    let s = svg(&t, 1, "t", Some(&m));
+    assert!(s.contains(">pp 0–2</text>") && s.contains("less than 2 %"), "{s}");
+    assert_eq!(s.matches(">1010.00 MiB</text>").count(), 1);
+    assert!(!s.contains(">1000.00 MiB</text>") && s.matches(">pp 3</text>").count() == 3);
+    let alone = svg(&sample::one_f_one_b(1, 2), 1, "t", None);
+    assert!(alone.contains(">all ranks</text>") && !alone.contains("bubble"));
 }
 
 #[test]

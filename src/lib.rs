@@ -1,6 +1,7 @@
 //! The driver of shardc: one [`compile`] function, the plan directory, and the command line.
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
+mod axes;
 mod bounds;
 pub mod checkpoint;
 pub mod cluster;
@@ -157,7 +158,7 @@ pub fn compile(model: &Path, o: &Options, watch: Watch) -> Result<Output> {
 pub fn compile_with(model: &Path, o: &Options, manager: Manager) -> Result<Output> {
     // A program is made for a mesh: the rules come first.
     if let Some(f) = facts(model)? {
-        rules::misnamed(o)?;
+        axes::misnamed(o)?;
         let found = rules::violations(&f, o);
         let first = found.into_iter().take(1).collect();
         if let Some(v) = search::ways::checked(model, &f, o, first).first() {

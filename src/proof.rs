@@ -49,7 +49,7 @@ impl Texts {
             if small.verdict() == Verdict::Refuted {
                 let differs = |x: &Refuted| small.refuted.iter().any(|y| y.what == x.what);
                 let all = std::mem::take(&mut report.unsure);
-                let known = all.iter().any(|x| differs(x));
+                let known = all.iter().any(&differs);
                 (report.refuted, report.unsure) =
                     all.into_iter().partition(|x| !known || differs(x));
             }

@@ -17,7 +17,7 @@ pub fn check(model: &Path, flags: Flags, as_json: bool) -> Result<i32> {
     let (model, flags) = gather(model, flags)?;
     let asked = flags.options_for(&model)?;
     let facts = crate::facts(&model)?;
-    facts.map_or(Ok(()), |_| rules::misnamed(&asked))?;
+    facts.map_or(Ok(()), |_| crate::axes::misnamed(&asked))?;
     let (mut family, mut bubble, mut bubble_words) = (String::new(), None, None);
     let mut price = None;
     let mut found = facts.map(|f| rules::violations(&f, &asked)).unwrap_or_default();

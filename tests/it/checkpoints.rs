@@ -178,6 +178,27 @@ fn refused(dir: &Path, args: &[&str], status: i32, words: &[&str]) {
     }
 }
 
+/// The plan that wrote a checkpoint is part of it, for those who go on and those who reshard.
+#[test]
+fn the_plan_of_a_checkpoint_is_part_of_it() {
+    let dir = folder("plan-of");
+    compile(&dir, "llama_gqa", &["--mesh", "tp=2"], "plan");
+    train(&dir, "plan", &["--steps", "4", "--save", "good", "--save-every", "2"]);
+    let head = dir.join("good/step-00000004/plan/plan.json");
+    let whole = std::fs::read(&head).expect("a plan");
+    std::fs::write(&head, &whole[..100]).expect("a write");
+    let words = ["error[checkpoint]", "plan.json", "step-00000002: mv good/step-00000004"];
+    let on = ["run", "plan", "--steps", "5", "--resume", "good"];
+    refused(&dir, &on, 5, &words);
+    let words = ["error[checkpoint]", "plan", "step-00000002: mv good/step-00000004"];
+    refused(&dir, &["reshard", "good", "--to", "hf", "-o", "hf"], 5, &words);
+    std::fs::write(&head, &whole).expect("a write");
+    assert_eq!(train(&dir, "plan", &on[2..]).len(), 1);
+    // A folder that is something else holds no checkpoints.
+    let save = ["run", "plan", "--steps", "1", "--save-every", "1", "--save", "plan"];
+    refused(&dir, &save, 2, &["error[save-target]", "is a plan"]);
+}
+
 #[test]
 fn what_is_no_whole_checkpoint_is_refused() {
     let dir = folder("broken");
@@ -230,18 +251,6 @@ fn what_is_no_whole_checkpoint_is_refused() {
     let away = ["rank-00001.safetensors", "step-00000002: mv good/step-00000004 good/damaged"];
     refused(&dir, &with("good"), 5, &away);
     std::fs::write(&file, &old).expect("a write");
-    // The plan that wrote it is part of it, for those who go on and those who reshard.
-    let head = step.join("plan/plan.json");
-    let whole = std::fs::read(&head).expect("a plan");
-    std::fs::write(&head, &whole[..100]).expect("a write");
-    let words = ["error[checkpoint]", "plan.json", "step-00000002: mv good/step-00000004"];
-    refused(&dir, &with("good"), 5, &words);
-    let words = ["error[checkpoint]", "plan", "step-00000002: mv good/step-00000004"];
-    refused(&dir, &["reshard", "good", "--to", "hf", "-o", "hf"], 5, &words);
-    std::fs::write(&head, &whole).expect("a write");
-    // A folder that is something else.
-    let save = ["run", "plan", "--steps", "1", "--save-every", "1", "--save"];
-    refused(&dir, &[&save[..], &["plan"]].concat(), 2, &["error[save-target]", "is a plan"]);
 
     // An index from a stranger.
     let index = step.join("index.json");

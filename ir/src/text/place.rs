@@ -19,7 +19,7 @@ pub fn in_file(mut d: Diag, text: &str, file: &str) -> Diag {
     }
     // The numbers are said already.
     let numbers = |p: &&str| p.starts_with("line ") || p.starts_with("column ");
-    let rest = head.split(", ").filter(|p| !p.is_empty() && !(found.is_some() && numbers(p)));
+    let rest = head.split(", ").filter(|p| !(p.is_empty() || found.is_some() && numbers(p)));
     parts.extend(rest.map(String::from));
     let picture = if picture.is_empty() { String::new() } else { format!("\n{picture}") };
     d.place = Some(parts.join(", ") + &picture);

@@ -3,7 +3,6 @@
 use super::ranks::Ranks;
 use crate::meaning::rule;
 use shardc_ir::func::{Func, Module, Node};
-use shardc_ir::ops::Kind;
 use shardc_ir::rule::{Letter, has_letter};
 use shardc_ir::schedule::Schedule;
 use shardc_ir::types::Type;
@@ -28,9 +27,13 @@ fn of_func(f: &Func, ranks: &Ranks, schedule: &Schedule) -> f64 {
 fn of_node(f: &Func, n: &Node, ranks: &Ranks) -> f64 {
     let of = |t: &Type| t.chunks(&ranks.mesh).iter().map(|&n| n as f64).product::<f64>();
     let made: f64 = n.outs.iter().map(|&v| of(f.ty(v))).sum();
-    let summed = match n.op.facts().kind {
-        Kind::Layout | Kind::Update => 1.0,
-        _computed => lost(f, n, ranks).iter().map(|x| x.1 as f64).product(),
+    // What only lays tensors out anew sums nothing.
+    let mut pairs = n.ins.iter().zip(&n.outs);
+    let same =
+        n.ins.len() == n.outs.len() && pairs.all(|(&i, &o)| f.ty(i).sizes() == f.ty(o).sizes());
+    let summed: f64 = match same {
+        true => 1.0,
+        false => lost(f, n, ranks).iter().map(|x| x.1 as f64).product(),
     };
     made * summed
 }

@@ -163,7 +163,7 @@ pub fn compile_with(model: &Path, o: &Options, manager: Manager) -> Result<Outpu
         let first = found.into_iter().take(1).collect();
         if let Some(v) = search::ways::checked(model, &f, o, first).first() {
             let all = match v.nearest.is_empty() {
-                true => search::ways::meshes(model, &f, o),
+                true => search::ways::meshes(model, &f, o, std::slice::from_ref(v)),
                 false => vec![],
             };
             return Err(all.iter().fold(v.diag(), |d, m| d.help(format!("use --mesh {m}"))));

@@ -57,7 +57,7 @@ pub fn check(model: &Path, flags: Flags, as_json: bool) -> Result<i32> {
         }
     }
     let meshes = match &facts {
-        Some(f) if !found.is_empty() => ways::meshes(&model, f, &asked),
+        Some(f) if !found.is_empty() => ways::meshes(&model, f, &asked, &found),
         _ => vec![],
     };
     if as_json {

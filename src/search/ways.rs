@@ -84,8 +84,8 @@ pub fn checked(model: &Path, f: &Facts, o: &Options, found: Vec<Violation>) -> V
 
 /// Meshes of as many ranks that compile, the nearest to the one asked for first, as `--mesh` takes
 /// them; with the microbatch that they need if that is another. Those of the axes that were asked for, and of data
-/// parallelism, come first; others only where none of these is legal.
-pub fn meshes(model: &Path, f: &Facts, o: &Options) -> Vec<String> {
+/// parallelism, come first; others only where none of these is legal and no number nearby helps.
+pub fn meshes(model: &Path, f: &Facts, o: &Options, found: &[Violation]) -> Vec<String> {
     if is_beyond(o) {
         return vec![];
     }
@@ -103,7 +103,7 @@ pub fn meshes(model: &Path, f: &Facts, o: &Options) -> Vec<String> {
     };
     let mut fits: Vec<Options> =
         own.into_iter().take(COMPILED).filter(|new| tried(new)).take(OFFERED).collect();
-    if fits.is_empty() {
+    if fits.is_empty() && found.iter().any(|v| v.nearest.is_empty()) {
         fits.extend(others.into_iter().take(COMPILED).filter(|new| tried(new)).take(OFFERED));
     }
     let text = |new: Options| match new.microbatch == o.microbatch {

@@ -294,7 +294,7 @@ fn proposed_meshes_are_legal() {
         let found: serde_json::Value = serde_json::from_slice(&out.stdout).expect("JSON");
         (out.status.code(), found)
     };
-    for mesh in ["tp=8", "pp=2,tp=3", "dp=2,tp=8", "tp=16"] {
+    for mesh in ["tp=8", "pp=2,tp=8", "dp=2,tp=8", "tp=16"] {
         let (code, found) = check(mesh);
         assert_eq!((code, &found["ok"]), (Some(1), &serde_json::json!(false)), "{mesh}: {found}");
         let ranks = |m: &str| -> usize {

@@ -36,9 +36,11 @@ fn usage(e: clap::Error) -> Result<i32> {
     if e.use_stderr() && asks_for_json() {
         talk(Talk { json: true, ..Talk::default() });
         let text = e.to_string();
-        let mut lines = text.lines().map(str::trim).filter(|l| !l.is_empty());
-        let first = lines.next().unwrap_or_default().trim_start_matches("error: ");
-        return Err(lines.fold(Diag::new("usage", first), |d, line| d.help(line)));
+        // Its first paragraph says what is wrong, the others what to do.
+        let (first, rest) = text.split_once("\n\n").unwrap_or((&text, ""));
+        let what: Vec<&str> = first.trim_start_matches("error: ").split_whitespace().collect();
+        let lines = rest.lines().map(str::trim).filter(|l| !l.is_empty());
+        return Err(lines.fold(Diag::new("usage", what.join(" ")), |d, line| d.help(line)));
     }
     let printed = e.print().and_then(|()| std::io::stdout().flush());
     if !e.use_stderr() {

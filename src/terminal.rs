@@ -4,6 +4,8 @@
 //! not look whole. All else goes to standard error, and is dropped where that is full or gone: no job
 //! ends because of its log. (A standard stream that is closed when the command starts is /dev/null.)
 
+use comfy_table::{ContentArrangement, Table, presets};
+use rustix::termios::tcgetwinsize;
 use serde_json::{Value as Json, json};
 use shardc_ir::diag::{Diag, Exit, Result, Spot};
 use std::fmt::Display;
@@ -210,6 +212,20 @@ pub fn show(text: impl AsRef<str>) {
     if let Err(d) = print(text.as_ref()) {
         std::process::exit(fail(&d));
     }
+}
+
+/// An empty table without lines. On a terminal its columns are as wide as fits there, and what is longer goes on in the
+/// next line of its row; elsewhere a row is one line.
+pub fn table() -> Table {
+    let mut t = Table::new();
+    t.load_preset(presets::NOTHING);
+    let out = std::io::stdout();
+    if let Some(size) = out.is_terminal().then(|| tcgetwinsize(&out).ok()).flatten()
+        && size.ws_col > 0
+    {
+        t.set_content_arrangement(ContentArrangement::Dynamic).set_width(size.ws_col);
+    }
+    t
 }
 
 /// What training prints on standard output as it goes on.

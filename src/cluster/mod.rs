@@ -6,8 +6,7 @@ mod secret;
 mod store;
 
 use crate::signals;
-use crate::terminal::{note, say_error, warn};
-use comfy_table::{Table, presets};
+use crate::terminal::{self, note, say_error, warn};
 use launcher::Launched;
 use meeting::Meeting;
 use shardc_ir::diag::{Diag, Result, count};
@@ -238,7 +237,7 @@ impl Job {
             return Err(Diag::new("plans-differ", message)
                 .why(format!("process 0 has {own}"))
                 .rule("all processes of a job read the same files, with the same flags")
-                .help("keep 1 copy on a file system that all hosts share"));
+                .help("give all processes the same flags; of files keep 1 copy, on a file system that all hosts share"));
         }
         self.control.barrier();
         Ok(())
@@ -247,8 +246,7 @@ impl Job {
     /// Rank, host and coordinates of every process.
     fn table(&self, plan: &Plan) -> String {
         let mesh = &plan.module.mesh;
-        let mut table = Table::new();
-        table.load_preset(presets::NOTHING);
+        let mut table = terminal::table();
         let axes: Vec<String> = mesh.axes.iter().map(|a| a.name.to_string()).collect();
         let head = ["rank".to_string(), "process".to_string()];
         table.set_header(head.into_iter().chain(axes));

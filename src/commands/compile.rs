@@ -9,8 +9,8 @@ use crate::proof::{Outcome, Prove};
 use crate::report::{Chosen, Report, bubble_line, bytes, padding_lines, step_words, wrapped};
 use crate::rules;
 use crate::search::advice::advise;
-use crate::terminal::{detail, doing, json_line, note};
-use comfy_table::{CellAlignment, Table, presets};
+use crate::terminal::{self, detail, doing, json_line, note};
+use comfy_table::CellAlignment;
 use serde_json::json;
 use shardc_ir::diag::{Diag, Result, count};
 use shardc_ir::plan::{MemoryClass, Plan};
@@ -126,8 +126,7 @@ fn human(stored: &Stored, r: &Report) -> String {
     let (plan, family) = (&stored.plan, stored.called());
     let largest = r.per_class.iter().max_by_key(|c| (c.peak_bytes, std::cmp::Reverse(c.class)));
     let Some(c) = largest else { return String::new() };
-    let mut t = Table::new();
-    t.load_preset(presets::NOTHING);
+    let mut t = terminal::table();
     let rows = [
         ("weights", c.weights_bytes),
         ("gradients", c.grads_bytes),
@@ -155,8 +154,7 @@ fn human(stored: &Stored, r: &Report) -> String {
         e.0 += x.count;
         e.1 += x.bytes;
     }
-    let mut comm = Table::new();
-    comm.load_preset(presets::NOTHING);
+    let mut comm = terminal::table();
     if total.is_empty() {
         comm.add_row(["  nothing"]);
     }

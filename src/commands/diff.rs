@@ -10,9 +10,9 @@ use crate::flags::Flags;
 use crate::machine::device;
 use crate::plan_dir;
 use crate::report::bytes;
-use crate::terminal::{Volume, doing, json_line, talks};
+use crate::terminal::{self, Volume, doing, json_line, talks};
 use clap::Args;
-use comfy_table::{CellAlignment, Table, presets};
+use comfy_table::CellAlignment;
 use serde_json::json;
 use shardc_ir::diag::{Result, count};
 use shardc_passes::options::ShardRule;
@@ -163,8 +163,7 @@ fn texts(c: &Comparison) -> String {
 }
 
 fn options(all: &[Change]) -> String {
-    let mut t = Table::new();
-    t.load_preset(presets::NOTHING);
+    let mut t = terminal::table();
     for c in all.iter().filter(|c| !(c.bound && c.option == PRICES)) {
         let values = values(c);
         let refused = match (&c.refused_alone, &c.refused_without) {
@@ -302,8 +301,7 @@ fn section(rows: &[&Row], all: bool) -> Vec<[String; 5]> {
 }
 
 fn table(rows: &[[String; 5]]) -> String {
-    let mut t = Table::new();
-    t.load_preset(presets::NOTHING);
+    let mut t = terminal::table();
     t.set_header(["", "before", "after", "", "by"]);
     for r in rows {
         t.add_row(r);

@@ -54,6 +54,21 @@ fn time_limit(text: &str) -> std::result::Result<String, String> {
     }
 }
 
+/// Seconds of a limit of time, which [`time_limit`] has passed: minutes, MM:SS or HH:MM:SS, behind days hours first.
+fn seconds(limit: &str) -> u64 {
+    let (days, rest) = limit.split_once('-').map_or(("0", limit), |(d, r)| (d, r));
+    let number = |x: &str| x.parse::<u64>().unwrap_or(0);
+    let parts: Vec<u64> = rest.split(':').map(number).collect();
+    let units: &[u64] = match (limit.contains('-'), parts.len()) {
+        (false, 1 | 2) => &[60, 1],
+        _hours_first => &[3600, 60, 1],
+    };
+    number(days) * 86_400 + parts.iter().zip(units).map(|(n, unit)| n * unit).sum::<u64>()
+}
+
+/// Seconds before the end of a job at which it is told to save.
+const BEFORE_END: u64 = 120;
+
 /// Inside single quotes of a shell.
 pub(super) fn quoted(text: &str) -> String {
     format!("'{}'", text.replace('\'', r"'\''"))
@@ -216,6 +231,11 @@ fn slurm(s: &Sizes) -> String {
     let (run, resume) = (s.run(), s.resume());
     let memory = s.memory.div_ceil(s.cpus.map_or(1, |n| n as usize));
     let cpus = s.cpus.map_or(String::new(), |n| format!("#SBATCH --cpus-per-task={n}\n"));
+    // Of a short job half of its time.
+    let before = match s.time.as_deref().map(seconds) {
+        Some(limit @ 1..) => BEFORE_END.min(limit / 2),
+        _the_partitions => BEFORE_END,
+    };
     let time = s.time.as_ref().map_or(String::new(), |t| format!("#SBATCH --time={t}\n"));
     // Of Slurm 22.05 and later srun does not take it over from sbatch.
     let each = s.cpus.map_or(String::new(), |n| format!(" --cpus-per-task={n}"));
@@ -241,8 +261,8 @@ fn slurm(s: &Sizes) -> String {
 #SBATCH --ntasks-per-node={per_node}
 {cpus}#SBATCH --mem-per-cpu={memory}M
 {time}#SBATCH --requeue --open-mode=append
-# Two minutes before its time is over the job saves, and ends; start it again to go on.
-#SBATCH --signal=TERM@120
+# {before} seconds before its time is over the job saves, and ends; start it again to go on.
+#SBATCH --signal=TERM@{before}
 {devices}set -euo pipefail
 {resume}
 {meet}
@@ -361,10 +381,20 @@ spec:
 
 #[cfg(test)]
 mod tests {
-    use super::SECRET;
+    use super::{SECRET, seconds, time_limit};
     use std::os::unix::fs::PermissionsExt;
     use std::path::{Path, PathBuf};
     use std::process::{Command, Output};
+
+    #[test]
+    fn limits_of_time_are_read_as_slurm_reads_them() {
+        let all =
+            [("90", 5400), ("1:30", 90), ("2:00:05", 7205), ("1-2", 93_600), ("1-0:1", 86_460)];
+        for (text, want) in all {
+            assert_eq!(seconds(&time_limit(text).expect("a limit")), want, "{text}");
+        }
+        assert!(time_limit("soon").is_err());
+    }
 
     /// A folder of a test's own, with a folder `bin` that has what stands for `ln`, if that is another.
     fn folder(name: &str, ln: Option<&str>) -> PathBuf {

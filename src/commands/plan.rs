@@ -13,9 +13,9 @@ use crate::planner::what_if::{self, Ifs};
 use crate::planner::{Asked, Compiled, Found, plan as search};
 use crate::report::bytes;
 use crate::search::ways::mesh_text;
-use crate::terminal::{json_line, note};
+use crate::terminal::{self, json_line, note};
 use clap::{Args, ValueEnum};
-use comfy_table::{CellAlignment, Table, presets};
+use comfy_table::CellAlignment;
 use serde_json::{Value, json};
 use shardc_cost::device::Device;
 use shardc_ir::diag::{Diag, Result, count};
@@ -298,8 +298,7 @@ fn is_front(all: &[Compiled], c: &Compiled) -> bool {
 }
 
 fn table(asked: &Asked, found: &Found) -> String {
-    let mut t = Table::new();
-    t.load_preset(presets::NOTHING);
+    let mut t = terminal::table();
     t.set_header(["", "step", "MFU", "tokens/s", "memory", "layout", "where the time goes"]);
     let best = found.fits[0].seconds;
     let guessed = asked.device.is_guessed();

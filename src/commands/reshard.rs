@@ -1,11 +1,13 @@
 //! `shardc reshard`: a checkpoint as another mesh would write it, or as a Hugging Face folder.
 
 use super::saving::{CHECKPOINTS, HowToSave, apart, place_of, prepare, same_model, write};
+use crate::axes;
 use crate::checkpoint::{self, Reached, Saved};
 use crate::flags::Flags;
 use crate::lock;
 use crate::plan_dir::Stored;
 use crate::retarget;
+use crate::rules;
 use crate::terminal::{json_line, note, show};
 use serde_json::json;
 use shardc_frontends::check_target;
@@ -149,6 +151,13 @@ fn plan_for(stored: &Stored, mesh: &str, zero: Option<u8>) -> Result<Plan> {
         // A text has the sizes that it has.
         (o.seq, o.microbatch) = (stored.options.seq, stored.options.microbatch);
         o.global_batch = stored.options.global_batch;
+    }
+    // A checkpoint for a mesh that nothing can run on helps nobody.
+    if let Some(f) = &stored.facts {
+        axes::misnamed(&o)?;
+        if let Some(v) = rules::violations(f, &o).first() {
+            return Err(v.diag());
+        }
     }
     Ok(retarget(stored, &o)?.stored.plan)
 }

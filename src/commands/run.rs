@@ -123,6 +123,21 @@ pub struct Run {
     pub kernels: Option<Kernels>,
 }
 
+impl Run {
+    /// What all processes of a job must be told alike, as flags. Paths may differ: hosts need not mount a file system
+    /// in the same place.
+    fn of_all(&self, steps: usize) -> String {
+        let mut all = format!("--steps {steps}");
+        let mut say =
+            |what: Option<String>| what.iter().for_each(|w| all.push_str(&format!(" {w}")));
+        say(self.save.as_ref().map(|_| "--save".into()));
+        say(self.save_every.map(|n| format!("--save-every {n}")));
+        say(self.eval_data.as_ref().map(|_| "--eval-data".into()));
+        say(self.eval_every.map(|n| format!("--eval-every {n}")));
+        all
+    }
+}
+
 /// The words of --transport.
 fn words() -> impl TypedValueParser<Value = Transport> {
     let of = |word: String| Transport::ALL.into_iter().find(|t| t.name() == word);
@@ -281,12 +296,14 @@ fn run_in(dir: &Path, how: &Run, job: Option<&Job>, as_json: bool) -> Result<i32
     let keeper = keeps.map(|to| Keeper::open(dir, to, how, stored, done));
     let keeper = keeper.transpose()?;
     let table = inputs(&plan.module);
+    let steps = how.steps.unwrap_or(if s.mode == Mode::Infer { 1 } else { 10 });
     let feed = Feed::open(how, s, &table, run.picks(done))?;
     if leads {
         words::random(stored, &start, &feed, &table).iter().for_each(note);
     }
     if let Some(job) = job {
         job.same("the data", &feed.mark())?;
+        job.same("flags", &how.of_all(steps))?;
     }
     let other = run.takes(&feed, &start).filter(|_| leads);
     warn(&other.map(settings::otherwise).into_iter().collect::<Vec<_>>());
@@ -316,7 +333,6 @@ fn run_in(dir: &Path, how: &Run, job: Option<&Job>, as_json: bool) -> Result<i32
     let lines = how.metrics.as_deref().map(|file| Metrics::open(file, done));
     let events = how.tensorboard.as_deref().map(|dir| Metrics::events(dir, done));
     let metrics = lines.into_iter().chain(events).collect::<Result<_>>()?;
-    let steps = how.steps.unwrap_or(if s.mode == Mode::Infer { 1 } else { 10 });
     let leader = Leader {
         how,
         stored,

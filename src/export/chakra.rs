@@ -169,7 +169,7 @@ pub(super) fn files(e: &mut Export) -> Result<Vec<File>> {
     }
     // Sizes alone are asked for: they are the same on every machine.
     let device = Device::named("h100-sxm")?;
-    let mut pricer = Pricer::new(mesh, &device);
+    let mut pricer = Pricer::new(mesh, &device, plan.settings.tokens);
     let mut works: BTreeMap<usize, (Vec<Launch>, Vec<Work>)> = BTreeMap::new();
     for c in plan.classes.iter().flat_map(RankClass::calls) {
         let f = &plan.module.funcs[c.func];

@@ -287,6 +287,7 @@ mod tests {
     use crate::measure::blank;
     use shardc_cost::plan::launch::Pricer;
     use shardc_ir::mesh::{AtomSet, Mesh};
+    use shardc_ir::plan::TokenOrder;
 
     /// A machine with constants that are not those before the fit.
     fn truth() -> Device {
@@ -353,7 +354,7 @@ mod tests {
     }
 
     fn seconds(d: &Device, w: &Work) -> f64 {
-        Pricer::new(&Mesh::default(), d).seconds(w).expect("f32")
+        Pricer::new(&Mesh::default(), d, TokenOrder::Contiguous).seconds(w).expect("f32")
     }
 
     /// Times by a machine's formulas give a machine that prices the same.

@@ -121,7 +121,7 @@ pub fn samples(plan: &Plan, device: &Device, steps: &[Step]) -> Vec<Sample> {
             }
         }
     }
-    let mut pricer = Pricer::new(&plan.module.mesh, device);
+    let mut pricer = Pricer::new(&plan.module.mesh, device, plan.settings.tokens);
     let mut out = vec![];
     for (&(f, node, i), by_rank) in &times {
         if f == RECEIVED {

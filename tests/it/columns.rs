@@ -312,7 +312,8 @@ fn whole_numbers_and_labels_of_rows_train_on_all_layouts() {
     let data = "x=x.npy,kind=kind.npy,digit=digit.npy,shift=shift.npy,size=size.npy";
     on_all(&lab, DIGITS, ["embed", "head"], &["--data", data]);
     let wrong = data.replace("kind=kind.npy", "kind=digit.npy");
-    lab.refuses(&["run", "plan0", "--data", &wrong], 2, "token-range");
+    let said = lab.refuses(&["run", "plan0", "--data", &wrong], 2, "token-range");
+    assert!(said.contains(&format!("it was read in step 1 from --data {wrong}")), "{said}");
     // Kinds are below 10 and classes below 5: each by its own table.
     let wrong = data.replace("digit=digit.npy", "digit=kind.npy");
     lab.refuses(&["run", "plan0", "--data", &wrong], 2, "label-range");

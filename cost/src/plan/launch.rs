@@ -1,5 +1,6 @@
 //! Seconds of the launches and exchanges of one function, from the types of its values.
 
+use super::scores::Scores;
 use crate::collective::{self, Group, Kind, all_to_all, send};
 use crate::device::{Device, Precision};
 use crate::kernel::{Attention, Gemm, rows};
@@ -8,7 +9,8 @@ use shardc_ir::diag::Result;
 use shardc_ir::func::{Func, Node, Value};
 use shardc_ir::group::{Launch, rule_of};
 use shardc_ir::mesh::{AtomSet, Mesh};
-use shardc_ir::ops::{self, Mask, Op, Sends};
+use shardc_ir::ops::{self, Op, Sends};
+use shardc_ir::plan::TokenOrder;
 use shardc_ir::rule::has_letter;
 use shardc_ir::types::Type;
 use std::collections::BTreeMap;
@@ -46,12 +48,26 @@ pub struct Pricer<'a> {
     pub device: &'a Device,
     /// Groups by their atoms: where their ranks are, and how far neighbours are from each other.
     groups: BTreeMap<AtomSet, (Group, usize)>,
+    /// How tokens are dealt to ranks.
+    order: TokenOrder,
+    /// Parts of scores by the size of blocks: all layers have the same few.
+    parts: Vec<(Scores, usize, f64)>,
 }
 
 impl<'a> Pricer<'a> {
     /// For plans on a mesh.
-    pub fn new(mesh: &'a Mesh, device: &'a Device) -> Pricer<'a> {
-        Pricer { mesh, device, groups: BTreeMap::new() }
+    pub fn new(mesh: &'a Mesh, device: &'a Device, order: TokenOrder) -> Pricer<'a> {
+        Pricer { mesh, device, groups: BTreeMap::new(), order, parts: vec![] }
+    }
+
+    /// [`Scores::part`], worked out once.
+    fn part(&mut self, scores: Scores, block: usize) -> f64 {
+        let known = self.parts.iter().find(|p| p.0 == scores && p.1 == block);
+        known.map(|p| p.2).unwrap_or_else(|| {
+            let part = scores.part(block);
+            self.parts.push((scores, block, part));
+            part
+        })
     }
 
     /// Where the ranks of a group are: of those of some ranks, the one over the most domains; and how far
@@ -118,7 +134,7 @@ impl<'a> Pricer<'a> {
     }
 
     /// Products and attention.
-    fn heavy(&self, f: &Func, x: &Launch, n: &Node) -> Option<Work> {
+    fn heavy(&mut self, f: &Func, x: &Launch, n: &Node) -> Option<Work> {
         let ty = |i: usize| f.ty(n.ins[i]);
         let local = |t: &Type, d: usize| t.chunk(self.mesh, d) as f64;
         let of_attention = match &n.op {
@@ -128,16 +144,17 @@ impl<'a> Pricer<'a> {
         };
         if let Some((mask, backward)) = of_attention {
             let (q, k, v) = (ty(0), ty(1), ty(2));
-            let (queries, keys) = (local(q, 1), local(k, 1));
+            let positions = if backward { 6 } else { 3 };
+            let scores = Scores::of(self.mesh, f, n, positions, mask, self.order);
             let sizes = Attention {
                 rows: local(q, 0),
                 heads: local(q, 2),
-                queries,
-                keys,
+                queries: local(q, 1),
+                keys: local(k, 1),
                 width: local(q, 3),
                 values: local(v, 3),
-                seen: seen(mask, queries, keys, 1.0),
-                computed: seen(mask, queries, keys, self.device.block()),
+                seen: self.part(scores, 1),
+                computed: self.part(scores, self.device.block() as usize),
             };
             return Some(Work::Attention { sizes, precision: Precision::of(q.dtype)?, backward });
         }
@@ -245,54 +262,5 @@ impl<'a> Pricer<'a> {
             }
             Work::View | Work::Rows { .. } | Work::Exchange { .. } => 0.0,
         }
-    }
-}
-
-/// The part of the scores that blocks of so many queries compute under a mask, which is what any of them sees, on the
-/// rank with the last queries, which sees most.
-fn seen(mask: Mask, queries: f64, keys: f64, block: f64) -> f64 {
-    let behind = mask.right.map_or(keys, |n| n as f64);
-    let sides = before(queries.min(keys), keys, block) + behind / keys;
-    let more = block.min(queries) - 1.0;
-    let window = mask.left.map_or(1.0, |n| (n as f64 + 1.0 + behind + more) / keys);
-    let halved = if mask.right == Some(0) { 0.5 } else { 1.0 };
-    let chunk = mask.chunk.map_or(1.0, |n| halved * n as f64 / keys);
-    sides.min(window).min(chunk).min(1.0)
-}
-
-/// The part of the keys that are not behind the last query of a block, of the last queries; of single queries as if
-/// each saw half of itself.
-fn before(queries: f64, keys: f64, block: f64) -> f64 {
-    if block <= 1.0 {
-        return (keys - queries / 2.0) / keys;
-    }
-    let (first, full) = (keys - queries, (queries / block).floor());
-    let rest = queries - full * block;
-    let of_full = full * block * first + block * block * full * (full + 1.0) / 2.0;
-    (of_full + rest * keys) / (queries * keys)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Counted one block after the other, as the kernel goes.
-    #[test]
-    fn blocks_compute_what_any_of_their_queries_sees() {
-        for (queries, keys) in [(128, 128), (64, 64), (256, 256), (100, 300), (96, 96)] {
-            for block in [32, 96, 128] {
-                let ends = (0..queries).step_by(block).map(|i| (i, queries.min(i + block)));
-                let of = |(from, to): (usize, usize)| (to - from) * (keys - queries + to);
-                let counted = ends.map(of).sum::<usize>() as f64 / (queries * keys) as f64;
-                let [q, k, b] = [queries, keys, block].map(|n| n as f64);
-                let said = seen(Mask::CAUSAL, q, k, b);
-                assert!(
-                    (said - counted).abs() < 1e-12,
-                    "{queries} {keys} {block}: {said} {counted}"
-                );
-            }
-        }
-        assert_eq!(seen(Mask::CAUSAL, 128.0, 128.0, 1.0), 0.5);
-        assert_eq!(seen(Mask::CAUSAL, 128.0, 256.0, 1.0), 0.75);
     }
 }

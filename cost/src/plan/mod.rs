@@ -3,6 +3,7 @@
 
 mod clock;
 pub mod launch;
+pub mod scores;
 
 use crate::device::Device;
 use crate::parts::Parts;
@@ -69,7 +70,7 @@ pub struct PlanPrice {
 /// # Errors
 /// `device` if the device lacks products of an element type.
 pub fn price(plan: &Plan, device: &Device, speeds: &[f64]) -> Result<PlanPrice> {
-    let mut pricer = Pricer::new(&plan.module.mesh, device);
+    let mut pricer = Pricer::new(&plan.module.mesh, device, plan.settings.tokens);
     let mut funcs = vec![FuncPrice::default(); plan.module.funcs.len()];
     let forward = names(plan);
     let of_experts = expert_atoms(plan);

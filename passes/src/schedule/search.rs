@@ -4,7 +4,7 @@
 //! placements and limits of memory; each is replayed with the real times. The order in which they
 //! are tried is fixed, and so is their number, so the same question has the same answer.
 
-use shardc_ir::diag::{Diag, Result};
+use shardc_ir::diag::{Diag, Result, exact_bytes};
 use shardc_ir::schedule::{Held, Schedule, Times, replay};
 
 use super::list::{Order, Pattern, Policy, Task, Time, run};
@@ -200,9 +200,14 @@ fn nothing_fits(p: usize, m: usize, cuts: &[Cut]) -> Diag {
         let v = cut.chunks;
         d = d
             .why(format!(
-                "with v={v}, a microbatch takes {need} bytes on rank {r}, which has {has}"
+                "with v={v}, a microbatch takes {} on rank {r}, which has {}",
+                exact_bytes(need as usize),
+                exact_bytes(*has as usize)
             ))
-            .help(format!("v={v}: give rank {r} {} bytes more", need.saturating_sub(*has)));
+            .help(format!(
+                "v={v}: give rank {r} {} more",
+                exact_bytes(need.saturating_sub(*has) as usize)
+            ));
     }
     d
 }

@@ -3,8 +3,8 @@
 use super::{group_text, numbered, trimmed};
 use crate::plan_dir::Stored;
 use crate::report::{Chosen, Experts, bytes, phase_of};
-use crate::terminal::json_line;
-use comfy_table::{CellAlignment, Table, presets};
+use crate::terminal::{self, json_line};
+use comfy_table::CellAlignment;
 use serde::Serialize;
 use serde_json::json;
 use shardc_ir::diag::count;
@@ -181,8 +181,7 @@ pub(super) fn collectives(
         let out = json!({ "options": Chosen::of(&s.options), "node": node, "collectives": all });
         return json_line("inspect-collectives", out);
     }
-    let mut t = Table::new();
-    t.load_preset(presets::NOTHING);
+    let mut t = terminal::table();
     t.set_header([
         "",
         "op",

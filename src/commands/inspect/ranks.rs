@@ -1,8 +1,7 @@
 //! The ranks of a mesh: coordinates, groups, and slices of the weights.
 
 use super::summary::{lines, trimmed};
-use crate::terminal::json_line;
-use comfy_table::{Table, presets};
+use crate::terminal::{self, json_line};
 use serde::Serialize;
 use serde_json::json;
 use shardc_ir::diag::{Diag, Result, count};
@@ -91,8 +90,7 @@ pub fn table(mesh: &Mesh, experts: Option<&Options>, asked: Range<usize>, as_jso
         let all: Vec<_> = asked.map(one).collect();
         return json_line("inspect-ranks", json!({ "ranks": mesh.ranks(), "shown": all }));
     }
-    let mut t = Table::new();
-    t.load_preset(presets::NOTHING);
+    let mut t = terminal::table();
     let axes = || mesh.axes.iter().map(|a| a.name.clone());
     let groups = over.iter().map(|(name, _)| format!("group over {name}"));
     t.set_header(["rank".to_string()].into_iter().chain(axes()).chain(groups));
@@ -168,8 +166,7 @@ impl Rank {
     pub fn header(&self) -> String {
         let at: Vec<String> = self.coordinates.iter().map(|(a, i)| format!("{a}={i}")).collect();
         let at = if at.is_empty() { "alone".into() } else { at.join(", ") };
-        let mut t = Table::new();
-        t.load_preset(presets::NOTHING);
+        let mut t = terminal::table();
         for w in &self.weights {
             let dim = |&(from, len, n): &(usize, usize, usize)| match len == n {
                 true => format!("all {n}"),

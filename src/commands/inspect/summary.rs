@@ -9,8 +9,8 @@ use crate::report::{
     Chosen, CollectiveReport, Kept, beside_words, bubble_line, bytes, layers_of, moments,
     padding_lines, step_words, wrapped,
 };
-use crate::terminal::json_line;
-use comfy_table::{CellAlignment, Table, presets};
+use crate::terminal::{self, json_line};
+use comfy_table::{CellAlignment, Table};
 use serde::Deserialize;
 use serde_json::json;
 use shardc_cost::beside;
@@ -34,8 +34,7 @@ pub fn lines(before: &str, text: &str) -> String {
 
 /// A table without lines; columns in `right` are set to the right.
 fn table(rows: impl IntoIterator<Item = Vec<String>>, right: &[usize]) -> Table {
-    let mut t = Table::new();
-    t.load_preset(presets::NOTHING);
+    let mut t = terminal::table();
     t.add_rows(rows);
     for &i in right {
         if let Some(c) = t.column_mut(i) {

@@ -1,7 +1,8 @@
 //! Where the time of a step goes: by part with the formula that prices it, and by scope of the model.
 
 use super::time;
-use comfy_table::{CellAlignment, Table, presets};
+use crate::terminal;
+use comfy_table::{CellAlignment, Table};
 use shardc_cost::device::{Constant, Device, Provenance};
 use shardc_cost::parts::Parts;
 use shardc_cost::plan::launch::{Pricer, Work};
@@ -138,8 +139,7 @@ pub fn tables(plan: &Plan, p: &PlanPrice) -> String {
 
 /// A table whose columns are numbers, but for the first one and those from `until` on.
 fn table(head: &[&str], until: usize) -> Table {
-    let mut t = Table::new();
-    t.load_preset(presets::NOTHING);
+    let mut t = terminal::table();
     t.set_header(head.to_vec());
     for c in t.column_iter_mut().take(until).skip(1) {
         c.set_cell_alignment(CellAlignment::Right);

@@ -13,7 +13,7 @@ use crate::signals;
 use crate::terminal::{Progress, Volume, note, talks};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::json;
-use shardc_ir::diag::{Result, count};
+use shardc_ir::diag::{Diag, Result, count};
 use shardc_ir::func::{InputRow, RoleKind};
 use shardc_ir::plan::Mode;
 use shardc_runtime::session::{Session, StepBatch, StepResult};
@@ -61,7 +61,7 @@ impl Leader<'_> {
             let batch = StepBatch { columns, observe };
             // A step that changes nothing is none of the schedule of the learning rate.
             let lr = self.run.lr.at(step - self.session.scale().skipped);
-            let r = self.session.step(&batch, lr, step)?;
+            let r = self.session.step(&batch, lr, step).map_err(|d| self.of_data(d, step))?;
             skipped += usize::from(r.skipped);
             if let Some(t) = &mut self.trace {
                 t.add(&self.stored.plan, step, &r.timings);
@@ -124,6 +124,16 @@ impl Leader<'_> {
             )),
         }
         Ok(signals::status(signal))
+    }
+
+    /// The same; of a number that the model does not know, also in which data it was found.
+    fn of_data(&self, d: Diag, step: usize) -> Diag {
+        match &self.how.data {
+            Some(data) if d.code.ends_with("-range") => {
+                d.why(format!("it was read in step {step} from --data {data}"))
+            }
+            _another => d,
+        }
     }
 
     /// How much a step does: tokens, or rows of a model without.

@@ -1,6 +1,7 @@
 //! The pages of the documentation: every code of a diagnostic has one, and what they show works.
 
 use super::*;
+use shardc_ir::diag::Diag;
 
 /// Source files of the workspace, tests left out.
 fn sources(dir: &Path, out: &mut Vec<PathBuf>) {
@@ -87,6 +88,12 @@ fn every_code_has_a_page_and_every_page_a_code() {
     for (code, page) in PAGES {
         assert!(page.starts_with(&format!("# {code}\n\n")), "{code}");
         assert!(page.contains(&format!("[{code}]: ")), "{code} has an example");
+        let exit = Diag::new(code, "").exit as i32;
+        let status = match page.contains(&format!("\nerror[{code}]: ")) {
+            true => format!("\n\nExit status: {exit}.\n\n"),
+            false => "\n\nA warning: the command goes on.\n\n".to_string(),
+        };
+        assert!(page.contains(&status), "{code}:{status}");
         assert!(page.contains("\nWay out:\n\n- ") || page.contains("\nWays out:\n\n- "), "{code}");
     }
 }

@@ -104,7 +104,8 @@ fn attention_grad(elem: &str, width: usize, value_width: usize, most: [u32; 2]) 
 
 #[test]
 fn attention_fits() {
-    for (width, most) in [(32, 128), (64, 128), (80, 128), (128, 168), (256, 255)] {
+    let all = [(32, 128), (64, 128), (80, 128), (128, 168), (256, 255)];
+    for (_, (width, most)) in all.into_iter().enumerate().filter(|(i, _)| taken(*i, 2)) {
         attention("bf16", width, width, most);
     }
     attention("f32", 80, 80, 128);
@@ -129,9 +130,8 @@ fn attention_of_segments_fits() {
 
 #[test]
 fn gradients_of_attention_fit() {
-    for (width, most, capped) in
-        [(32, 168, 168), (64, 210, 210), (80, 168, 168), (128, 255, 255), (256, 255, 255)]
-    {
+    let all = [(32, 168, 168), (64, 210, 210), (80, 168, 168), (128, 255, 255), (256, 255, 255)];
+    for (_, (width, most, capped)) in all.into_iter().enumerate().filter(|(i, _)| taken(i + 1, 2)) {
         attention_grad("bf16", width, width, [most, capped]);
     }
     attention_grad("f32", 80, 80, [168; 2]);

@@ -214,6 +214,10 @@ pub fn show(text: impl AsRef<str>) {
     }
 }
 
+/// Columns by which lines of a table may be indented where it is printed, and the fewest that it takes.
+const INDENT: u16 = 4;
+const MIN_WIDTH: u16 = 40;
+
 /// An empty table without lines. On a terminal its columns are as wide as fits there, and what is longer goes on in the
 /// next line of its row; elsewhere a row is one line.
 pub fn table() -> Table {
@@ -223,7 +227,8 @@ pub fn table() -> Table {
     if let Some(size) = out.is_terminal().then(|| tcgetwinsize(&out).ok()).flatten()
         && size.ws_col > 0
     {
-        t.set_content_arrangement(ContentArrangement::Dynamic).set_width(size.ws_col);
+        let width = size.ws_col.saturating_sub(INDENT).max(MIN_WIDTH);
+        t.set_content_arrangement(ContentArrangement::Dynamic).set_width(width);
     }
     t
 }

@@ -69,6 +69,15 @@ fn seconds(limit: &str) -> u64 {
 /// Seconds before the end of a job at which it is told to save.
 const BEFORE_END: u64 = 120;
 
+/// How long before the end of a limit of time. Slurm counts limits in whole minutes, and may send a signal up to a minute
+/// earlier than it is asked to: of a short job it is half of what that leaves.
+fn before_end(limit: Option<&str>) -> u64 {
+    match limit.map_or(0, seconds).div_ceil(60) {
+        0 => BEFORE_END,
+        minutes => BEFORE_END.min((minutes - 1) * 30).max(1),
+    }
+}
+
 /// Inside single quotes of a shell.
 pub(super) fn quoted(text: &str) -> String {
     format!("'{}'", text.replace('\'', r"'\''"))
@@ -231,11 +240,7 @@ fn slurm(s: &Sizes) -> String {
     let (run, resume) = (s.run(), s.resume());
     let memory = s.memory.div_ceil(s.cpus.map_or(1, |n| n as usize));
     let cpus = s.cpus.map_or(String::new(), |n| format!("#SBATCH --cpus-per-task={n}\n"));
-    // Of a short job half of its time.
-    let before = match s.time.as_deref().map(seconds) {
-        Some(limit @ 1..) => BEFORE_END.min(limit / 2),
-        _the_partitions => BEFORE_END,
-    };
+    let before = before_end(s.time.as_deref());
     let time = s.time.as_ref().map_or(String::new(), |t| format!("#SBATCH --time={t}\n"));
     // Of Slurm 22.05 and later srun does not take it over from sbatch.
     let each = s.cpus.map_or(String::new(), |n| format!(" --cpus-per-task={n}"));
@@ -261,7 +266,7 @@ fn slurm(s: &Sizes) -> String {
 #SBATCH --ntasks-per-node={per_node}
 {cpus}#SBATCH --mem-per-cpu={memory}M
 {time}#SBATCH --requeue --open-mode=append
-# {before} seconds before its time is over the job saves, and ends; start it again to go on.
+# {before} seconds before its time is over, or up to a minute earlier, the job saves, and ends; start it again to go on.
 #SBATCH --signal=TERM@{before}
 {devices}set -euo pipefail
 {resume}
@@ -381,7 +386,7 @@ spec:
 
 #[cfg(test)]
 mod tests {
-    use super::{SECRET, seconds, time_limit};
+    use super::{SECRET, before_end, seconds, time_limit};
     use std::os::unix::fs::PermissionsExt;
     use std::path::{Path, PathBuf};
     use std::process::{Command, Output};
@@ -394,6 +399,11 @@ mod tests {
             assert_eq!(seconds(&time_limit(text).expect("a limit")), want, "{text}");
         }
         assert!(time_limit("soon").is_err());
+        for (limit, want) in [("1", 1), ("0:30", 1), ("2", 30), ("5", 120), ("90", 120), ("0", 120)]
+        {
+            assert_eq!(before_end(Some(limit)), want, "{limit}");
+        }
+        assert_eq!(before_end(None), 120);
     }
 
     /// A folder of a test's own, with a folder `bin` that has what stands for `ln`, if that is another.

@@ -156,7 +156,10 @@ fn plan_for(stored: &Stored, mesh: &str, zero: Option<u8>) -> Result<Plan> {
     if let Some(f) = &stored.facts {
         axes::misnamed(&o)?;
         if let Some(v) = rules::violations(f, &o).first() {
-            return Err(v.diag());
+            // What would be legal besides is of runs, with flags that are none of this command.
+            let mut d = v.diag();
+            d.help.clear();
+            return Err(d.help("use a mesh that compile takes for this model, as --to dp_shard=8"));
         }
     }
     Ok(retarget(stored, &o)?.stored.plan)

@@ -133,7 +133,9 @@ impl Run {
         say(self.save.as_ref().map(|_| "--save".into()));
         say(self.save_every.map(|n| format!("--save-every {n}")));
         say(self.eval_data.as_ref().map(|_| "--eval-data".into()));
-        say(self.eval_every.map(|n| format!("--eval-every {n}")));
+        let every = self.eval_every.unwrap_or(EVAL_EVERY);
+        say(self.eval_data.as_ref().map(|_| format!("--eval-every {every}")));
+        say(self.dump.as_ref().map(|_| "--dump".into()));
         all
     }
 }
@@ -167,6 +169,9 @@ pub enum Kernels {
     Compiled,
     Interpreted,
 }
+
+/// Steps between evaluations, where nobody says.
+const EVAL_EVERY: u64 = 10;
 
 /// Every evaluation sees the batch of this step number, which no training step has.
 const EVALUATION: u32 = u32::MAX;
@@ -302,8 +307,8 @@ fn run_in(dir: &Path, how: &Run, job: Option<&Job>, as_json: bool) -> Result<i32
         words::random(stored, &start, &feed, &table).iter().for_each(note);
     }
     if let Some(job) = job {
-        job.same("the data", &feed.mark())?;
         job.same("flags", &how.of_all(steps))?;
+        job.same("the data", &feed.mark())?;
     }
     let other = run.takes(&feed, &start).filter(|_| leads);
     warn(&other.map(settings::otherwise).into_iter().collect::<Vec<_>>());
@@ -316,6 +321,9 @@ fn run_in(dir: &Path, how: &Run, job: Option<&Job>, as_json: bool) -> Result<i32
     let open = |d| Data::open("--eval-data", d, how.tokenizer.as_deref(), s.vocab);
     let eval = how.eval_data.as_deref().map(open).transpose()?;
     eval.iter().try_for_each(|d| d.check(&table))?;
+    if let (Some(job), Some(d)) = (job, &eval) {
+        job.same("the evaluation data", &d.mark())?;
+    }
     let mut session = launch(plan, &start, how, job, Some(dir))?;
     if let Start::Resumed(s) = &start {
         session.go_on(s.scale);

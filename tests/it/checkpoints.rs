@@ -162,10 +162,10 @@ fn resharding_there_and_back_is_the_identity() {
     let rest = ["--steps", "4", "--resume"];
     let one = train(&dir, "plan", &[&rest[..], &["a"]].concat());
     assert_eq!(one, train(&dir, "plan", &[&rest[..], &["b"]].concat()));
-    // As a model it is what --save writes at the end.
     // Meshes that compile refuses are no meshes here.
     refused(&dir, &["reshard", "b", "--to", "tp=3", "-o", "c"], 2, &["heads-not-divisible"]);
     refused(&dir, &["reshard", "b", "--to", "fsdp=2", "-o", "c"], 2, &["did you mean", "dp_shard"]);
+    // As a model it is what --save writes at the end.
     good(&dir, &["reshard", "b", "--to", "hf", "-o", "model"]);
     train(&dir, "plan", &["--steps", "2", "--save", "saved"]);
     assert!(files(&dir.join("model")) == files(&dir.join("saved")));

@@ -70,23 +70,26 @@ fn every_launch_and_exchange_is_priced_once() {
 /// with all keys at hand zigzag has a half of the scores, and the last rank of a contiguous split nearly all.
 #[test]
 fn attention_is_priced_as_the_rank_that_has_most_of_it() {
-    let cp = |mode, split, of_a_layer| -> Vec<f64> {
+    let cp = |kind, mode, split, of_a_layer| -> Vec<f64> {
         let mut o = options(&[("cp", 4)], false, 1);
         (o.seq, o.cp_mode, o.cp_split) = (32, mode, Some(split));
         let plan = compiled("llama_gqa", &o);
         let p = price(&plan, &h100(), &[]).expect("a price");
-        let forward = plan.module.funcs.iter().position(|f| f.kind == FuncKind::Forward);
-        let items = &p.funcs[forward.expect("a forward")].items;
+        let forward = plan.module.funcs.iter().position(|f| f.kind == kind);
+        let items = &p.funcs[forward.expect("a function")].items;
         let seen = items.iter().filter_map(|i| match i.work {
             Work::Attention { sizes, .. } => Some(sizes.seen),
             _another => None,
         });
         seen.take(of_a_layer).collect()
     };
-    assert_eq!(cp(CpMode::Ring, CpSplit::Contiguous, 4), [0.5, 1.0, 1.0, 1.0]);
-    assert_eq!(cp(CpMode::Ring, CpSplit::Zigzag, 4), [0.5; 4]);
-    assert_eq!(cp(CpMode::AllGather, CpSplit::Contiguous, 2), [0.875; 2]);
-    assert_eq!(cp(CpMode::AllGather, CpSplit::Zigzag, 2), [0.5; 2]);
+    for kind in [FuncKind::Forward, FuncKind::Backward] {
+        let (ring, gathered) = (CpMode::Ring, CpMode::AllGather);
+        assert_eq!(cp(kind, ring, CpSplit::Contiguous, 4), [0.5, 1.0, 1.0, 1.0]);
+        assert_eq!(cp(kind, ring, CpSplit::Zigzag, 4), [0.5; 4]);
+        assert_eq!(cp(kind, gathered, CpSplit::Contiguous, 2), [0.875; 2]);
+        assert_eq!(cp(kind, gathered, CpSplit::Zigzag, 2), [0.5; 2]);
+    }
 }
 
 /// Whatever a family and its layout exchange has a price, and words of its own.

@@ -121,6 +121,9 @@ fn messages_are_json_where_results_are() {
     let usage = messages(&["compile", &model, "--mash", "tp=2"], 2);
     assert_eq!((&usage[0]["code"], &usage[0]["level"]), (&"usage".into(), &"error".into()));
     assert!(usage[0]["message"].as_str().is_some_and(|m| m.contains("'--mash'")), "{usage:?}");
+    let usage = messages(&["compile"], 2);
+    let what = "the following required arguments were not provided: <MODEL>";
+    assert_eq!(usage[0]["message"], what, "{usage:?}");
     let noted = messages(&["run", "p", "--steps", "1", "--kernels", "interpreted", "-v"], 0);
     assert!(noted.iter().all(|m| m["level"] == "note" && m["message"].is_string()), "{noted:?}");
     assert!(noted.iter().any(|m| m["message"].as_str().is_some_and(|m| m.starts_with("took "))));

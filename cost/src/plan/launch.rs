@@ -50,8 +50,8 @@ pub struct Pricer<'a> {
     groups: BTreeMap<AtomSet, (Group, usize)>,
     /// How tokens are dealt to ranks.
     order: TokenOrder,
-    /// Parts of scores by the size of blocks: all layers have the same few.
-    parts: Vec<(Scores, usize, f64)>,
+    /// What counts and what is computed of scores: all layers have the same few.
+    parts: Vec<(Scores, (f64, f64))>,
 }
 
 impl<'a> Pricer<'a> {
@@ -60,13 +60,13 @@ impl<'a> Pricer<'a> {
         Pricer { mesh, device, groups: BTreeMap::new(), order, parts: vec![] }
     }
 
-    /// [`Scores::part`], worked out once.
-    fn part(&mut self, scores: Scores, block: usize) -> f64 {
-        let known = self.parts.iter().find(|p| p.0 == scores && p.1 == block);
-        known.map(|p| p.2).unwrap_or_else(|| {
-            let part = scores.part(block);
-            self.parts.push((scores, block, part));
-            part
+    /// What counts and what is computed of scores, worked out once.
+    fn parts(&mut self, scores: Scores) -> (f64, f64) {
+        let known = self.parts.iter().find(|p| p.0 == scores);
+        known.map(|p| p.1).unwrap_or_else(|| {
+            let parts = (scores.seen(), scores.computed(self.device.block() as usize));
+            self.parts.push((scores, parts));
+            parts
         })
     }
 
@@ -145,7 +145,10 @@ impl<'a> Pricer<'a> {
         if let Some((mask, backward)) = of_attention {
             let (q, k, v) = (ty(0), ty(1), ty(2));
             let positions = if backward { 6 } else { 3 };
-            let scores = Scores::of(self.mesh, f, n, positions, mask, self.order);
+            let node = f.nodes[x.nodes.clone()].iter().position(|m| std::ptr::eq(m, n));
+            let node = x.nodes.start + node.unwrap_or(0);
+            let scores = Scores::of(self.mesh, f, node, positions, mask, self.order);
+            let (seen, computed) = self.parts(scores);
             let sizes = Attention {
                 rows: local(q, 0),
                 heads: local(q, 2),
@@ -153,8 +156,8 @@ impl<'a> Pricer<'a> {
                 keys: local(k, 1),
                 width: local(q, 3),
                 values: local(v, 3),
-                seen: self.part(scores, 1),
-                computed: self.part(scores, self.device.block() as usize),
+                seen,
+                computed,
             };
             return Some(Work::Attention { sizes, precision: Precision::of(q.dtype)?, backward });
         }

@@ -20,69 +20,131 @@ pub struct Scores {
 }
 
 impl Scores {
-    /// Those of an operation whose operands `at` and `at + 1` are the positions of its queries and keys.
-    pub fn of(mesh: &Mesh, f: &Func, n: &Node, at: usize, mask: Mask, order: TokenOrder) -> Scores {
+    /// Those of the node with this number, whose operands `at` and `at + 1` are the positions of its queries and keys.
+    pub fn of(
+        mesh: &Mesh,
+        f: &Func,
+        node: usize,
+        at: usize,
+        mask: Mask,
+        order: TokenOrder,
+    ) -> Scores {
+        let n = &f.nodes[node];
         let [queries, keys] = [n.ins[at], n.ins[at + 1]].map(|v| f.ty(v).chunk(mesh, 0));
         let (before, seq) = match f.ty(n.ins[at + 1]).varying.is_empty() {
             true => (None, keys),
-            false => piece(mesh, f, n.ins[at + 1]).unwrap_or((None, keys)),
+            false => {
+                let found = piece(mesh, f, &f.nodes[..node], n.ins[at + 1]);
+                debug_assert!(found.is_some(), "keys that vary between ranks are pieces of all");
+                found.unwrap_or((None, keys))
+            }
         };
         Scores { mask, order, seq, queries: queries.min(seq), before }
     }
 
-    /// The part of a rank's scores that blocks of so many queries compute, which is what any of them sees; with blocks
-    /// of one query as if each saw half of itself. It is that of the rank that has most to do: the others wait for it.
-    pub fn part(&self, block: usize) -> f64 {
+    /// The part of a rank's scores that blocks of so many queries compute, which is what any of them sees. It is that of
+    /// the rank that has most to do: the others wait for it. Blocks end where a run of tokens does, as those of kernels
+    /// where chunks are multiples of blocks.
+    pub fn computed(&self, block: usize) -> f64 {
+        let block = block.max(1);
+        self.most(|run, keys| {
+            let blocks =
+                run.clone().step_by(block).map(|first| first..(first + block).min(run.end));
+            blocks.map(|b| (b.len() * self.reached(&b, keys)) as f64).sum()
+        })
+    }
+
+    /// The part of its scores that count, as many as queries see keys; under a causal mask without a window a query
+    /// sees half of itself.
+    pub fn seen(&self) -> f64 {
+        let halves = self.mask.right == Some(0) && self.mask.left.is_none();
+        self.most(|run, keys| {
+            let own = run.end.min(keys.end).saturating_sub(run.start.max(keys.start));
+            let all = self.pairs(run, keys);
+            if halves { all - own as f64 / 2.0 } else { all }
+        })
+    }
+
+    /// Of the rank with the most: what runs of its queries have of runs of its keys, as a part of all its scores.
+    fn most(&self, of: impl Fn(&Range<usize>, &Range<usize>) -> f64) -> f64 {
         let ranks = self.seq.div_ceil(self.queries.max(1));
+        let all: Vec<Vec<Range<usize>>> = (0..ranks).map(|r| self.runs(r)).collect();
+        let whole: Vec<Range<usize>> = std::iter::once(0..self.seq).collect();
+        let one = |r: usize| -> f64 {
+            let keys = self.before.map_or(&whole, |n| &all[(r + ranks - n % ranks) % ranks]);
+            all[r].iter().map(|run| keys.iter().map(|k| of(run, k)).sum::<f64>()).sum()
+        };
         let keys = if self.before.is_some() { self.queries } else { self.seq };
-        let most = (0..ranks).map(|r| self.seen(r, ranks, block.max(1))).fold(0.0, f64::max);
+        let most = (0..ranks).map(one).fold(0.0, f64::max);
         (most / (self.queries as f64 * keys as f64)).min(1.0)
     }
 
-    /// Scores that a rank computes.
-    fn seen(&self, rank: usize, ranks: usize, block: usize) -> f64 {
-        let keys = match self.before {
-            None => std::iter::once(0..self.seq).collect(),
-            Some(n) => self.runs((rank + ranks - n % ranks) % ranks),
-        };
-        let mut all = 0.0;
-        for run in self.runs(rank) {
-            for first in run.clone().step_by(block) {
-                let last = (first + block).min(run.end) - 1;
-                let at = |i: usize| self.mask.reach(i32::try_from(i).unwrap_or(i32::MAX));
-                let from = at(first)[0].max(0) as usize;
-                let to = at(last)[1].max(0) as usize + 1;
-                let of = |k: &Range<usize>| k.end.min(to).saturating_sub(k.start.max(from));
-                let seen: usize = keys.iter().map(of).sum();
-                let half = block == 1 && self.mask.right.is_some() && seen > 0;
-                let own = half && keys.iter().any(|k| k.contains(&(to - 1)));
-                all += (last - first + 1) as f64 * (seen as f64 - if own { 0.5 } else { 0.0 });
+    /// Keys of a run that any of these queries sees.
+    fn reached(&self, queries: &Range<usize>, keys: &Range<usize>) -> usize {
+        let at = |i: usize| self.mask.reach(i32::try_from(i).unwrap_or(i32::MAX));
+        let from = at(queries.start)[0].max(0) as usize;
+        let to = at(queries.end - 1)[1].max(0) as usize + 1;
+        keys.end.min(to).saturating_sub(keys.start.max(from))
+    }
+
+    /// Pairs of a query and a key that it sees: in closed form, as rows are long.
+    fn pairs(&self, queries: &Range<usize>, keys: &Range<usize>) -> f64 {
+        let chunk = self.mask.chunk.unwrap_or(self.seq).max(1);
+        let first = queries.start - queries.start % chunk;
+        let of_chunk = |begin: usize| {
+            let run = queries.start.max(begin) as f64..queries.end.min(begin + chunk) as f64;
+            let (low, high) = (keys.start.max(begin) as f64, keys.end.min(begin + chunk) as f64);
+            if low >= high {
+                return 0.0;
             }
-        }
-        all
+            let until = |right: usize| sum_between(&run, right as f64 + 1.0, low, high);
+            let from = |left: usize| sum_between(&run, -(left as f64), low, high);
+            let n = run.end - run.start;
+            let ends = self.mask.right.map_or(n * high, until);
+            ends - self.mask.left.map_or(n * low, from)
+        };
+        (first..queries.end).step_by(chunk).map(of_chunk).sum()
     }
 
     /// The positions of a rank's tokens, as ranges.
     fn runs(&self, rank: usize) -> Vec<Range<usize>> {
         let own = rank * self.queries..((rank + 1) * self.queries).min(self.seq);
-        if self.queries == self.seq || !self.order.fits(self.seq) {
-            return vec![own];
+        let len = match self.order {
+            TokenOrder::Zigzag { ranks } if self.order.fits(self.seq) => self.seq / (2 * ranks),
+            TokenOrder::Zigzag { .. } | TokenOrder::Contiguous => self.seq,
+        };
+        if self.queries >= self.seq || len == self.seq {
+            return std::iter::once(own).collect();
         }
         let mut all: Vec<Range<usize>> = vec![];
-        for at in own.map(|i| self.order.position(self.seq, i)) {
+        let mut at = own.start;
+        while at < own.end {
+            let end = own.end.min(at - at % len + len);
+            let first = self.order.position(self.seq, at);
             match all.last_mut() {
-                Some(run) if run.end == at => run.end += 1,
-                _another => all.push(at..at + 1),
+                Some(run) if run.end == first => run.end += end - at,
+                _another => all.push(first..first + end - at),
             }
+            at = end;
         }
         all
     }
 }
 
+/// The sum over the whole numbers x of a range of x + `more`, but not below `low` and not above `high`.
+fn sum_between(run: &Range<f64>, more: f64, low: f64, high: f64) -> f64 {
+    let (start, end) = (run.start + more, run.end + more);
+    let (from, to) = (start.max(low).min(end), end.min(high).max(start));
+    // Those below `low`, those between, those above `high`.
+    let (below, above) = ((low.min(end) - start).max(0.0), (end - high.max(start)).max(0.0));
+    let n = (to - from).max(0.0);
+    below * low + n * (from + from + n - 1.0) / 2.0 + above * high
+}
+
 /// Of positions that are a piece of those of all keys: how many ranks before its own a rank has the piece of, and
-/// the number of all.
-fn piece(mesh: &Mesh, f: &Func, v: Value) -> Option<(Option<usize>, usize)> {
-    let made = f.nodes.iter().find(|n| n.outs.contains(&v))?;
+/// the number of all. A piece is made shortly before it is used.
+fn piece(mesh: &Mesh, f: &Func, nodes: &[Node], v: Value) -> Option<(Option<usize>, usize)> {
+    let made = nodes.iter().rev().find(|n| n.outs.contains(&v))?;
     let Op::Piece(p) = &made.op else { return None };
     Some((Some(p.shift), f.ty(made.ins[0]).chunk(mesh, 0)))
 }
@@ -141,9 +203,13 @@ mod tests {
             for order in [TokenOrder::Contiguous, TokenOrder::Zigzag { ranks }] {
                 for before in [None, Some(0), Some(1), Some(ranks - 1)] {
                     let before = before.filter(|&n| n < ranks && ranks > 1);
-                    for block in [2, 7, 32, 100] {
-                        let s = Scores { mask, order, seq, queries, before };
-                        let (said, counted) = (s.part(block), counted(&s, block));
+                    let s = Scores { mask, order, seq, queries, before };
+                    if mask.right != Some(0) || mask.left.is_some() {
+                        let (said, counted) = (s.seen(), counted(&s, 1));
+                        assert!((said - counted).abs() < 1e-12, "{s:?}: {said} {counted}");
+                    }
+                    for block in [1, 2, 7, 32, 100] {
+                        let (said, counted) = (s.computed(block), counted(&s, block));
                         assert!((said - counted).abs() < 1e-12, "{s:?} {block}: {said} {counted}");
                     }
                 }
@@ -153,10 +219,31 @@ mod tests {
 
     #[test]
     fn a_query_sees_half_of_itself() {
-        assert_eq!(WHOLE.part(1), 0.5);
-        assert_eq!(Scores { mask: Mask::FULL, ..WHOLE }.part(1), 1.0);
+        assert_eq!(WHOLE.seen(), 0.5);
+        assert_eq!(Scores { mask: Mask::FULL, ..WHOLE }.seen(), 1.0);
         let halves = Scores { seq: 256, ..WHOLE };
-        assert_eq!(halves.part(1), 0.75);
+        assert_eq!(halves.seen(), 0.75);
+    }
+
+    /// Windows and chunks, by hand: of 4 queries the first see 1, 2 and 3 keys, the others 3; of chunks of 2 a half of
+    /// each.
+    #[test]
+    fn windows_and_chunks_by_hand() {
+        let of = |mask| Scores { mask, seq: 4, queries: 4, ..WHOLE }.seen() * 16.0;
+        assert_eq!(of(Mask::causal(Some(3))), 9.0);
+        assert_eq!(of(Mask { chunk: Some(2), ..Mask::CAUSAL }), 4.0);
+    }
+
+    /// A long ring is as quick to count as a short one.
+    #[test]
+    fn a_million_tokens() {
+        let order = TokenOrder::Zigzag { ranks: 64 };
+        let (seq, queries) = (1 << 20, 1 << 14);
+        for n in 0..64 {
+            let s = Scores { order, seq, queries, before: Some(n), ..WHOLE };
+            assert_eq!(s.seen(), 0.5, "step {n}");
+            assert!((s.computed(128) - 0.5).abs() < 0.01, "step {n}");
+        }
     }
 
     /// Of a ring in the order in which tokens come, the last rank sees all keys before its own; zigzag halves the
@@ -164,12 +251,12 @@ mod tests {
     #[test]
     fn zigzag_halves_what_the_busiest_rank_computes() {
         let all = |order| {
-            let of = |n| Scores { order, seq: 512, before: Some(n), ..WHOLE }.part(1);
+            let of = |n| Scores { order, seq: 512, before: Some(n), ..WHOLE }.seen();
             (0..4).map(of).collect::<Vec<f64>>()
         };
         assert_eq!(all(TokenOrder::Contiguous), [0.5, 1.0, 1.0, 1.0]);
         assert_eq!(all(TokenOrder::Zigzag { ranks: 4 }), [0.5; 4]);
-        let gathered = |order| Scores { order, seq: 512, ..WHOLE }.part(1);
+        let gathered = |order| Scores { order, seq: 512, ..WHOLE }.seen();
         assert_eq!(gathered(TokenOrder::Contiguous), 0.875);
         assert_eq!(gathered(TokenOrder::Zigzag { ranks: 4 }), 0.5);
     }

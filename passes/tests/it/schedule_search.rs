@@ -78,8 +78,7 @@ fn search_says_what_is_lacking() {
     let d = search(4, &[1, 2], 8, &|_, v| costs(4, v, 0.0, STAGE - 1)).expect_err("no room");
     assert_eq!((d.code, d.exit), ("schedule-memory", Exit::Infeasible));
     let text = d.render();
-    for t in ["p=4, m=8", "takes 840 bytes", "which has 839", "= rule: ", "= help: v=1: give rank"]
-    {
+    for t in ["p=4, m=8", "takes 840 B", "which has 839", "= rule: ", "= help: v=1: give rank"] {
         assert!(text.contains(t), "{t} in {text}");
     }
     let d = search(4, &[], 8, &|_, v| costs(4, v, 0.0, 0)).expect_err("no chunks");

@@ -4,7 +4,7 @@ use super::dump::dump;
 use super::feed::Feed;
 use super::keep::Keeper;
 use super::metrics::{Metrics, Step};
-use super::{EVALUATION, Run, trace};
+use super::{EVAL_EVERY, EVALUATION, Run, trace};
 use crate::checkpoint::RunState;
 use crate::cluster::Job;
 use crate::data::{Data, Picks};
@@ -148,7 +148,7 @@ impl Leader<'_> {
     /// What is said of an evaluation after a step, if there is one.
     fn evaluation(&mut self, step: usize) -> Result<Option<String>> {
         let s = &self.stored.plan.settings;
-        let due = step.is_multiple_of(self.how.eval_every.map_or(10, |n| n as usize));
+        let due = step.is_multiple_of(self.how.eval_every.unwrap_or(EVAL_EVERY) as usize);
         let Some(d) = self.eval.as_ref().filter(|_| due) else { return Ok(None) };
         let columns = d.batch(&self.table, &Picks::random(s.seed), EVALUATION, s.global_batch)?;
         let batch = StepBatch { columns, observe: false };

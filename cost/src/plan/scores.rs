@@ -33,11 +33,8 @@ impl Scores {
         let [queries, keys] = [n.ins[at], n.ins[at + 1]].map(|v| f.ty(v).chunk(mesh, 0));
         let (before, seq) = match f.ty(n.ins[at + 1]).varying.is_empty() {
             true => (None, keys),
-            false => {
-                let found = piece(mesh, f, &f.nodes[..node], n.ins[at + 1]);
-                debug_assert!(found.is_some(), "keys that vary between ranks are pieces of all");
-                found.unwrap_or((None, keys))
-            }
+            // What a text makes in another way is counted as if it were all keys.
+            false => piece(mesh, f, &f.nodes[..node], n.ins[at + 1]).unwrap_or((None, keys)),
         };
         Scores { mask, order, seq, queries: queries.min(seq), before }
     }

@@ -232,6 +232,8 @@ fn processes_train_with_what_is_given_at_run() {
     for (flag, value, what) in [
         ("--lr", "2e-2", "the learning rate 0.02"),
         ("--data-seed", "4", "the order of data random, seed 4"),
+        ("--steps", "5", "flags --steps 5"),
+        ("--save", "saved", "flags --steps 10 --save"),
     ] {
         let mut two = mpirun(1);
         two.arg(SHARDC).arg("run").arg(&plan).args(["--transport", "mpi", ":", "-n", "1"]);

@@ -1,20 +1,23 @@
 //! Seconds of a step by `price`, against the same plan run here, for layouts of two models that `measure` did not run.
 //!
 //! ```text
-//! cargo bench --bench predicted                       # measures first, with as many ranks as layouts have
+//! cargo bench --bench predicted                       # measures too, with as many ranks as layouts have
 //! cargo bench --bench predicted -- one.toml two.toml  # files of shardc measure --ranks 1 and 2
 //! ```
 //!
 //! Wants a machine on which nothing else runs: the table shows what else did by the spread of the steps (from their
-//! first to their last quartile). Layouts take turns, so that what changes with time changes all of them. Tau is
+//! first to their last quartile). Layouts and the models that are measured take turns, so that what changes with time,
+//! such as which caches a host lets its guests share, changes all of them. Tau is
 //! Kendall's: of all pairs, and of those that runs order, which is where quartiles do not overlap. The control is
 //! tau of layouts of two ranks that runs order, where exchanges take no time: these differ in their meshes.
 
 use serde_json::{Value, json};
 use shardc::machine::device;
-use shardc::measure::{Kernels, Ready, measure};
+use shardc::measure::{Kernels, Measuring, Ready};
 use shardc_cost::device::Device;
 use shardc_cost::plan::price;
+use shardc_ir::diag::Result;
+use shardc_ir::plan::Plan;
 use shardc_passes::autodiff::recompute::Recompute;
 use shardc_passes::options::{CpMode, Options, Order};
 
@@ -82,80 +85,106 @@ impl Timed {
 
 /// Kendall's tau of prices: pairs in one order less those in the other, of all pairs that count.
 fn tau(
-    all: &[Timed],
+    all: &[&Timed],
     said: fn(&Timed) -> f64,
     counts: impl Fn(&Timed, &Timed) -> bool,
 ) -> (f64, usize) {
-    let pairs = (0..all.len()).flat_map(|i| (0..i).map(move |j| (&all[i], &all[j])));
+    let pairs = (0..all.len()).flat_map(|i| (0..i).map(move |j| (all[i], all[j])));
     let sign = |(a, b): (&Timed, &Timed)| ((said(a) - said(b)) * (a.took[1] - b.took[1])).signum();
     let signs: Vec<f64> = pairs.filter(|(a, b)| counts(a, b)).map(sign).collect();
     (signs.iter().sum::<f64>() / signs.len().max(1) as f64, signs.len())
 }
 
-/// All layouts of a model, by price and by their steps, in rounds.
-fn timed(config: &Value, devices: &[Device]) -> Vec<Timed> {
-    let mut all = vec![];
-    for (_, o) in layouts() {
-        let done = shardc::compile_config(config, &o).unwrap_or_else(|e| panic!("{e}"));
-        let plan = done.stored.plan;
-        let d = &devices[plan.module.mesh.ranks() - 1];
-        let of = |d: &Device| price(&plan, d, &[]).unwrap_or_else(|e| panic!("{e}")).total;
+/// A layout of a model, whose ranks wait for steps, and seconds of those that ran.
+struct Running {
+    model: usize,
+    words: &'static str,
+    plan: Plan,
+    ready: Ready,
+    steps: Vec<f64>,
+}
+
+/// Compiles all layouts of all models, and starts their ranks.
+fn start() -> Result<Vec<Running>> {
+    let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let mut out = vec![];
+    for (model, (_, config)) in models().iter().enumerate() {
+        for (words, o) in layouts() {
+            let plan = shardc::compile_config(config, &o)?.stored.plan;
+            let threads = (cores / plan.module.mesh.ranks()).max(1);
+            let ready = Kernels::of(plan.clone())?.start(threads, false)?;
+            out.push(Running { model, words, plan, ready, steps: vec![] });
+        }
+    }
+    Ok(out)
+}
+
+impl Running {
+    /// By machines of one rank and of two.
+    fn timed(&self, devices: &[Device]) -> Result<Timed> {
+        let ranks = self.plan.module.mesh.ranks();
+        let d = &devices[ranks - 1];
         let mut quiet = d.clone();
         (quiet.link, quiet.nic) = (1e30, 1e30);
         (quiet.fit.hop.value, quiet.fit.step.value) = (0.0, 0.0);
-        let (said, silent, ranks) = (of(d), of(&quiet), plan.module.mesh.ranks());
-        let kernels = Kernels::of(&plan).unwrap_or_else(|e| panic!("{e}"));
-        let ready = kernels.start(d.sms as usize, false).unwrap_or_else(|e| panic!("{e}"));
-        all.push((Timed { ranks, said, silent, took: [0.0; 3] }, ready, vec![]));
+        let [said, silent] = [d, &quiet].map(|d| price(&self.plan, d, &[]).map(|p| p.total));
+        let took = [0.25, 0.5, 0.75].map(|part| quantile(&self.steps, part));
+        Ok(Timed { ranks, said: said?, silent: silent?, took })
     }
+}
+
+/// Runs all in turns; machines as files say, or as measured between.
+fn run(files: &[String]) -> Result<Vec<(Running, Timed)>> {
+    let mut measuring = match files {
+        [_, _] => vec![],
+        _none => vec![Measuring::new(1)?, Measuring::new(2)?],
+    };
+    let mut all = start()?;
     for _ in 0..ROUNDS {
-        for (_, ready, steps) in &mut all {
-            let some = ready.steps(STEPS).unwrap_or_else(|e| panic!("{e}"));
-            steps.extend(some.iter().map(|s| s.0));
+        for m in &mut measuring {
+            m.round()?;
+        }
+        for one in &mut all {
+            one.steps.extend(one.ready.steps(STEPS)?.iter().map(|s| s.0));
         }
     }
-    let of = |(t, _, steps): (Timed, Ready, Vec<f64>)| Timed {
-        took: [0.25, 0.5, 0.75].map(|part| quantile(&steps, part)),
-        ..t
+    let devices: Vec<Device> = match measuring.is_empty() {
+        true => files.iter().map(|f| device(f)).collect::<Result<_>>()?,
+        false => measuring.iter().map(Measuring::device).collect(),
     };
-    all.into_iter().map(of).collect()
+    let timed = |one: Running| one.timed(&devices).map(|t| (one, t));
+    all.into_iter().map(timed).collect()
 }
 
 fn main() {
     let files: Vec<String> = std::env::args().skip(1).filter(|a| a.ends_with(".toml")).collect();
-    let devices: Vec<Device> = match &files[..] {
-        [one, two] => [one, two].map(|f| device(f).unwrap_or_else(|e| panic!("{e}"))).into(),
-        _none => [1, 2].map(|n| measure(n, &mut |_| {}).unwrap_or_else(|e| panic!("{e}"))).into(),
-    };
+    let all = run(&files).unwrap_or_else(|e| panic!("{e}"));
     println!(
         "{:<11} {:<10} {:>11} {:>9} {:>7} {:>7}",
         "model", "layout", "predicted", "run", "spread", "error"
     );
-    let (mut errors, mut taus) = (vec![], vec![]);
-    for (name, config) in models() {
-        let all = timed(&config, &devices);
-        for (t, (words, _)) in all.iter().zip(layouts()) {
-            let [low, took, high] = t.took;
-            let error = t.said / took - 1.0;
-            println!(
-                "{name:<11} {words:<10} {:>8.2} ms {:>6.2} ms {:>5.0} % {:>+5.1} %",
-                1e3 * t.said,
-                1e3 * took,
-                100.0 * (high / low - 1.0),
-                100.0 * error
-            );
-            errors.push(error.abs());
-        }
-        let two = |a: &Timed, b: &Timed| a.ranks == 2 && b.ranks == 2 && a.differs(b);
-        taus.push([
-            tau(&all, |t| t.said, |_, _| true),
-            tau(&all, |t| t.said, Timed::differs),
-            tau(&all, |t| t.said, two),
-            tau(&all, |t| t.silent, two),
-        ]);
+    let (mut errors, names) = (vec![], models().map(|m| m.0));
+    for (one, t) in &all {
+        let [low, took, high] = t.took;
+        let error = t.said / took - 1.0;
+        println!(
+            "{:<11} {:<10} {:>8.2} ms {:>6.2} ms {:>5.0} % {:>+5.1} %",
+            names[one.model],
+            one.words,
+            1e3 * t.said,
+            1e3 * took,
+            100.0 * (high / low - 1.0),
+            100.0 * error
+        );
+        errors.push(error.abs());
     }
     println!("\nmedian error {:.1} % of {} layouts", 100.0 * quantile(&errors, 0.5), errors.len());
-    for ((name, _), [(all, n), (ordered, m), (two, k), (silent, _)]) in models().iter().zip(taus) {
+    let two = |a: &Timed, b: &Timed| a.ranks == 2 && b.ranks == 2 && a.differs(b);
+    for (model, name) in names.iter().enumerate() {
+        let own: Vec<&Timed> = all.iter().filter(|x| x.0.model == model).map(|x| &x.1).collect();
+        let (all, n) = tau(&own, |t| t.said, |_, _| true);
+        let (ordered, m) = tau(&own, |t| t.said, Timed::differs);
+        let ((two, k), (silent, _)) = (tau(&own, |t| t.said, two), tau(&own, |t| t.silent, two));
         println!("{name}: tau {all:.2} of all {n} pairs, {ordered:.2} of the {m} that runs order");
         println!("  of {k} of two ranks {two:.2}, and {silent:.2} without exchanges");
     }

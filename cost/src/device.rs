@@ -148,9 +148,10 @@ pub struct Device {
     /// Tiles of its products, if they are not those of GPUs: rows, columns, share of the peak.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tiles: Option<Vec<[f64; 3]>>,
-    /// Length of the inner dim of which its products spend as much on beginning and ending.
+    /// Lengths of rows, columns and the inner dim of which its products spend as much beside their arithmetic, if
+    /// not as on GPUs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub short: Option<f64>,
+    pub short: Option<[f64; 3]>,
     /// Queries that a block of its attention takes, if not as many as on GPUs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub queries: Option<u32>,
@@ -279,8 +280,8 @@ impl Device {
         let over = shares.chain(self.attention.values().map(|&x| ("attention", x)));
         let over = over.into_iter().find(|x| !(x.1 > 0.0 && x.1 <= 1.0));
         let times = [("hop", f.hop.value), ("kernel", f.kernel.value), ("step", f.step.value)];
-        let lengths = [("short", self.short), ("weighing", self.weighing)];
-        let lengths = lengths.into_iter().filter_map(|(n, x)| Some((n, x?)));
+        let lengths = self.short.into_iter().flatten().map(|x| ("short", x));
+        let lengths = lengths.chain(self.weighing.map(|x| ("weighing", x)));
         let mut times = times.into_iter().chain(lengths);
         let early = times.find(|x| !(x.1.is_finite() && x.1 >= 0.0));
         match bad.or(over).or(early) {

@@ -13,8 +13,9 @@ pub const TILES: [[f64; 3]; 5] = [
     [64.0, 64.0, 0.65],
 ];
 
-/// Length of the inner dim of which a tile spends as much on beginning and ending, there.
-pub const SHORT: f64 = 160.0;
+/// Lengths of rows, columns and the inner dim of which a product spends as much beside its arithmetic, there: tiles
+/// begin and end along the inner dim.
+pub const SHORT: [f64; 3] = [0.0, 0.0, 160.0];
 
 /// Queries that one block of attention takes on a machine that says nothing of its own.
 pub const QUERIES: f64 = 128.0;
@@ -53,14 +54,20 @@ impl Gemm {
     }
 
     /// Share of the processors' time in which tiles that count are computed: the best tile, by how full
-    /// tiles and rounds are.
-    pub fn fullness(self, sms: f64, all: &[[f64; 3]], short: f64) -> f64 {
+    /// tiles and rounds are, and by how short its dims are.
+    pub fn fullness(self, sms: f64, all: &[[f64; 3]], short: [f64; 3]) -> f64 {
         let of = |&[tm, tn, q]: &[f64; 3]| {
             let tiles = (self.m / tm).ceil() * (self.n / tn).ceil() * self.batch;
             let whole = (tiles / sms).ceil() * sms * tm * tn;
             q * self.m * self.n * self.batch / whole.max(1.0)
         };
-        all.iter().map(of).fold(0.0, f64::max) * self.k / (self.k + short)
+        all.iter().map(of).fold(0.0, f64::max) / self.lengthened(short)
+    }
+
+    /// By how much a product takes longer for its short dims: each of these lengths over that of its dim is added
+    /// to 1. What is packed or read once per row, per column, or per step along the inner dim takes such a part.
+    pub fn lengthened(self, [m, n, k]: [f64; 3]) -> f64 {
+        1.0 + m / self.m + n / self.n + k / self.k
     }
 
     /// Seconds with operands of this type; the result is at least bf16.

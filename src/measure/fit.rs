@@ -8,13 +8,11 @@ use shardc_cost::kernel::{Attention, Gemm};
 use shardc_cost::plan::launch::Work;
 use shardc_ir::ops::Sends;
 
-/// Tiles that are tried, rows and columns, and lengths of the inner dim that are lost.
-const TILES: [[f64; 2]; 7] =
-    [[1.0, 1.0], [4.0, 16.0], [8.0, 32.0], [16.0, 32.0], [16.0, 64.0], [32.0, 64.0], [64.0, 64.0]];
-const LOST: [f64; 6] = [0.0, 8.0, 16.0, 32.0, 64.0, 128.0];
-
 /// FLOPs of weighing a score that are tried.
-const WEIGHING: [f64; 8] = [0.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0];
+const WEIGHING: [f64; 15] = [
+    0.0, 16.0, 32.0, 64.0, 96.0, 128.0, 160.0, 192.0, 224.0, 256.0, 320.0, 384.0, 512.0, 768.0,
+    1024.0,
+];
 
 /// Largest launch over rows that says what a launch costs, in bytes.
 const SMALL: f64 = 8192.0;
@@ -44,6 +42,7 @@ const MEDIAN: &str = "the median";
 const LOWER: &str = "the lower quartile";
 const BY_TIME: &str = "the middle by time";
 const OF_SUMS: &str = "all bytes over all time";
+const FITTED: &str = "the least squares";
 
 /// What was measured, with where from: `how` says what of the values it is.
 fn measured(
@@ -120,7 +119,7 @@ fn rows(d: &mut Device, all: &[Sample], copy: f64) {
     d.fit.hbm = measured(d, "fit.hbm", &shares, (speed / d.hbm, OF_SUMS), "of hbm");
 }
 
-/// Products of a type: the tiles and lengths that explain their times best, and the speed that is then reached.
+/// Products of a type: the lengths of short dims and the speed that explain their times best.
 fn products(d: &mut Device, all: &[Sample], p: Precision) {
     let kernel = d.fit.kernel.value;
     let of = |s: &Sample| match s.work {
@@ -144,46 +143,74 @@ fn products(d: &mut Device, all: &[Sample], p: Precision) {
         d.source.insert(name.into(), text.into());
         return;
     }
-    let sms = f64::from(d.sms);
-    let explained = |tiles: &[[f64; 3]], short: f64| {
-        let full = |g: &Gemm| g.fullness(sms, tiles, short);
-        let rates = own.iter().map(|(g, t, n)| (g.flops() / t / full(g), t * n)).collect();
-        let speed = middle(rates);
-        let off =
-            |(g, t, n): &(Gemm, f64, f64)| t * n * (g.flops() / full(g) / speed / t).ln().abs();
-        (own.iter().map(off).sum::<f64>(), speed)
-    };
-    // One table of tiles for all types: that of f32, which come first.
-    let of_machine = (p != Precision::F32).then(|| (d.tiles.clone(), d.short));
-    let mut best: Option<(f64, f64, Vec<[f64; 3]>, f64)> = None;
-    for [m, n] in TILES {
-        for short in LOST {
-            let tiles = vec![[m, n, 1.0]];
-            if of_machine.as_ref().is_some_and(|x| *x != (Some(tiles.clone()), Some(short))) {
-                continue;
-            }
-            let (off, speed) = explained(&tiles, short);
-            if best.as_ref().is_none_or(|b| off < b.0) {
-                best = Some((off, speed, tiles, short));
-            }
-        }
-    }
-    let Some((_, speed, tiles, short)) = best else { return };
     let rates: Vec<f64> = own.iter().map(|(g, t, _)| g.flops() / t).collect();
+    // One table of lengths for all types: that of f32, which come first.
     if p == Precision::F32 {
+        let Some((speed, short)) = lengths(&own) else { return unknown(d, name) };
         let peak = rates.iter().copied().fold(speed, f64::max);
         d.peak.insert(p, peak);
-        let full = |g: &Gemm| g.fullness(sms, &tiles, short);
-        let shares: Vec<f64> = own.iter().map(|(g, t, _)| g.flops() / t / full(g) / peak).collect();
-        d.source.insert("tiles".into(), format!("fitted with short, {}", today()));
+        let own = own.iter().zip(&rates).map(|((g, ..), r)| r * g.lengthened(short) / peak);
+        let shares: Vec<f64> = own.collect();
+        d.source.insert("short".into(), format!("fitted with gemm, {}", today()));
         d.source.insert(name.into(), format!("the fastest product, {}", today()));
-        d.fit.gemm = measured(d, "fit.gemm", &shares, (speed / peak, BY_TIME), "of the peak");
-        (d.tiles, d.short) = (Some(tiles), Some(short));
+        d.fit.gemm = measured(d, "fit.gemm", &shares, (speed / peak, FITTED), "of the peak");
+        d.short = Some(short);
     } else {
         // The share of the peak is one for all types, so the peak is what that makes of the speed.
-        d.peak.insert(p, speed / d.fit.gemm.value);
+        let short = d.short.unwrap_or_default();
+        let weighted = own.iter().zip(&rates);
+        let weighted = weighted.map(|((g, t, n), r)| (r * g.lengthened(short), t * n)).collect();
+        d.peak.insert(p, middle(weighted) / d.fit.gemm.value);
         d.source.insert(name.into(), format!("the speed of products over gemm, {}", today()));
     }
+}
+
+/// FLOP/s of products whose dims are all long, and the lengths of rows, columns and the inner dim of which a product
+/// spends as much beside its arithmetic: the least squares of relative errors, weighted by time, none below 0. Of four
+/// numbers each may be the 0 that it would be below: all sets of those that are not are solved, and the best is taken.
+/// `None` without a product that says the speed.
+fn lengths(own: &[(Gemm, f64, f64)]) -> Option<(f64, [f64; 3])> {
+    let (mut a, mut b) = ([[0.0; 4]; 4], [0.0; 4]);
+    for &(g, t, n) in own {
+        // As parts of the time that was measured.
+        let x = [1.0, 1.0 / g.m, 1.0 / g.n, 1.0 / g.k].map(|part| part * g.flops() / t);
+        for i in 0..4 {
+            (0..4).for_each(|j| a[i][j] += t * n * x[i] * x[j]);
+            b[i] += t * n * x[i];
+        }
+    }
+    let error = |x: &[f64; 4]| {
+        let of = |i: usize| x[i] * ((0..4).map(|j| a[i][j] * x[j]).sum::<f64>() - 2.0 * b[i]);
+        (0..4).map(of).sum::<f64>()
+    };
+    let sets = (0..8).map(|more| {
+        let used: Vec<usize> = (0..4).filter(|&i| i == 0 || more >> (i - 1) & 1 == 1).collect();
+        solved(&a, &b, &used)
+    });
+    let legal = sets.flatten().filter(|x| x[0] > 0.0 && x.iter().all(|&v| v >= 0.0));
+    let [one, m, n, k] = legal.min_by(|x, y| error(x).total_cmp(&error(y)))?;
+    Some((1.0 / one, [m / one, n / one, k / one]))
+}
+
+/// The solution of normal equations in some of four unknowns, the others 0, by elimination; `None` if there are many.
+fn solved(a: &[[f64; 4]; 4], b: &[f64; 4], used: &[usize]) -> Option<[f64; 4]> {
+    let row = |&i: &usize| used.iter().map(|&j| a[i][j]).chain([b[i]]).collect();
+    let mut rows: Vec<Vec<f64>> = used.iter().map(row).collect();
+    let n = rows.len();
+    for at in 0..n {
+        // The matrix is one of squares: what is left of its diagonal says how well a number is known.
+        if rows[at][at] <= 1e-9 * a[used[at]][used[at]] {
+            return None;
+        }
+        let by = rows[at].clone();
+        for (_, other) in rows.iter_mut().enumerate().filter(|x| x.0 != at) {
+            let part = other[at] / by[at];
+            other.iter_mut().zip(&by).for_each(|(x, y)| *x -= part * y);
+        }
+    }
+    let mut out = [0.0; 4];
+    used.iter().enumerate().for_each(|(at, &i)| out[i] = rows[at][n] / rows[at][at]);
+    Some(out)
 }
 
 /// Attention: what weighing a score takes beside its products, by which shares of the peak agree best, and that share.
@@ -292,8 +319,7 @@ mod tests {
     /// A machine with constants that are not those before the fit.
     fn truth() -> Device {
         let mut d = blank(2, 1);
-        (d.hbm, d.link, d.short) = (1e10, 4e9, Some(16.0));
-        d.tiles = Some(vec![[8.0, 32.0, 1.0]]);
+        (d.hbm, d.link, d.short) = (1e10, 4e9, Some([24.0, 9.0, 16.0]));
         d.peak.insert(Precision::F32, 5e10);
         d.attention.insert("flash2".into(), 0.15);
         d.fit.gemm.value = 0.8;
@@ -375,7 +401,9 @@ mod tests {
             (a + seconds(&d, &s.work.expect("a launch")), b + s.seconds)
         });
         assert!((said / took - 1.0).abs() < 0.05, "{said} {took}");
-        assert_eq!((&d.tiles, d.short), (&truth.tiles, truth.short));
+        for (found, real) in d.short.iter().flatten().zip(truth.short.iter().flatten()) {
+            assert!((found / real - 1.0).abs() < 0.2, "{:?}", d.short);
+        }
         assert_eq!(d.weighing, truth.weighing);
         let measured = [d.fit.gemm, d.fit.hbm, d.fit.link, d.fit.kernel, d.fit.step];
         assert!(measured.iter().all(|c| c.from == Provenance::Measured));

@@ -80,25 +80,57 @@ fn plans(ranks: usize) -> Result<Vec<Plan>> {
 /// # Errors
 /// Those of compiling and running, such as `c-compiler`.
 pub fn measure(ranks: usize, say: &mut dyn FnMut(String)) -> Result<Device> {
-    let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
-    let threads = (cores / ranks).max(1);
-    let mut device = blank(ranks, threads);
-    let plans = plans(ranks)?;
-    let kernels: Vec<Kernels> = plans.iter().map(Kernels::of).collect::<Result<_>>()?;
-    let mut steps: Vec<Vec<Step>> = vec![vec![]; plans.len()];
+    let mut measuring = Measuring::new(ranks)?;
     for round in 1..=ROUNDS {
+        measuring.round()?;
+        say(format!("{round} of {ROUNDS} rounds of {} models", measuring.kernels.len()));
+    }
+    Ok(measuring.device())
+}
+
+/// Models that run in rounds, between which something else may run that is to be compared with them.
+pub struct Measuring {
+    ranks: usize,
+    threads: usize,
+    kernels: Vec<Kernels>,
+    /// By model.
+    steps: Vec<Vec<Step>>,
+}
+
+impl Measuring {
+    /// Compiles them for so many ranks.
+    ///
+    /// # Errors
+    /// Those of compiling, such as `c-compiler`.
+    pub fn new(ranks: usize) -> Result<Measuring> {
+        let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+        let kernels: Vec<Kernels> =
+            plans(ranks)?.into_iter().map(Kernels::of).collect::<Result<_>>()?;
+        let steps = vec![vec![]; kernels.len()];
+        Ok(Measuring { ranks, threads: (cores / ranks).max(1), kernels, steps })
+    }
+
+    /// Some steps of each.
+    ///
+    /// # Errors
+    /// Those of running.
+    pub fn round(&mut self) -> Result<()> {
         // One after the other: of many ranks not all models have room at once.
-        for (own, out) in kernels.iter().zip(&mut steps) {
-            out.extend(own.start(threads, true)?.steps(STEPS)?);
+        for (own, out) in self.kernels.iter().zip(&mut self.steps) {
+            out.extend(own.start(self.threads, true)?.steps(STEPS)?);
         }
-        say(format!("{round} of {ROUNDS} rounds of {} models", plans.len()));
+        Ok(())
     }
-    let mut all: Vec<Sample> = vec![];
-    for (plan, steps) in plans.iter().zip(&steps) {
-        all.extend(samples(plan, &device, steps));
+
+    /// The machine by all rounds.
+    pub fn device(&self) -> Device {
+        let mut device = blank(self.ranks, self.threads);
+        let all = self.kernels.iter().zip(&self.steps);
+        let all: Vec<Sample> =
+            all.flat_map(|(own, steps)| samples(&own.plan, &device, steps)).collect();
+        fit::fit(&mut device, &all, self.ranks, copy(self.ranks));
+        device
     }
-    fit::fit(&mut device, &all, ranks, copy(ranks));
-    Ok(device)
 }
 
 /// Before anything is measured: what the system says, and priors.
@@ -132,7 +164,7 @@ fn blank(ranks: usize, threads: usize) -> Device {
         power: None,
         full_power: None,
         tiles: Some(vec![[1.0, 1.0, 1.0]]),
-        short: Some(0.0),
+        short: Some([0.0; 3]),
         queries: Some(shardc_runtime::QUERIES as u32),
         weighing: Some(0.0),
         overlaps: false,

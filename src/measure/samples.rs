@@ -35,8 +35,8 @@ pub struct Sample {
 pub type Step = (f64, Vec<Vec<Timing>>);
 
 /// A plan with the kernels of its ranks.
-pub struct Kernels<'a> {
-    plan: &'a Plan,
+pub struct Kernels {
+    pub(super) plan: Plan,
     programs: Vec<Program>,
     native: Arc<Native>,
 }
@@ -48,15 +48,15 @@ pub struct Ready {
     steps: usize,
 }
 
-impl Kernels<'_> {
+impl Kernels {
     /// Makes them.
     ///
     /// # Errors
     /// Those of making kernels, such as `c-compiler`.
-    pub fn of(plan: &Plan) -> Result<Kernels<'_>> {
+    pub fn of(plan: Plan) -> Result<Kernels> {
         let ranks = plan.module.mesh.ranks();
         let programs: Vec<Program> =
-            (0..ranks).map(|r| shardc_codegen::program(plan, r)).collect::<Result<_>>()?;
+            (0..ranks).map(|r| shardc_codegen::program(&plan, r)).collect::<Result<_>>()?;
         let text = c::print(programs.iter().flatten().flatten());
         let native = Arc::new(Native::load(&c::compile(&text, TIMEOUT)?, programs.iter())?);
         Ok(Kernels { plan, programs, native })
@@ -74,7 +74,7 @@ impl Kernels<'_> {
             shardc_frontends::init(w, at, s.seed, out)
         });
         let lower = |_: &Plan, rank: usize| Ok(self.programs[rank].clone());
-        let session = Session::new(self.plan, options, &lower, &load)?;
+        let session = Session::new(&self.plan, options, &lower, &load)?;
         let ids: Vec<i32> =
             (0..s.global_batch * s.seq).map(|i| (i * 31 % s.vocab.max(1)) as i32).collect();
         Ok(Ready { session, batch: StepBatch::tokens(&ids, &ids, false), steps: 0 })

@@ -39,15 +39,13 @@ impl Scores {
         Scores { mask, order, seq, queries: queries.min(seq), before }
     }
 
-    /// The part of a rank's scores that blocks of so many queries compute, which is what any of them sees. It is that of
-    /// the rank that has most to do: the others wait for it. Blocks end where a run of tokens does, as those of kernels
-    /// where chunks are multiples of blocks.
+    /// The part of a rank's scores that blocks of so many queries compute, neighbours on their rank: the keys from the
+    /// first position that any of them reaches to the last, as kernels do. It is that of the rank that has most to do: the others
+    /// wait for it.
     pub fn computed(&self, block: usize) -> f64 {
-        let block = block.max(1);
-        self.most(|run, keys| {
-            let blocks =
-                run.clone().step_by(block).map(|first| first..(first + block).min(run.end));
-            blocks.map(|b| (b.len() * self.reached(&b, keys)) as f64).sum()
+        self.most(|queries, keys| {
+            let seen = |b: &Range<usize>| keys.iter().map(|k| self.reached(b, k)).sum::<usize>();
+            blocks(queries, block.max(1)).map(|(n, b)| (n * seen(&b)) as f64).sum()
         })
     }
 
@@ -55,28 +53,31 @@ impl Scores {
     /// sees half of itself.
     pub fn seen(&self) -> f64 {
         let halves = self.mask.right == Some(0) && self.mask.left.is_none();
-        self.most(|run, keys| {
+        let of = |run: &Range<usize>, keys: &Range<usize>| {
             let own = run.end.min(keys.end).saturating_sub(run.start.max(keys.start));
             let all = self.pairs(run, keys);
             if halves { all - own as f64 / 2.0 } else { all }
+        };
+        self.most(|queries, keys| {
+            queries.iter().flat_map(|q| keys.iter().map(move |k| of(q, k))).sum()
         })
     }
 
-    /// Of the rank with the most: what runs of its queries have of runs of its keys, as a part of all its scores.
-    fn most(&self, of: impl Fn(&Range<usize>, &Range<usize>) -> f64) -> f64 {
+    /// Of the rank with the most: what its queries have of its keys, both as runs, as a part of all its scores.
+    fn most(&self, of: impl Fn(&[Range<usize>], &[Range<usize>]) -> f64) -> f64 {
         let ranks = self.seq.div_ceil(self.queries.max(1));
         let all: Vec<Vec<Range<usize>>> = (0..ranks).map(|r| self.runs(r)).collect();
         let whole: Vec<Range<usize>> = std::iter::once(0..self.seq).collect();
-        let one = |r: usize| -> f64 {
+        let one = |r: usize| {
             let keys = self.before.map_or(&whole, |n| &all[(r + ranks - n % ranks) % ranks]);
-            all[r].iter().map(|run| keys.iter().map(|k| of(run, k)).sum::<f64>()).sum()
+            of(&all[r], keys)
         };
         let keys = if self.before.is_some() { self.queries } else { self.seq };
         let most = (0..ranks).map(one).fold(0.0, f64::max);
         (most / (self.queries as f64 * keys as f64)).min(1.0)
     }
 
-    /// Keys of a run that any of these queries sees.
+    /// Keys of a run from the first position that any of these queries reaches to the last.
     fn reached(&self, queries: &Range<usize>, keys: &Range<usize>) -> usize {
         let at = |i: usize| self.mask.reach(i32::try_from(i).unwrap_or(i32::MAX));
         let from = at(queries.start)[0].max(0) as usize;
@@ -128,6 +129,26 @@ impl Scores {
     }
 }
 
+/// Blocks of so many tokens of a rank, which has these runs of positions: how many tokens each has, and from its first
+/// position to its last.
+fn blocks(runs: &[Range<usize>], block: usize) -> impl Iterator<Item = (usize, Range<usize>)> {
+    let (mut left, mut at) = (runs.iter().cloned(), 0..0);
+    std::iter::from_fn(move || {
+        let (mut tokens, mut first, mut end) = (0, None, 0);
+        while tokens < block {
+            if at.is_empty() {
+                let Some(next) = left.next() else { break };
+                at = next;
+            }
+            let n = at.len().min(block - tokens);
+            first = first.or(Some(at.start));
+            (tokens, end) = (tokens + n, at.start + n);
+            at.start = end;
+        }
+        first.map(|first| (tokens, first..end))
+    })
+}
+
 /// The sum over the whole numbers x of a range of x + `more`, but not below `low` and not above `high`.
 fn sum_between(run: &Range<f64>, more: f64, low: f64, high: f64) -> f64 {
     let (start, end) = (run.start + more, run.end + more);
@@ -170,15 +191,17 @@ mod tests {
         };
         let of = |r: usize| {
             let keys = s.before.map_or((0..s.seq).collect(), |n| own((r + ranks - n) % ranks));
-            // A block is of neighbours.
-            let blocks = own(r);
-            let blocks = blocks.chunk_by(|a, b| a + 1 == *b).flat_map(|run| run.chunks(block));
-            blocks
-                .map(|b| {
-                    let seen = keys.iter().filter(|&&k| b.iter().any(|&q| sees(q, k)));
-                    b.len() * seen.count()
-                })
-                .sum::<usize>()
+            // A block is of neighbours on the rank; kernels compute from the first position that it reaches to the last.
+            let of = |b: &[usize]| {
+                let first = b.iter().map(|&q| s.mask.reach(q as i32)[0] as i64).min();
+                let last = b.iter().map(|&q| s.mask.reach(q as i32)[1] as i64).max();
+                let within = |k: &&usize| first <= Some(**k as i64) && Some(**k as i64) <= last;
+                let computed = keys.iter().filter(within).count();
+                let seen = keys.iter().filter(|&&k| b.iter().any(|&q| sees(q, k))).count();
+                assert!(seen <= computed && (block > 1 || seen == computed));
+                b.len() * computed
+            };
+            own(r).chunks(block).map(of).sum::<usize>()
         };
         let keys = if s.before.is_some() { s.queries } else { s.seq };
         (0..ranks).map(of).max().unwrap_or(0) as f64 / (s.queries * keys) as f64

@@ -12,7 +12,7 @@ use shardc_ir::plan::{Plan, calls};
 
 /// Formulas by part, as `docs/cost.md` derives them.
 const FORMULAS: [(&str, &str); 11] = [
-    ("products", "max(2 m n k / (peak gemm tiles k/(k+160)), bytes / (hbm share)) + kernel"),
+    ("products", "max(2 m n k (1 + short/k) / (peak gemm tiles), bytes / (hbm share)) + kernel"),
     ("attention", "FLOPs of scores that are computed / (peak share of FlashAttention-2) + kernel"),
     ("memory", "bytes / (hbm share) + kernel"),
     ("recompute", "as in forward"),

@@ -300,7 +300,8 @@ fn transfers(plan: &Plan, class: &RankClass) -> Vec<CollectiveReport> {
 /// The padding tokens of what a plan trains, each once.
 pub fn padding(plan: &Plan) -> Vec<PaddingReport> {
     let mut out = vec![];
-    for f in plan.module.funcs.iter().filter(|f| phase_of(f.kind) == "backward") {
+    let backward = |f: &&Func| matches!(f.kind, FuncKind::Backward | FuncKind::Weight);
+    for f in plan.module.funcs.iter().filter(backward) {
         for n in &f.nodes {
             let Op::Put(Put { padding: Padding::Zero(token), .. }) = n.op else { continue };
             let one = PaddingReport { scope: f.scope_info(n.scope).path.to_string(), token };

@@ -49,3 +49,18 @@ fn a_loss_that_is_a_sum_is_proved() {
         lab.ok(&[&["compile", &toy, "--prove", "yes"][..], &sizes].concat());
     }
 }
+
+/// More stages than the logits and the loss can share: refused, at the flag that asks for it.
+#[test]
+fn one_stage_computes_the_logits_and_the_loss() {
+    let lab = Lab::new("chunks-apart");
+    let llama = format!("{FIXTURES}/llama_gqa");
+    let sizes = ["--global-batch", "8", "--seq", "16", "--loss-chunks", "2"];
+    let compile = |pp| [&["compile", &llama, "--mesh", pp][..], &sizes].concat();
+    lab.ok(&compile("pp=5"));
+    for (pp, stage) in [("pp=6", 4), ("pp=7", 5)] {
+        let said = lab.refuses(&compile(pp), 4, "not-built");
+        let why = format!("stage {stage} computes the logits, and stage {} the loss", stage + 1);
+        assert!(said.contains(&why) && said.contains("--loss-chunks 2"), "{said}");
+    }
+}

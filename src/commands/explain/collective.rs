@@ -5,7 +5,7 @@ use super::trace::Why;
 use super::value::users;
 use super::{Answer, facts, some, words, zero};
 use crate::commands::inspect::{group_text, is_gradient, numbered};
-use crate::report::{Experts, bytes, phase_of};
+use crate::report::{Experts, bytes};
 use serde_json::Value as Json;
 use shardc_ir::diag::{Diag, Result, count};
 use shardc_ir::func::{Func, FuncKind, Node, Scope, Value};
@@ -289,33 +289,28 @@ fn reasons(why: &Why, c: &Call) -> Vec<String> {
 /// The op of forward whose gradient this one is, or the one of backward that is its gradient.
 fn mirror(why: &Why, c: &Call, all: &[(usize, usize)]) -> Vec<String> {
     // The functions of the same stage, or of the same rank of the pipeline.
-    let of_phase = |phase: &'static str| {
+    let of_kinds = |kinds: &'static [FuncKind]| {
         let all = why.plan.module.funcs.iter().enumerate();
-        all.filter(move |(_, f)| {
-            let enters = phase == "enter" && f.kind == FuncKind::Enter;
-            (phase_of(f.kind) == phase || enters) && f.stage == c.f.stage
-        })
+        all.filter(move |(_, f)| kinds.contains(&f.kind) && f.stage == c.f.stage)
     };
+    const FORWARD: &[FuncKind] = &[FuncKind::Forward];
+    const BACKWARD: &[FuncKind] = &[FuncKind::Backward, FuncKind::Weight];
     // What backward makes again has the name that it has in forward.
     let name = c.f.name(c.n.outs[0]);
-    let again = of_phase("forward").any(|(_, f)| f.values.iter().any(|v| v.name == *name));
-    let phase = phase_of(c.f.kind);
-    let gradient = match phase {
-        "backward" => !again,
-        "forward" => false,
-        _ => name.grad,
-    };
+    let again = of_kinds(FORWARD).any(|(_, f)| f.values.iter().any(|v| v.name == *name));
+    let [forward, backward] = [FORWARD, BACKWARD].map(|kinds| kinds.contains(&c.f.kind));
+    let gradient = if backward { !again } else { !forward && name.grad };
     let of = of(c).mirror();
-    let other = match (phase, gradient) {
-        ("forward", _) => "backward",
-        ("backward", true) => "forward",
-        ("backward", false) => return recomputed(why, c, all),
-        (_, true) if c.n.outs.len() > 1 => {
+    let other = match gradient {
+        _ if forward => BACKWARD,
+        true if backward => FORWARD,
+        false if backward => return recomputed(why, c, all),
+        true if c.n.outs.len() > 1 => {
             let of = if c.kind == "reduce_scatter" { "an all_gather" } else { "a fan_out" };
             return vec![format!("each is the gradient of {of} of its parameter in @enter")];
         }
-        (_, true) => "enter",
-        _ => return vec![],
+        true => &[FuncKind::Enter],
+        false => return vec![],
     };
     // The gradient of an op stands in the op's scope and is named after the op's operand.
     let named = |a: Value, g: &Func, b: Value| {
@@ -332,7 +327,7 @@ fn mirror(why: &Why, c: &Call, all: &[(usize, usize)]) -> Vec<String> {
         let here = path(g, n.scope) == path(c.f, c.n.scope);
         of.contains(&n.op.mnemonic()) && here && crossed && over == c.atoms
     };
-    let nodes = of_phase(other).flat_map(|(fi, g)| (0..g.nodes.len()).map(move |n| (fi, g, n)));
+    let nodes = of_kinds(other).flat_map(|(fi, g)| (0..g.nodes.len()).map(move |n| (fi, g, n)));
     let found: Vec<(usize, &Func, usize)> = nodes.filter(|x| fits(x.1, &x.1.nodes[x.2])).collect();
     let [(fi, g, n)] = found[..] else { return vec![] };
     let number = all.iter().position(|&at| at == (fi, n));

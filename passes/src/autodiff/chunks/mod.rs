@@ -58,6 +58,15 @@ impl From<&str> for Refusal {
 }
 
 impl Refusal {
+    /// Of a loss that is in another stage than the logits.
+    fn apart(logits: usize, loss: usize) -> Refusal {
+        Refusal {
+            why: format!("stage {logits} computes the logits, and stage {loss} the loss"),
+            rule: "one stage computes the logits and the loss",
+            help: "use fewer stages, put both into one with --layers, or compile without --loss-chunks",
+        }
+    }
+
     /// Of tokens that cannot be cut.
     fn few(why: String) -> Refusal {
         let rule = "every rank has as many tokens, and two or more";
@@ -159,6 +168,12 @@ impl Stage {
         }
         nodes.sort_unstable();
         nodes.dedup();
+        let stages: BTreeSet<usize> = nodes.iter().map(|&i| f.stage_of(&f.nodes[i])).collect();
+        if let (Some(first), Some(last)) = (stages.first(), stages.last())
+            && first < last
+        {
+            return Err(Refusal::apart(*first, *last));
+        }
         let known: HashSet<usize> = nodes.iter().copied().collect();
         let mut before = BTreeSet::new();
         let mut open = nodes.clone();

@@ -98,12 +98,13 @@ pub(crate) fn all_to_all(l: &Layout, axes: AtomSet, from: usize, to: usize) -> K
 }
 
 /// The boxes that this rank gives to each member, and gets from it.
-pub(crate) fn exchange(l: &Layout, axes: AtomSet) -> Kernel {
-    let boxes = Boxes::new(l.mesh, axes, l.types[0], l.types[1]);
+pub(crate) fn exchange(l: &Layout, op: &ops::Exchange) -> Kernel {
+    let axes = op.axes;
+    let boxes = Boxes::new(l.mesh, axes, op.halo(), l.types[0], l.types[1]);
     let all = members(l, axes);
     let from = all.iter().map(|c| l.boxed(0, boxes.between(l.coords, c))).collect();
-    let to = all.iter().map(|c| l.boxed(1, boxes.between(c, l.coords))).collect();
-    let clear = l.types[1].sum.meets(axes).then(|| l.whole(1));
+    let to = all.iter().map(|c| l.boxed(1, boxes.landed(c, l.coords))).collect();
+    let clear = (!boxes.fills(l.coords)).then(|| l.whole(1));
     kernel(axes, Exchange::AllToAll { clear, from, to })
 }
 

@@ -179,7 +179,7 @@ fn alone(l: &Layout, node: &Node) -> Kernel {
         Op::Place(o) => moves::place(l, o.dim),
         Op::Piece(o) => moves::piece(l, o.dim, o.number(l.mesh, l.coords)),
         Op::AllToAll(o) => collective::all_to_all(l, o.axes, o.from, o.to),
-        Op::Exchange(o) => collective::exchange(l, o.axes),
+        Op::Exchange(o) => collective::exchange(l, o),
         Op::AllToAllV(o) => collective::all_to_all_v(l, o),
         Op::Permute(o) => collective::permute(l, o.axes, o.shift),
     }

@@ -32,7 +32,7 @@ pub fn bytes(plan: &Plan) -> usize {
     let mut pieces = std::collections::BTreeSet::new();
     for n in plan.module.funcs.iter().flat_map(|f| &f.nodes) {
         let Some(c) = n.op.collective() else { continue };
-        if matches!(c.sends(), Sends::Pieces | Sends::Rows { .. } | Sends::Boxes) {
+        if matches!(c.sends(), Sends::Pieces | Sends::Rows { .. } | Sends::Boxes { .. }) {
             pieces.insert(c.atoms());
         }
     }

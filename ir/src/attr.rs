@@ -309,6 +309,28 @@ impl<const N: usize> Attr for Usual<N> {
     }
 }
 
+/// Where in the operand the first element of a result is, along a dim: `-1` for what comes before it. Not
+/// written where the two have the same indices.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub struct Offset(pub Option<i64>);
+
+impl Attr for Offset {
+    const BARE: bool = false;
+    fn write(&self, _: &Mesh, out: &mut String) {
+        let _ = write!(out, "{}", self.0.unwrap_or(0));
+    }
+    fn read(text: &str, _: &AttrCx) -> Result<Self, String> {
+        let n = read_size(text.strip_prefix('-').unwrap_or(text))? as i64;
+        Ok(Offset(Some(if text.starts_with('-') { -n } else { n })))
+    }
+    fn implied() -> Option<Self> {
+        Some(Offset(None))
+    }
+    fn is_implied(&self) -> bool {
+        self.0.is_none()
+    }
+}
+
 impl Attr for Option<usize> {
     const BARE: bool = false;
     fn write(&self, mesh: &Mesh, out: &mut String) {

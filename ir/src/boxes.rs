@@ -3,7 +3,9 @@
 //! A layout gives every rank a box of the tensor, one range per dim. A rank lacks what its new box has
 //! more than its old one, and nobody can receive less. Who gives it, where several ranks have it, is said
 //! by a map of coordinates, so there is one box at most from one rank to another, and no table of ranks.
+//! The indices of a dim may be shifted on the way: then the boxes are halos.
 
+use crate::attr::Along;
 use crate::mesh::{Atom, AtomInfo, AtomSet, MAX_ATOMS, Mesh};
 use crate::types::{AtomList, Type};
 use smallvec::SmallVec;
@@ -11,6 +13,13 @@ use std::ops::Range;
 
 /// A box of a tensor: a range of each dim, in indices of the whole tensor.
 pub type Ranges = SmallVec<[Range<usize>; 4]>;
+
+/// Index i of a dim of the result is index i + `start` of the operand; where there is none, nothing comes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Halo {
+    pub dim: Along,
+    pub start: i64,
+}
 
 /// Most ranks of a group whose traffic is counted rank by rank.
 pub const MAX_COUNTED: usize = 4096;
@@ -30,6 +39,8 @@ pub struct Boxes {
     from: Type,
     to: Type,
     mirror: bool,
+    /// By how much an index of `from` is larger than that of `to`, by dim, if any is.
+    shift: Option<(usize, i64)>,
     /// Atoms over which several ranks have the same of the operand, each with the atom whose coordinate
     /// of the rank that takes names the one that gives.
     copies: SmallVec<[(Atom, Atom); 4]>,
@@ -129,10 +140,19 @@ impl Cut {
 }
 
 impl Boxes {
-    /// The ways from an operand's layout to a result's, both of the same sizes, which differ in `axes`
-    /// only. Of three maps of who gives, that with the least busy sender.
-    pub fn new(mesh: &Mesh, axes: AtomSet, operand: &Type, result: &Type) -> Boxes {
+    /// The ways from an operand's layout to a result's, which differ in `axes` only, and in size only where
+    /// indices are shifted. Of three maps of who gives, that with the least busy sender.
+    pub fn new(
+        mesh: &Mesh,
+        axes: AtomSet,
+        shift: Option<Halo>,
+        operand: &Type,
+        result: &Type,
+    ) -> Boxes {
         let mirror = result.sum.meets(axes);
+        let shift = shift.and_then(|s| {
+            Some((s.dim.of(operand.rank())?, if mirror { -s.start } else { s.start }))
+        });
         let whole = Cut::whole(mesh);
         let primes = Cut::primes(mesh, axes);
         let cut = |c: &Cut| Some([c.ty(operand)?, c.ty(result)?]);
@@ -149,7 +169,7 @@ impl Boxes {
             from.replicated = from.replicated.union(parts);
         }
         let parts = cut.parts;
-        let mut b = Boxes { mesh, parts, axes, from, to, mirror, copies: SmallVec::new() };
+        let mut b = Boxes { mesh, parts, axes, from, to, mirror, shift, copies: SmallVec::new() };
         b.copies = b.map(Holds::Overlapping);
         if b.mesh.ways(axes) > MAX_COUNTED || b.by_digits().is_some() {
             return b;
@@ -207,9 +227,43 @@ impl Boxes {
     }
 
     /// What the rank at `taker` gets from the rank at `giver` (coordinates that differ in the axes only),
-    /// itself included; `None` if nothing.
+    /// itself included, in indices of the operand; `None` if nothing.
     pub fn between(&self, giver: &[usize], taker: &[usize]) -> Option<Ranges> {
-        self.given(&self.cut(giver), &self.cut(taker))
+        let part = self.given(&self.cut(giver), &self.cut(taker))?;
+        Some(if self.mirror { self.behind(part) } else { part })
+    }
+
+    /// The same in indices of the result.
+    pub fn landed(&self, giver: &[usize], taker: &[usize]) -> Option<Ranges> {
+        let part = self.given(&self.cut(giver), &self.cut(taker))?;
+        Some(if self.mirror { part } else { self.behind(part) })
+    }
+
+    /// Whether something comes to every element that the rank at `taker` has of the result.
+    pub fn fills(&self, taker: &[usize]) -> bool {
+        let taker = self.cut(taker);
+        !self.mirror
+            && self.shift.is_none_or(|(dim, _)| {
+                let e = self.to.extent(&self.mesh, dim, &taker);
+                self.wanted(dim, &taker).len() == e.len
+            })
+    }
+
+    /// A box of `from` in indices of `to`.
+    fn behind(&self, mut part: Ranges) -> Ranges {
+        if let Some((dim, by)) = self.shift {
+            let moved = |i: usize| usize::try_from(i as i64 - by).expect("an index of both");
+            part[dim] = moved(part[dim].start)..moved(part[dim].end);
+        }
+        part
+    }
+
+    /// What a rank's piece of `to` has of a dim, in indices of `from`.
+    fn wanted(&self, dim: usize, coords: &[usize]) -> Range<usize> {
+        let e = self.to.extent(&self.mesh, dim, coords);
+        let by = self.shift.filter(|s| s.0 == dim).map_or(0, |s| s.1);
+        let at = |i: usize| (i as i64 + by).clamp(0, self.from.dims[dim].size as i64) as usize;
+        at(e.offset)..at(e.offset + e.len)
     }
 
     /// Coordinates over the new atoms.
@@ -244,12 +298,13 @@ impl Boxes {
         (whole.iter().all(same) && parts.into_iter().all(named)).then_some(part)
     }
 
-    /// The box that the operand's piece of one rank and the result's of another have in common.
+    /// The box that the operand's piece of one rank and the result's of another have in common, in indices of
+    /// `from`.
     fn common(&self, holder: &[usize], reader: &[usize]) -> Option<Ranges> {
         let of = |d: usize| {
             let a = self.from.extent(&self.mesh, d, holder);
-            let b = self.to.extent(&self.mesh, d, reader);
-            let range = a.offset.max(b.offset)..(a.offset + a.len).min(b.offset + b.len);
+            let b = self.wanted(d, reader);
+            let range = a.offset.max(b.start)..(a.offset + a.len).min(b.end);
             (!range.is_empty()).then_some(range)
         };
         (0..self.from.rank()).map(of).collect()
@@ -260,12 +315,15 @@ impl Boxes {
         self.by_digits().unwrap_or_else(|| self.traffic().busiest())
     }
 
-    /// The same in closed form, where all pieces are equal and all new atoms have one size: then both layouts
-    /// cut an index into the same digits. If one of them is on two atoms before and after, some rank has
+    /// The same in closed form, where nothing is shifted, all pieces are equal and all new atoms have one size:
+    /// then both layouts cut an index into the same digits. If one of them is on two atoms before and after, some rank has
     /// nothing of its new piece; else it has what it shares with those that the operand alone splits.
     fn by_digits(&self) -> Option<usize> {
         let sizes = self.axes.iter().map(|a| self.mesh.size(a));
         let one = self.axes.iter().next().map(|a| self.mesh.size(a))?;
+        if self.shift.is_some() {
+            return None;
+        }
         let even = |t: &Type| (0..t.rank()).all(|d| t.dims[d].size % t.pieces(&self.mesh, d) == 0);
         if sizes.into_iter().any(|n| n != one) || !even(&self.from) || !even(&self.to) {
             return None;
@@ -325,12 +383,12 @@ impl Boxes {
         let mut pieces: SmallVec<[SmallVec<[Digit; 4]>; 4]> = SmallVec::new();
         let mut ranges: SmallVec<[Range<usize>; 4]> = SmallVec::new();
         for d in 0..self.from.rank() {
-            let own = self.to.extent(&self.mesh, d, reader);
-            if own.len == 0 {
+            let own = self.wanted(d, reader);
+            if own.is_empty() {
                 return;
             }
             let (all, old) = (self.from.dims[d].atoms, self.from.chunk(&self.mesh, d));
-            ranges.push(own.offset / old..(own.offset + own.len).div_ceil(old));
+            ranges.push(own.start / old..own.end.div_ceil(old));
             pieces.push(digits(&self.mesh, all, self.mesh.all()));
         }
         // Atoms that are not part of a piece's number: the reader's own, or named by the map.

@@ -7,6 +7,7 @@
 //! | Σ_k ⟨… chunk_k(x) …⟩ = ⟨… x …⟩ | the letter is summed over; the chunks are all of it, each element once |
 //! | the chunks of x one after the other are x | they are all of it, in order |
 //! | a chunk of a sum is a sum of chunks; of what is the same along the dim it is that | |
+//! | a range that is all of a dim, or all of what is placed in it, is the tensor | |
 //! | a dim cut in pieces whose chunks are taken may be split into pieces and places, or joined | |
 
 use crate::fun::{Chunk, Fun, Places};
@@ -115,6 +116,8 @@ impl Store {
         shape: &[usize],
     ) -> Option<Term> {
         match f {
+            // All of a dim.
+            Fun::Narrow(_) | Fun::Widen(_) if self.shape(args[0]) == shape => Some(args[0]),
             Fun::Narrow(Places { dim, start, step: 1 }) => {
                 let (own, len) = (self.shape(args[0])[*dim], shape[*dim]);
                 Some(self.chunk(args[0], Chunk { dim: *dim, ways: 1, own, start: *start, len }))

@@ -1,13 +1,14 @@
 //! What an op does to whole tensors, as terms.
 //!
-//! Collectives are the identity here: they change what each rank holds of a tensor and not the tensor,
-//! which is what types say. The same reading is used for the model and for the plan.
+//! Collectives are the identity here, but for indices that an exchange shifts: they change what each rank
+//! holds of a tensor and not the tensor, which is what types say. The same reading is used for the model and for the plan.
 
 use crate::fun::{Cut, Fun, Pattern, Places, Real, Scores};
 use crate::number::Coef;
 use crate::product::Letter;
 use crate::ring::Around;
 use crate::term::{Node, Store, Term};
+use shardc_ir::attr::Offset;
 use shardc_ir::mesh::{AtomSet, Mesh};
 use shardc_ir::ops::{self, Op, rope::Pairs};
 use shardc_ir::rule::{Dims, Rule};
@@ -196,6 +197,31 @@ pub fn apply(
     }
 }
 
+/// Index i of a dim of the result is index i + start of the operand, and 0 where there is none.
+fn shifted(s: &mut Store, x: Term, dim: usize, start: i64, shape: &[usize]) -> Term {
+    let of = s.shape(x).to_vec();
+    let inside = |i: i64| i.clamp(0, of[dim] as i64) as usize;
+    let taken = inside(start)..inside(start.saturating_add(shape[dim] as i64));
+    if taken.is_empty() {
+        return s.fill(Coef::ZERO, shape);
+    }
+    let mut part = of.clone();
+    part[dim] = taken.len();
+    let places = |start: usize| Places { dim, start, step: 1 };
+    let x = match part == of {
+        true => x,
+        false => called(s, &Fun::Narrow(places(taken.start)), &[x], &[part.clone()])[0],
+    };
+    match part == shape {
+        true => x,
+        false => {
+            // Where the operand's first element would be, or the first that is taken.
+            let at = (taken.start as i64 - start) as usize;
+            called(s, &Fun::Widen(places(at)), &[x], &[shape.to_vec()])[0]
+        }
+    }
+}
+
 fn taken_apart(
     s: &mut Store,
     mesh: &Mesh,
@@ -215,9 +241,15 @@ fn taken_apart(
         | Op::Slice(_)
         | Op::Place(_)
         | Op::AllToAll(_)
-        | Op::Exchange(_) => {
+        | Op::Exchange(ops::Exchange { axes: _, start: Offset(None), dim: _ }) => {
             s.lemma("types: a collective changes no tensor");
             Ok(ins.to_vec())
+        }
+        Op::Exchange(ops::Exchange { axes: _, start: Offset(Some(start)), dim }) => {
+            s.lemma(
+                "types: an exchange with a start takes a range of a dim, and places it among zeros",
+            );
+            one(shifted(s, ins[0], along(types, dim.0)?, *start, shape))
         }
         Op::AllToAllV(_) => {
             // Rows that the counts do not name are not defined in the result.

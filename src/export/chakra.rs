@@ -140,7 +140,7 @@ fn kind(sends: Sends) -> Option<u64> {
     Some(match sends {
         Sends::SumToAll => 0,
         Sends::ShareOfResult | Sends::MeanShare => 2,
-        Sends::Pieces | Sends::Rows { .. } | Sends::Boxes => 6,
+        Sends::Pieces | Sends::Rows { .. } | Sends::Boxes { .. } => 6,
         Sends::Share => 7,
         Sends::Nothing | Sends::Whole => return None,
     })

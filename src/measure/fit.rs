@@ -256,7 +256,7 @@ fn moves(sends: Sends, group: Group, bytes: f64) -> Option<(f64, f64)> {
     let moved = match sends {
         Sends::SumToAll => 2.0 * part * bytes,
         Sends::Share | Sends::ShareOfResult | Sends::MeanShare => part * bytes,
-        Sends::Pieces | Sends::Rows { .. } | Sends::Boxes => part * bytes,
+        Sends::Pieces | Sends::Rows { .. } | Sends::Boxes { .. } => part * bytes,
         Sends::Nothing | Sends::Whole => return None,
     };
     Some((moved, n - 1.0))

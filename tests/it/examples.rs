@@ -12,6 +12,7 @@ const ALL: &[(&str, &str, &[&str])] = &[
     ("toy", "toy.ir", &[]),
     ("gpipe", "tiny-llama", &["--global-batch", "8", "--seq", "64"]),
     ("ring", "tiny-llama", &["--global-batch", "8", "--seq", "64"]),
+    ("window", "window.ir", &["--global-batch", "2"]),
     ("zero", "tiny-llama", &["--global-batch", "8", "--seq", "64"]),
     ("moe-5d", "tiny-moe", &["--global-batch", "8", "--seq", "64"]),
 ];

@@ -30,6 +30,7 @@ mod files;
 mod fixture;
 mod grids;
 mod guesses;
+mod halos;
 mod hub;
 mod imports;
 mod inspect;

@@ -111,7 +111,7 @@ impl<'a> Pricer<'a> {
             let held = |t: &Type| t.local_bytes(self.mesh) as f64;
             let one = |(i, o): (&Type, &Type)| match sends {
                 Sends::ShareOfResult => held(o),
-                Sends::Rows { .. } | Sends::Boxes => {
+                Sends::Rows { .. } | Sends::Boxes { .. } => {
                     let n = group.size;
                     c.ring_bytes(self.mesh, i, o) * n / (n - 1.0).max(1.0)
                 }
@@ -248,7 +248,7 @@ impl<'a> Pricer<'a> {
                 Sends::ShareOfResult | Sends::MeanShare => {
                     collective::seconds(d, Kind::AllGather, group, bytes)
                 }
-                Sends::Pieces | Sends::Rows { .. } | Sends::Boxes => {
+                Sends::Pieces | Sends::Rows { .. } | Sends::Boxes { .. } => {
                     all_to_all(d, group, bytes, bytes)
                 }
                 Sends::Whole => send(d, stride, bytes),

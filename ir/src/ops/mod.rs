@@ -108,6 +108,11 @@ pub trait OpDef {
     fn sizes(&self) -> &[(Letter, usize)] {
         &[]
     }
+    /// How indices of a dim are shifted, if that is all that the op does, with 0 where there is none. Ranks that
+    /// split the dim exchange what crosses from piece to piece; one that has it whole runs the op.
+    fn halo(&self) -> Option<crate::boxes::Halo> {
+        None
+    }
     fn linear(&self) -> Linear {
         Linear::No
     }

@@ -64,6 +64,9 @@ impl OpDef for Narrow {
     fn sizes(&self) -> &[(Letter, usize)] {
         &self.sizes.0
     }
+    fn halo(&self) -> Option<crate::boxes::Halo> {
+        (self.step.0 == 1).then_some(crate::boxes::Halo { dim: self.dim, start: self.start as i64 })
+    }
     fn linear(&self) -> Linear {
         Linear::Together(1)
     }

@@ -42,7 +42,7 @@ fn layout(
 
 /// The atoms over which an exchange from one layout to another is; `None` if there is nothing to do or no
 /// one exchange does it.
-fn axes(mesh: &Mesh, from: &Type, to: &Type) -> Option<AtomSet> {
+pub fn axes(mesh: &Mesh, from: &Type, to: &Type) -> Option<AtomSet> {
     let mut set: AtomSet = mesh.all().iter().filter(|&a| from.state(a) != to.state(a)).collect();
     for (f, t) in from.dims.iter().zip(&to.dims).filter(|(f, t)| f.atoms != t.atoms) {
         let pieces = |l: AtomList| l.iter().map(|a| mesh.size(a)).product::<usize>();
@@ -58,7 +58,7 @@ fn axes(mesh: &Mesh, from: &Type, to: &Type) -> Option<AtomSet> {
         let rest = f.atoms.iter().skip(kept).chain(t.atoms.iter().skip(kept));
         set = rest.fold(set, AtomSet::with);
     }
-    let op: Op = Exchange { axes: set }.into();
+    let op: Op = Exchange::over(set).into();
     (!set.is_empty() && op.check(mesh, &[from], &[Some(to)]).is_ok()).then_some(set)
 }
 
@@ -72,9 +72,22 @@ struct Case {
 /// Random exchanges on all meshes, of dims that are cut evenly and not; some of replicated operands.
 fn cases(each: u32) -> Vec<Case> {
     let mut out = vec![];
+    cases_of(each, "exchange", &mut |mesh, from, to, _| {
+        if let Some(axes) = axes(mesh, from, to) {
+            out.push(Case { mesh: mesh.clone(), axes, from: from.clone(), to: to.clone() });
+        }
+    });
+    out
+}
+
+/// Gives a number below another one.
+pub type Roll<'a> = &'a mut dyn FnMut(usize) -> usize;
+
+/// Calls `f` with a mesh, two layouts of a tensor, and what draws more numbers.
+pub fn cases_of(each: u32, name: &str, f: &mut dyn FnMut(&Mesh, &Type, &Type, Roll)) {
     for (k, mesh) in meshes().into_iter().enumerate() {
         for i in 0..each {
-            let stream = Stream::new(k as u64, "exchange", i);
+            let stream = Stream::new(k as u64, name, i);
             let mut n = 0;
             let mut roll = |m: usize| {
                 n += 1;
@@ -88,15 +101,12 @@ fn cases(each: u32) -> Vec<Case> {
             for a in to.replicated.iter().filter(|&a| !from.replicated.has(a)).collect::<Vec<_>>() {
                 to.clear(a);
             }
-            if let Some(axes) = axes(&mesh, &from, &to) {
-                out.push(Case { mesh: mesh.clone(), axes, from, to });
-            }
+            f(&mesh, &from, &to, &mut roll);
         }
     }
-    out
 }
 
-fn volume(b: &Ranges) -> usize {
+pub fn volume(b: &Ranges) -> usize {
     b.iter().map(ExactSizeIterator::len).product()
 }
 
@@ -118,11 +128,11 @@ fn own(c: &Case, t: &Type, rank: usize) -> Ranges {
     (0..t.rank()).map(|d| of(d).offset..of(d).offset + of(d).len).collect()
 }
 
-fn within(inner: &Ranges, outer: &Ranges) -> bool {
+pub fn within(inner: &Ranges, outer: &Ranges) -> bool {
     inner.iter().zip(outer).all(|(i, o)| o.start <= i.start && i.end <= o.end)
 }
 
-fn meet(a: &Ranges, b: &Ranges) -> bool {
+pub fn meet(a: &Ranges, b: &Ranges) -> bool {
     a.iter().zip(b).all(|(a, b)| a.start.max(b.start) < a.end.min(b.end))
 }
 
@@ -132,7 +142,7 @@ fn boxes_cover_what_each_rank_is_to_have_once() {
     let all = cases(400);
     for c in &all {
         let what = format!("{:?} to {:?} on {:?}", c.from, c.to, c.mesh.axes);
-        let b = Boxes::new(&c.mesh, c.axes, &c.from, &c.to);
+        let b = Boxes::new(&c.mesh, c.axes, None, &c.from, &c.to);
         let all = triples(c, &b);
         for rank in 0..c.mesh.ranks() {
             let target = own(c, &c.to, rank);
@@ -172,7 +182,7 @@ fn values_and_mirrors_are_those_of_the_whole_tensor() {
         let what = format!("{:?} to {:?} on {:?}", c.from, c.to, c.mesh.axes);
         let (mut f, args) = crate::ops::with_args(&[c.from.clone(), c.to.cotangent()]);
         let mut b = Builder::new(&c.mesh, &mut f);
-        let op: Op = Exchange { axes: c.axes }.into();
+        let op: Op = Exchange::over(c.axes).into();
         let y = b.push_as("y", op.clone(), &args[..1], &c.to);
         let g = op.def().grad(&mut b, &args[..1], &[y], &[Some(args[1])])[0].expect("a gradient");
         assert_eq!(f.ty(g), &c.from.cotangent(), "{what}");
@@ -202,8 +212,8 @@ fn mirrors_are_transposes() {
             continue;
         }
         let what = format!("{:?} to {:?} on {:?}", c.from, c.to, c.mesh.axes);
-        let forward = Boxes::new(&c.mesh, c.axes, &c.from, &c.to);
-        let back = Boxes::new(&c.mesh, c.axes, &c.to.cotangent(), &c.from.cotangent());
+        let forward = Boxes::new(&c.mesh, c.axes, None, &c.from, &c.to);
+        let back = Boxes::new(&c.mesh, c.axes, None, &c.to.cotangent(), &c.from.cotangent());
         let mut there: Vec<_> = triples(&c, &forward);
         let mut again: Vec<_> = triples(&c, &back).into_iter().map(|(t, g, b)| (g, t, b)).collect();
         let key = |t: &(usize, usize, Ranges)| (t.0, t.1, t.2[0].start);
@@ -228,12 +238,12 @@ fn axes_that_change_places_send_a_piece_each() {
     let (mut from, mut to) = (Type::f32(&[64, 8]), Type::f32(&[64, 8]));
     from.dims[0].atoms = list(["x", "y"]);
     to.dims[0].atoms = list(["y", "x"]);
-    let t = Boxes::new(&mesh, mesh.all(), &from, &to).traffic();
+    let t = Boxes::new(&mesh, mesh.all(), None, &from, &to).traffic();
     assert_eq!((t.sent, t.received), (4 * 8, 4 * 8));
     // One axis in the place of another: all of the piece, from one rank to one.
     let one = |a: &str| AtomList::collect(mesh.axis(a).expect("an axis").iter()).expect("few");
     (from.dims[0].atoms, to.dims[0].atoms) = (one("x"), one("y"));
-    let t = Boxes::new(&mesh, mesh.all(), &from, &to).traffic();
+    let t = Boxes::new(&mesh, mesh.all(), None, &from, &to).traffic();
     assert_eq!((t.sent, t.received), (16 * 8, 16 * 8));
 }
 

@@ -2,6 +2,7 @@
 
 mod boxes;
 mod fuzz;
+mod halo;
 mod house;
 mod interp;
 mod ops;

@@ -279,7 +279,11 @@ impl Deferral<'_> {
         let (all, moves) = (&self.all[u], &mut self.moves);
         for a in all {
             let ins: SmallVec<[&Type; 4]> = a.way.ins.iter().collect();
-            let own = Cost { time: times * price::op(hw, mesh, &n.op, &ins, a.made()), memory: 0 };
+            let time = match a.way.op.layout() {
+                Some(_) => moves.step(&a.way.op, ins[0], a.made(), active),
+                None => times * price::op(hw, mesh, &n.op, &ins, a.made()),
+            };
+            let own = Cost { time, memory: 0 };
             let settled = match a.keeps || summed {
                 true => Cost::ZERO,
                 false => {

@@ -59,6 +59,11 @@ impl<'a> Moves<'a> {
         cost
     }
 
+    /// Picoseconds of one change of layout and, of a value with a gradient, of its mirror.
+    pub fn step(&self, op: &Op, from: &Type, to: &Type, active: bool) -> u64 {
+        self.time(from, &[Step { op: op.clone(), ty: to.clone() }], active)
+    }
+
     fn time(&self, from: &Type, steps: &[Step], active: bool) -> u64 {
         let (hw, mesh) = (self.hardware, self.mesh);
         let mut at = from;

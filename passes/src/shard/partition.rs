@@ -347,11 +347,9 @@ impl Partition<'_> {
         let n = &src.nodes[u];
         let ins: SmallVec<[Value; 4]> = (0..n.ins.len()).map(|j| self.operand(u, j)).collect();
         let run = &self.chosen.run[u];
-        let declared: SmallVec<[Type; 2]> =
-            (0..n.outs.len()).map(|o| run.hint(src, &self.ops[u], u, o)).collect();
-        let hints: SmallVec<[Option<&Type>; 2]> = declared.iter().map(Some).collect();
         let given: SmallVec<[&Type; 4]> = ins.iter().map(|&v| self.out.ty(v)).collect();
-        let types = n.op.check(self.mesh, &given, &hints).unwrap_or_else(|e| {
+        let made = run.check(self.mesh, src, &self.ops[u], u, &given);
+        let (op, types) = made.unwrap_or_else(|e| {
             let shown: Vec<_> =
                 given.iter().map(|t| shardc_ir::text::type_text(self.mesh, t)).collect();
             panic!("partition: {:?} of ({}): {}; {}", n.op, shown.join(", "), e.message, e.help)
@@ -366,8 +364,8 @@ impl Partition<'_> {
             outs.push(self.out.value(t, name));
         }
         self.out.nodes.push(Node {
-            note: n.note.clone(),
-            ..Node::new(n.op.clone(), ins, outs.clone(), n.scope)
+            note: n.note.clone().or(op.layout().map(|_| Cow::Borrowed(CROSSES))),
+            ..Node::new(op.into_owned(), ins, outs.clone(), n.scope)
         });
         for (&o, v) in n.outs.iter().zip(outs) {
             let mut at = v;
@@ -399,6 +397,9 @@ impl Partition<'_> {
             .any(|r| r.value == v && r.role.as_ref().is_some_and(|r| r.kind.is_summed()))
     }
 }
+
+/// Note of an exchange in the place of an op that shifts indices.
+const CROSSES: &str = "only what crosses from piece to piece moves";
 
 /// Suffix of the value and note of a collective that partition inserts.
 fn words(op: &Op, from: &Type) -> (&'static str, &'static str) {

@@ -8,6 +8,7 @@
 //! inside each four rounds of ever more ops and factors, a worklist to the fixed point. Shardings
 //! only grow, so it ends. A dim that every user needs whole takes no sharding from elsewhere.
 
+use shardc_ir::boxes::Halo;
 use shardc_ir::func::{Annotation, Func, Value};
 use shardc_ir::mesh::{Atom, AtomSet, Mesh};
 use shardc_ir::rule::{Letter, has_letter};
@@ -55,6 +56,8 @@ pub(crate) struct OpFactors {
     tensors: SmallVec<[Tensor; 4]>,
     /// Element-wise, or a change of dims only.
     pointwise: bool,
+    /// The loop over a dim whose indices the op shifts: ranks that split it exchange what crosses.
+    shifted: Option<(u8, Halo)>,
 }
 
 /// The letters of a node's rule, with sizes.
@@ -62,16 +65,27 @@ pub(crate) fn factors(f: &Func, node: usize) -> OpFactors {
     let n = &f.nodes[node];
     let ranks: SmallVec<[usize; 4]> = n.ins.iter().map(|&v| f.ty(v).rank()).collect();
     let rule = n.op.def().rule(&ranks);
-    let letters = rule.letters();
-    let place =
-        |l: Letter| letters.iter().position(|&x| x == l).expect("a letter of the rule") as u8;
+    // One loop goes over both letters of a dim that is shifted: the operand's, and the result's.
+    let shift = n.op.def().halo().and_then(|s| {
+        let dim = s.dim.of(ranks[0])?;
+        Some((rule.ins[0][dim].single()?, rule.outs[0][dim].single()?, s))
+    });
+    let mut letters = rule.letters();
+    letters.retain(|l| shift.is_none_or(|s| *l != s.1));
+    let place = |l: Letter| {
+        let l = shift.filter(|s| s.1 == l).map_or(l, |s| s.0);
+        letters.iter().position(|&x| x == l).expect("a letter of the rule") as u8
+    };
     let types: SmallVec<[_; 4]> = n.ins.iter().map(|&v| f.ty(v)).collect();
     let sizes = shardc_ir::infer::sizes(&rule, &types, n.op.def().sizes()).unwrap_or_default();
     let size = |l: Letter| sizes.iter().find(|s| s.0 == l).map_or(1, |s| s.1);
-    let factor = |&l: &Letter| Factor {
-        size: size(l),
-        whole: rule.is_whole(l),
-        reduced: !rule.outs.iter().any(|o| has_letter(o, l)),
+    let factor = |&l: &Letter| {
+        let shifts = shift.filter(|s| s.0 == l);
+        Factor {
+            size: shifts.map_or(size(l), |s| size(l).min(size(s.1))),
+            whole: rule.is_whole(l) && shifts.is_none(),
+            reduced: !rule.outs.iter().any(|o| has_letter(o, l)) && shifts.is_none(),
+        }
     };
     let tensor = |result, dims: &shardc_ir::rule::Dims, value| Tensor {
         value,
@@ -87,7 +101,8 @@ pub(crate) fn factors(f: &Func, node: usize) -> OpFactors {
             .iter()
             .filter(|t| !t.dims.is_empty())
             .all(|t| t.dims.iter().map(|d| d.len()).sum::<usize>() == factors.len());
-    OpFactors { factors, tensors, pointwise }
+    let shifted = shift.map(|s| (place(s.0), s.2));
+    OpFactors { factors, tensors, pointwise, shifted }
 }
 
 /// Cuts a dim's atoms at its factors; atoms that fit no factor are left out.
@@ -432,6 +447,10 @@ impl OpFactors {
     }
     pub(crate) fn factor_ids(&self) -> impl Iterator<Item = u8> {
         0..self.factors.len() as u8
+    }
+    /// The loop over a dim whose indices the op shifts.
+    pub(crate) fn shifted(&self) -> Option<(u8, Halo)> {
+        self.shifted
     }
     /// Iterations of a loop.
     pub(crate) fn size(&self, f: u8) -> usize {

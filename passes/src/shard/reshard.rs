@@ -66,7 +66,10 @@ pub fn path(hw: &Hardware, mesh: &Mesh, from: &Type, to: &Type) -> Option<Found>
             }
             // A gather sends less than copies from rank to rank, where links differ: of equal bytes it is
             // preferred.
-            if s.op.layout().is_some_and(|l| l.sends() == Sends::Boxes && gathers(at, &s.ty)) {
+            if s.op
+                .layout()
+                .is_some_and(|l| matches!(l.sends(), Sends::Boxes { .. }) && gathers(at, &s.ty))
+            {
                 sum = sum.saturating_add((2e12 * hw.latency) as u64);
             }
             at = &s.ty;
@@ -310,7 +313,7 @@ impl Walk<'_> {
             |op: &Op| op.check(self.mesh, &[&self.at], &[Some(mid)]).is_ok_and(|t| t[0] == *mid);
         match all.into_iter().find(reaches) {
             Some(op) => self.step(op, Some(mid)),
-            None => self.step(Exchange { axes }, Some(mid)),
+            None => self.step(Exchange::over(axes), Some(mid)),
         }
     }
 

@@ -2,11 +2,15 @@
 
 use super::propagate::OpFactors;
 use super::zero::Zero;
+use shardc_ir::attr::Offset;
+use shardc_ir::boxes::Halo;
 use shardc_ir::func::{Func, Node, Value};
-use shardc_ir::infer::Linear;
+use shardc_ir::infer::{Linear, TypeError};
 use shardc_ir::mesh::{Atom, AtomSet, Mesh};
+use shardc_ir::ops::{Exchange, Op};
 use shardc_ir::types::{AtomList, Type};
 use smallvec::SmallVec;
+use std::borrow::Cow;
 
 /// How an op runs: per letter, the atoms its loop is split over.
 #[derive(Clone, Default, PartialEq, Debug)]
@@ -33,6 +37,44 @@ impl Execution {
         self.lists[factor as usize] = new;
         self.atoms = self.atoms.with(a);
         true
+    }
+
+    /// The op that a node runs as: where it shifts the indices of a dim that is split, an exchange of what
+    /// crosses from piece to piece.
+    pub fn op<'a>(&self, n: &'a Node, op: &OpFactors) -> Cow<'a, Op> {
+        let split = |&(g, _): &(u8, Halo)| !self.lists[g as usize].is_empty();
+        match op.shifted().filter(split) {
+            None => Cow::Borrowed(&n.op),
+            Some((g, Halo { dim, start })) => {
+                let (axes, start) = (self.lists[g as usize].set(), Offset(Some(start)));
+                Cow::Owned(Exchange { axes, start, dim }.into())
+            }
+        }
+    }
+
+    /// The op that node `u` runs as, and what it makes of operands of these types.
+    ///
+    /// # Errors
+    /// As [`Op::check`].
+    pub fn check<'a>(
+        &self,
+        mesh: &Mesh,
+        f: &'a Func,
+        op: &OpFactors,
+        u: usize,
+        given: &[&Type],
+    ) -> Result<(Cow<'a, Op>, SmallVec<[Type; 2]>), TypeError> {
+        let n = &f.nodes[u];
+        let runs = self.op(n, op);
+        let mut hints: SmallVec<[Type; 2]> =
+            (0..n.outs.len()).map(|o| self.hint(f, op, u, o)).collect();
+        if runs.layout().is_some() {
+            // Over other axes it is as it was.
+            hints[0] = Type { dims: hints[0].dims.clone(), ..given[0].clone() };
+        }
+        let wanted: SmallVec<[Option<&Type>; 2]> = hints.iter().map(Some).collect();
+        let outs = runs.check(mesh, given, &wanted)?;
+        Ok((runs, outs))
     }
 
     /// The type that node `u` needs of its operand `j`.
@@ -66,6 +108,14 @@ impl Execution {
         for (_, p) in e.parts.iter_mut().enumerate().filter(|(j, _)| operands >> j & 1 == 1) {
             *p = p.union(atoms);
         }
+        e
+    }
+
+    /// The same with all of a loop on every rank.
+    pub fn whole_in(&self, factor: u8) -> Execution {
+        let mut e = self.clone();
+        let list = std::mem::replace(&mut e.lists[factor as usize], AtomList::EMPTY);
+        e.atoms = e.atoms.minus(list.set());
         e
     }
 
@@ -133,6 +183,7 @@ impl Chosen {
 #[derive(Clone, Debug)]
 pub(crate) struct Way {
     pub run: Execution,
+    pub op: Op,
     pub ins: SmallVec<[Type; 4]>,
     pub outs: SmallVec<[Type; 2]>,
 }
@@ -212,10 +263,9 @@ fn each(
 pub(crate) fn way(mesh: &Mesh, f: &Func, u: usize, op: &OpFactors, run: Execution) -> Option<Way> {
     let n = &f.nodes[u];
     let ins: SmallVec<[Type; 4]> = (0..n.ins.len()).map(|j| run.required(f, op, u, j)).collect();
-    let hints: SmallVec<[Type; 2]> = (0..n.outs.len()).map(|o| run.hint(f, op, u, o)).collect();
     let given: SmallVec<[&Type; 4]> = ins.iter().collect();
-    let wanted: SmallVec<[Option<&Type>; 2]> = hints.iter().map(Some).collect();
-    let outs = n.op.check(mesh, &given, &wanted).ok()?;
+    let (runs, outs) = run.check(mesh, f, op, u, &given).ok()?;
+    let op = runs.into_owned();
     drop(given);
-    Some(Way { run, ins, outs })
+    Some(Way { run, op, ins, outs })
 }

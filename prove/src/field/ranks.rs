@@ -6,7 +6,7 @@ use crate::fun::Fun;
 use crate::meaning::{function, letters, rule};
 use crate::number::{P, add, inverse, neg};
 use shardc_ir::mesh::{AtomSet, Mesh};
-use shardc_ir::ops::Op;
+use shardc_ir::ops::{Exchange, Op};
 use shardc_ir::rule::Dims;
 use shardc_ir::types::Type;
 
@@ -17,6 +17,15 @@ pub type Pieces = Vec<Tensor>;
 pub struct Ranks {
     pub mesh: Mesh,
     coords: Vec<Vec<usize>>,
+}
+
+/// The index of the operand of an exchange that an index of its result is; `None` if it is none of its indices.
+pub(crate) fn before(op: &Exchange, mut at: Vec<usize>, sizes: &[usize]) -> Option<Vec<usize>> {
+    if let Some(start) = op.start.0 {
+        let dim = op.dim.of(sizes.len())?;
+        at[dim] = usize::try_from(at[dim] as i64 + start).ok().filter(|&i| i < sizes[dim])?;
+    }
+    Some(at)
 }
 
 /// A node at work on all ranks.
@@ -107,7 +116,7 @@ impl Step<'_> {
             }),
             Op::AllToAll(k) => self.one(|rank| self.moved(k.axes, k.from, k.to, rank)),
             Op::Exchange(k) => {
-                let all = (0..self.r.count()).map(|rank| self.exchanged(k.axes, rank));
+                let all = (0..self.r.count()).map(|rank| self.exchanged(k, rank));
                 Ok(vec![all.collect::<Option<_>>().ok_or("a box that no rank of the group has")?])
             }
             Op::AllToAllV(k) => {
@@ -193,8 +202,10 @@ impl Step<'_> {
         self.own(&whole, to, rank, self.begin(to, rank))
     }
 
-    /// A rank's box of what the ranks of its group have together; a sum is whole on the first rank.
-    fn exchanged(&self, axes: AtomSet, rank: usize) -> Option<Tensor> {
+    /// A rank's box of what the ranks of its group have together, 0 where indices that are shifted are none of the
+    /// operand's; a sum is whole on the first rank.
+    fn exchanged(&self, op: &Exchange, rank: usize) -> Option<Tensor> {
+        let axes = op.axes;
         let own = self.r.shape(self.to[0], rank);
         let coords = self.r.mesh.coords(rank);
         if self.to[0].sum.and(axes).iter().any(|a| coords[a.0 as usize] > 0) {
@@ -206,7 +217,8 @@ impl Step<'_> {
         };
         let mut there = true;
         let made = Tensor::from_fn(&own, |i| {
-            let at = first(self.to[0], rank, i);
+            let at = before(op, first(self.to[0], rank, i), &self.of[0].sizes());
+            let Some(at) = at else { return 0 };
             let place = |&r: &usize| {
                 let here = at.iter().enumerate().map(|(d, i)| i.checked_sub(self.begin(d, r)));
                 let here: Vec<usize> = here.collect::<Option<_>>()?;

@@ -3,7 +3,7 @@
 
 use super::{Block, Fault, Held, counts, wrong};
 use shardc_ir::mesh::{Atom, AtomSet, Mesh};
-use shardc_ir::ops::Op;
+use shardc_ir::ops::{Exchange, Op};
 use shardc_ir::types::{AtomList, Dim, Type};
 
 /// A change of a type that is being followed.
@@ -105,7 +105,7 @@ impl Change<'_> {
             }
             Op::AllToAll(k) => self.moves(k.from, k.to)?,
             Op::AllToAllV(k) => self.moves(k.from, k.to)?,
-            Op::Exchange(_) => self.exchanged()?,
+            Op::Exchange(k) => self.exchanged(k)?,
             Op::ToPartial(_) => {
                 self.invariant()?;
                 self.t.sum = self.t.sum.union(self.axes);
@@ -251,8 +251,16 @@ impl Change<'_> {
     }
 
     /// Every rank has its box of the result among those that its group has of the operand.
-    fn exchanged(&mut self) -> Result<(), Fault> {
-        if self.to.dtype != self.t.dtype || self.to.sizes() != self.t.sizes() {
+    fn exchanged(&mut self, op: &Exchange) -> Result<(), Fault> {
+        let Exchange { axes: _, start, dim } = op;
+        let along = start.0.and_then(|_| dim.of(self.t.rank()));
+        if along.is_some() != start.0.is_some() {
+            return wrong("there is no dim that is shifted".into());
+        }
+        let alike = self.to.rank() == self.t.rank()
+            && (0..self.t.rank())
+                .all(|d| along == Some(d) || self.t.dims[d].size == self.to.dims[d].size);
+        if self.to.dtype != self.t.dtype || !alike {
             return wrong("the result is another tensor".into());
         }
         let held = |t: &Type, a: Atom| t.dims.iter().any(|d| d.atoms.set().has(a));
@@ -273,7 +281,10 @@ impl Change<'_> {
                 return wrong("an axis goes from a state that it cannot have to another".into());
             }
         }
-        for (old, new) in self.t.dims.iter().zip(&self.to.dims) {
+        for (dim, (old, new)) in self.t.dims.iter().zip(&self.to.dims).enumerate() {
+            if along == Some(dim) && !old.atoms.set().union(new.atoms.set()).within(self.axes) {
+                return wrong("axes outside of the group cut the dim that is shifted".into());
+            }
             let outer = |l: AtomList| {
                 AtomList::collect(l.iter().take_while(|&a| !self.axes.has(a))).unwrap_or(l)
             };

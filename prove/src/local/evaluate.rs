@@ -8,7 +8,7 @@ use super::inputs::{noise, operands};
 use super::shrink::mesh_of;
 use super::{Fault, Held, Obligation, wrong};
 use crate::field::functions::defined;
-use crate::field::ranks::{Pieces, Ranks};
+use crate::field::ranks::{Pieces, Ranks, before};
 use crate::field::tensor::Tensor;
 use crate::number::{P, add, neg};
 use shardc_ir::mesh::{Atom, AtomSet, Mesh};
@@ -127,8 +127,10 @@ impl Run<'_> {
             | Op::ReduceScatter(_)
             | Op::Slice(_)
             | Op::Place(_)
-            | Op::AllToAll(_)
-            | Op::Exchange(_) => own.clone(),
+            | Op::AllToAll(_) => own.clone(),
+            Op::Exchange(k) => vec![Tensor::from_fn(&to[0].sizes(), |i| {
+                before(k, i.to_vec(), &own[0].shape).map_or(0, |at| own[0].at(&at))
+            })],
             Op::AllToAllV(_) => vec![defined(&own[0], &own[1])],
             Op::Broadcast(k) => vec![part(k.dim, self.mesh.ways(k.axes), k.from)],
             Op::Reduce(k) => {

@@ -49,6 +49,9 @@ pub(crate) fn axes(op: &Op) -> AtomSet {
 
 /// True for an op with sizes that its letters do not tie, but for rotations.
 pub(crate) fn is_tied(op: &Op) -> bool {
+    if let Op::Exchange(k) = op {
+        return k.start.0.is_some();
+    }
     matches!(
         op,
         Op::Concat(_)
@@ -112,6 +115,8 @@ fn plan(o: &Obligation, mesh: &Mesh) -> Result<Plan, Fault> {
         // Each dim for itself.
         Op::Fill(_) | Op::Literal(_) => Rule::elementwise(0, outs.len(), outs[0].rank()),
         Op::AllToAllV(_) => meaning::rule(&o.op, &ins),
+        // The dim that is shifted may change its size.
+        Op::Exchange(k) if k.start.0.is_some() => meaning::rule(&o.op, &ins),
         op if !axes(op).is_empty() => {
             let most = ins.iter().chain(&outs).map(|t| t.rank()).max().unwrap_or(0);
             let one = Rule::elementwise(1, 1, most);
@@ -209,6 +214,8 @@ fn tie(op: &mut Op, plan: &Plan, sizes: &mut Sizes) {
     };
     let along = plan.rule.ins.first().and_then(|d| law::along(op, d.len()));
     match op {
+        // What crosses may be more than a piece, and less.
+        Op::Exchange(k) => k.start.0 = k.start.0.map(|s| s.clamp(-3, 3)),
         Op::Rope(_) => {
             let [d, r] = [letter(0, None), letter(1, None)];
             let rest = usize::from(was(d) > 2 * was(r));

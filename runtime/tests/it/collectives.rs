@@ -235,6 +235,31 @@ fn exchanges_match_their_meaning() {
             );
             exchanged(&text);
         }
+        // The same with the indices of a dim shifted, by less than a piece and more, to the operand's size and others,
+        // where nothing else splits the dim.
+        for (start, dim, size) in [(1, 0, None), (-2, 1, None), (4, 0, Some(3)), (-9, 1, Some(16))]
+        {
+            let dims = |t: &str| -> Vec<String> {
+                let all = t.split(']').next().expect("dims").trim_start_matches('[');
+                all.split(',').map(String::from).collect()
+            };
+            let mut new = dims(to);
+            let (own, split) =
+                new[dim].split_once('@').map_or((&*new[dim], None), |(n, a)| (n, Some(a)));
+            let n = size.map_or(own.to_string(), |n: usize| n.to_string());
+            let shifted = format!("{n}{}", split.map_or(String::new(), |a| format!("@{a}")));
+            new[dim] = shifted;
+            if axes == "y" && dim == 0 {
+                continue;
+            }
+            let to = format!("[{}]", new.join(","));
+            for dtype in ["f32", "bf16", "i32"] {
+                exchanged(&format!(
+                    "mesh [{mesh}]\n\nfunc @f(%a: {dtype}{from}) -> {dtype}{to} {{\n  \
+                     %b = exchange[{axes}; start={start}; dim={dim}] %a : {dtype}{to}\n  return %b\n}}\n"
+                ));
+            }
+        }
         // The mirror of what was replicated is a sum.
         if let Some((whole, axis)) = from.split_once('~') {
             exchanged(&format!(

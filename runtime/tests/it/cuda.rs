@@ -204,8 +204,8 @@ fn collectives_of_ranks_that_share_a_device() {
             let mut turned = whole.clone();
             turned.dims[2].atoms =
                 AtomList::collect(axes.iter().collect::<Vec<_>>().into_iter().rev()).unwrap();
-            check_as(Exchange { axes }, &mesh, &cut, &turned);
-            check_as(Exchange { axes }, &mesh, &whole, &cut);
+            check_as(Exchange::over(axes), &mesh, &cut, &turned);
+            check_as(Exchange::over(axes), &mesh, &whole, &cut);
             check(ReduceScatter { axes, dim: 0 }, &mesh, &[sum]);
             check(Permute { axes, shift: 1 }, &mesh, &[own]);
             let mut even = Type::new(dtype, &[5, 2 * mesh.ways(axes)]);

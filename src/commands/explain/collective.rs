@@ -7,6 +7,7 @@ use super::{Answer, facts, some, words, zero};
 use crate::commands::inspect::{group_text, is_gradient, numbered};
 use crate::report::{Experts, bytes};
 use serde_json::Value as Json;
+use shardc_ir::boxes::Halo;
 use shardc_ir::diag::{Diag, Result, count};
 use shardc_ir::func::{Func, FuncKind, Node, Scope, Value};
 use shardc_ir::group::begins_call;
@@ -132,6 +133,13 @@ fn what(why: &Why, c: &Call) -> Vec<String> {
     let first = first.replace("{ways}", &ways.to_string());
     let types = format!("{} -> {}", type_text(why.mesh, t), type_text(why.mesh, out));
     let mut l = vec![first, types];
+    if let Sends::Boxes { halo: Some(Halo { dim, start }) } = of(c).sends() {
+        let (dim, sign) = (dim.of(t.rank()).unwrap_or(0), if start < 0 { '-' } else { '+' });
+        let by = start.unsigned_abs();
+        l.push(format!(
+            "index i of dim {dim} is index i {sign} {by} of the operand, and 0 where that has none"
+        ));
+    }
     l.extend((c.n.outs.len() > 1).then(|| format!("{} tensors in one call", c.n.outs.len())));
     l
 }
@@ -163,9 +171,11 @@ fn cost(why: &Why, c: &Call) -> Vec<String> {
         pairs().fold((0, 0), |(a, b), (&x, &y)| (a + local(x), b + local(y)));
     let how = match coll.sends() {
         Sends::SumToAll | Sends::Share | Sends::MeanShare | Sends::ShareOfResult => "ring",
-        Sends::Rows { .. } | Sends::Nothing | Sends::Pieces | Sends::Whole | Sends::Boxes => {
-            "directly"
-        }
+        Sends::Rows { .. }
+        | Sends::Nothing
+        | Sends::Pieces
+        | Sends::Whole
+        | Sends::Boxes { .. } => "directly",
     };
     let formula = match coll.sends() {
         Sends::SumToAll => format!(" = 2*({p}-1)/{p} of its {held} B"),
@@ -178,7 +188,7 @@ fn cost(why: &Why, c: &Call) -> Vec<String> {
             let most = coll.max_bytes(mesh, c.f.ty(c.n.ins[0]), c.f.ty(c.n.outs[0]));
             format!(" if all experts are used alike, at most {most} B")
         }
-        Sends::Nothing | Sends::Pieces | Sends::Whole | Sends::Boxes => {
+        Sends::Nothing | Sends::Pieces | Sends::Whole | Sends::Boxes { .. } => {
             format!(", of its {held} B")
         }
     };

@@ -199,7 +199,7 @@ impl Program<'_> {
             8 | 9 => self.reshape(&x),
             10 => self.transpose(&x),
             11 => self.expand(&x),
-            12 => self.last_dim(&x),
+            12 => self.one_dim(&x),
             13 => self.norm(&x),
             14 => self.tokens(&x),
             _ => self.block(&x),
@@ -393,26 +393,42 @@ impl Program<'_> {
         self.op(&format!("expand[{rule}] {}", x.name), &sizes, x.large)
     }
 
-    /// A piece of the last dim, the last dim with zeros around it, or two of them side by side.
-    fn last_dim(&mut self, x: &Known) -> Known {
-        let Some((&n, before)) = x.sizes.split_last() else { return self.unary(x) };
-        let with = |m: usize| [before, &[m]].concat();
+    /// A piece of a dim, a dim with zeros around it, or two of them side by side.
+    fn one_dim(&mut self, x: &Known) -> Known {
+        if x.sizes.is_empty() {
+            return self.unary(x);
+        }
+        let dim = self.draw.below(x.sizes.len());
+        let n = x.sizes[dim];
+        let with = |m: usize| {
+            let mut sizes = x.sizes.clone();
+            sizes[dim] = m;
+            sizes
+        };
         match self.draw.below(3) {
             0 => {
                 let p = 1 + self.draw.below(n);
                 let start = self.draw.below(n - p + 1);
-                self.op(&format!("narrow[p={p}; start={start}] {}", x.name), &with(p), x.large)
+                self.op(
+                    &format!("narrow[p={p}; start={start}; dim={dim}] {}", x.name),
+                    &with(p),
+                    x.large,
+                )
             }
             1 => {
                 let d = n + self.draw.below(4);
                 let start = self.draw.below(d - n + 1);
-                self.op(&format!("widen[d={d}; start={start}] {}", x.name), &with(d), x.large)
+                self.op(
+                    &format!("widen[d={d}; start={start}; dim={dim}] {}", x.name),
+                    &with(d),
+                    x.large,
+                )
             }
             _ => {
                 let m = SIZES[self.draw.below(SIZES.len())];
                 let y = self.like(&with(m));
                 let d = n + m;
-                let what = format!("concat[d={d}] {}, {}", x.name, y.name);
+                let what = format!("concat[d={d}; dim={dim}] {}, {}", x.name, y.name);
                 self.op(&what, &with(d), x.large.max(y.large))
             }
         }

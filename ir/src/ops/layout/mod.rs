@@ -10,7 +10,8 @@ mod rows;
 mod sums;
 
 use super::*;
-use crate::boxes::Boxes;
+use crate::attr::{Along, Offset};
+use crate::boxes::{Boxes, Halo};
 use crate::types::State;
 
 /// An op of [`Kind::Layout`].
@@ -49,8 +50,8 @@ pub trait Collective {
             }
             Sends::ShareOfResult => (p - 1.0) / p * held(output),
             Sends::Whole => held(input),
-            Sends::Boxes => {
-                let most = Boxes::new(mesh, self.atoms(), input, output).busiest();
+            Sends::Boxes { halo } => {
+                let most = Boxes::new(mesh, self.atoms(), halo, input, output).busiest();
                 (most * input.dtype.bytes()) as f64
             }
         }
@@ -87,7 +88,7 @@ pub enum Sends {
     /// Its operand.
     Whole,
     /// What [`Boxes`] says: of the busiest rank, the more of what it sends and receives.
-    Boxes,
+    Boxes { halo: Option<Halo> },
 }
 
 /// What the table does not say of an op.
@@ -130,7 +131,7 @@ type Ends<'a> = (&'a [Value], &'a [Value]);
 macro_rules! layouts {
     ($($(#[doc = $doc:literal])* $op:ident = $name:literal ($($operand:ident),*) {$($field:ident : $ty:ty),*}
        fusion: $fusion:expr, gradient: $gradient:ident, view: $view:literal, takes: |$t:pat_param, $x:ident| $takes:expr, dim: |$o:pat_param| $dim:expr,
-       sends: |$s:pat_param| $sends:expr, says: $says:literal, mirror: [$($mirror:literal),*], reshards: $reshards:literal;)*) => {$(
+       sends: |$s:pat_param| $sends:expr, says: $says:literal, mirror: [$($mirror:literal),*], reshards: |$r:pat_param| $reshards:expr;)*) => {$(
         op! {
             $(#[doc = $doc])*
             $op = $name ($($operand),*) { $($field: $ty),* }
@@ -199,6 +200,7 @@ macro_rules! layouts {
                 &[$($mirror),*]
             }
             fn reshards(&self) -> bool {
+                let $r = self;
                 $reshards
             }
             fn eval_group(&self, cx: &[EvalCx], ins: &[Vec<&Tensor>]) -> Vec<Vec<Tensor>> {
@@ -213,34 +215,34 @@ layouts! {
     /// its gradient is an `all_reduce`.
     FanOut = "fan_out" (x) { axes: AtomSet }
     fusion: Some(Each), gradient: Flows, view: true, takes: |_, x| one(x), dim: |_| None,
-    sends: |_| Sends::Nothing, says: "", mirror: ["all_reduce"], reshards: true;
+    sends: |_| Sends::Nothing, says: "", mirror: ["all_reduce"], reshards: |_| true;
 
     /// The sum (or max, min) over the ranks of the axes, folded from the left in group order. The declared type
     /// says whether the result is invariant or replicated. Several operands are reduced in one call.
     AllReduce = "all_reduce" (x) { axes: AtomSet }
     fusion: None, gradient: Flows, view: false, takes: |_, x| several_floats(x), dim: |_| None,
     sends: |_| Sends::SumToAll, says: "takes the {sum} of {ways} ranks' parts; the result is {after}",
-    mirror: ["fan_out", "all_reduce"], reshards: true;
+    mirror: ["fan_out", "all_reduce"], reshards: |_| true;
 
     /// The shards of a dim along its minor-most axes, concatenated. The declared type says whether the result
     /// is replicated (the default) or invariant.
     AllGather = "all_gather" (x) { axes: AtomSet, dim: usize }
     fusion: None, gradient: Flows, view: false, takes: |_, x| one(x), dim: |o| Some(o.dim),
     sends: |_| Sends::ShareOfResult, says: "puts the pieces of {ways} ranks together; the result is {after}",
-    mirror: ["reduce_scatter", "slice"], reshards: true;
+    mirror: ["reduce_scatter", "slice"], reshards: |_| true;
 
     /// This rank's shard of the sum over the ranks of the axes.
     ReduceScatter = "reduce_scatter" (x) { axes: AtomSet, dim: usize }
     fusion: None, gradient: Flows, view: false, takes: |_, x| floats(x, 1), dim: |o| Some(o.dim),
     sends: |_| Sends::Share, says: "takes the {sum} of {ways} ranks' parts; each rank keeps its piece",
-    mirror: ["all_gather"], reshards: true;
+    mirror: ["all_gather"], reshards: |_| true;
 
     /// Piece number `from` of a dim that the axes split evenly, on all ranks of the axes: the dim of the result
     /// has the size of a piece. The rank that holds the piece sends it.
     Broadcast = "broadcast" (x) { axes: AtomSet, dim: usize, from: usize }
     fusion: None, gradient: Flows, view: false, takes: |_, x| one(x), dim: |o| Some(o.dim),
     sends: |_| Sends::MeanShare, says: "one of {ways} ranks gives its piece to all; the result is {after}",
-    mirror: ["reduce"], reshards: false;
+    mirror: ["reduce"], reshards: |_| false;
 
     /// The sum over the ranks of the axes, as piece number `to` of a dim that the axes split; all other pieces
     /// are zeros, and the dim of the operand has the size of a piece. Added up over all `to`, the results are
@@ -248,34 +250,37 @@ layouts! {
     Reduce = "reduce" (x) { axes: AtomSet, dim: usize, to: usize }
     fusion: None, gradient: Flows, view: false, takes: |_, x| floats(x, 1), dim: |o| Some(o.dim),
     sends: |_| Sends::MeanShare, says: "takes the {sum} of {ways} ranks' parts, as the piece of one of them",
-    mirror: ["broadcast"], reshards: false;
+    mirror: ["broadcast"], reshards: |_| false;
 
     /// This rank's shard of a dim, along axes over which the operand is the same everywhere. Moves no data.
     Slice = "slice" (x) { axes: AtomSet, dim: usize }
     fusion: None, gradient: Flows, view: false, takes: |_, x| one(x), dim: |o| Some(o.dim),
-    sends: |_| Sends::Nothing, says: "", mirror: ["place", "all_gather"], reshards: true;
+    sends: |_| Sends::Nothing, says: "", mirror: ["place", "all_gather"], reshards: |_| true;
 
     /// This rank's shard of a dim at its place, with zeros elsewhere: the gradient of `slice` from a replicated
     /// operand. Moves no data.
     Place = "place" (x) { axes: AtomSet, dim: usize }
     fusion: None, gradient: Flows, view: false, takes: |_, x| floats(x, 1), dim: |o| Some(o.dim),
-    sends: |_| Sends::Nothing, says: "", mirror: ["slice"], reshards: false;
+    sends: |_| Sends::Nothing, says: "", mirror: ["slice"], reshards: |_| false;
 
     /// The axes that split dim `from` split dim `to` instead.
     AllToAll = "all_to_all" (x) { axes: AtomSet, from: usize, to: usize }
     fusion: None, gradient: Flows, view: false, takes: |_, x| one(x), dim: |_| None,
     sends: |_| Sends::Pieces, says: "{ways} ranks exchange pieces: another dim is split afterwards",
-    mirror: ["all_to_all"], reshards: true;
+    mirror: ["all_to_all"], reshards: |_| true;
 
     /// From any layout over the axes to any other: split dims change places, order and axes. Each of the axes
     /// splits a dim of the operand or of the result; if it splits none of the operand, the operand is invariant
     /// or replicated over it; if it splits none of the result, the result is invariant (or, as the mirror of
     /// replicated, a sum). No rank receives what it already has. Other axes that split the same dim are major
-    /// to these.
-    Exchange = "exchange" (x) { axes: AtomSet }
-    fusion: None, gradient: Flows, view: false, takes: |_, x| one(x), dim: |_| None,
-    sends: |_| Sends::Boxes, says: "{ways} ranks exchange boxes, each what it lacks; the result is {after}",
-    mirror: ["exchange"], reshards: true;
+    /// to these. With a `start`, index i of the result is index i + `start` of the operand, along the last dim or
+    /// along `dim`, and 0 where the operand has no such index: `exchange[tp; start=-1]`. That dim may change its
+    /// size, and no other axes split it. So a `narrow` or `widen` of a split dim moves only what crosses.
+    Exchange = "exchange" (x) { axes: AtomSet, start: Offset, dim: Along }
+    fusion: None, gradient: Flows, view: false, takes: |o, x| o.takes(x), dim: |_| None,
+    sends: |o| Sends::Boxes { halo: o.halo() },
+    says: "{ways} ranks exchange boxes, each what it lacks; the result is {after}",
+    mirror: ["exchange"], reshards: |o| o.start.0.is_none();
 
     /// Like `all_to_all`, for rows `[g,z,c,h]` of which only a few are used: the axes that split groups split
     /// shards of tokens instead, or the reverse, and only the rows that the counts `[g,e,z]` name are sent: in
@@ -286,38 +291,38 @@ layouts! {
     fusion: None, gradient: Flows, view: false, takes: |o, x| o.takes(x), dim: |_| None,
     sends: |o| Sends::Rows { copies: o.copies },
     says: "{ways} ranks exchange the rows that the counts name: another dim is split afterwards",
-    mirror: ["all_to_all_v"], reshards: false;
+    mirror: ["all_to_all_v"], reshards: |_| false;
 
     /// Each rank of a group receives the value of the rank `shift` places before it in the ring.
     Permute = "permute" (x) { axes: AtomSet, shift: usize }
     fusion: None, gradient: Flows, view: false, takes: |_, x| one(x), dim: |_| None,
     sends: |_| Sends::Whole, says: "each of {ways} ranks hands its piece to another",
-    mirror: ["permute"], reshards: false;
+    mirror: ["permute"], reshards: |_| false;
 
     /// The operand as one term of a sum over the pipeline ranks. A function belongs to one pipeline rank and
     /// its values say nothing about the others, so this costs nothing; the sum is still pending.
     ToPartial = "to_partial" (x) { axes: AtomSet }
     fusion: Some(Each), gradient: Unasked, view: true, takes: |_, x| floats(x, 1), dim: |_| None,
-    sends: |_| Sends::Nothing, says: "", mirror: [], reshards: false;
+    sends: |_| Sends::Nothing, says: "", mirror: [], reshards: |_| false;
 
     /// This rank's shard of a dim, no longer treated as part of a whole: what a ring passes around. The axes
     /// split the dim alone and evenly. Moves no data; `from_varying` is the inverse.
     ToVarying = "to_varying" (x) { axes: AtomSet, dim: usize }
     fusion: None, gradient: Flows, view: true, takes: |_, x| one(x), dim: |o| Some(o.dim),
-    sends: |_| Sends::Nothing, says: "", mirror: ["from_varying"], reshards: false;
+    sends: |_| Sends::Nothing, says: "", mirror: ["from_varying"], reshards: |_| false;
 
     /// The ranks' own values as the shards of a dim, in group order. Moves no data; it is the inverse of
     /// `to_varying`.
     FromVarying = "from_varying" (x) { axes: AtomSet, dim: usize }
     fusion: None, gradient: Flows, view: true, takes: |_, x| one(x), dim: |o| Some(o.dim),
-    sends: |_| Sends::Nothing, says: "", mirror: ["to_varying"], reshards: false;
+    sends: |_| Sends::Nothing, says: "", mirror: ["to_varying"], reshards: |_| false;
 
     /// The shard of a dim that the rank `shift` places before in the ring would have: what `permute` of
     /// `to_varying` shards would receive, but without moving data, since all ranks have the whole tensor. For
     /// indices (positions of the tokens of a block), which have no gradient.
     Piece = "piece" (x) { axes: AtomSet, dim: usize, shift: usize }
     fusion: None, gradient: Unasked, view: false, takes: |_, x| rings::takes_indices(x), dim: |o| Some(o.dim),
-    sends: |_| Sends::Nothing, says: "", mirror: [], reshards: false;
+    sends: |_| Sends::Nothing, says: "", mirror: [], reshards: |_| false;
 }
 
 /// One operand, of any element type.

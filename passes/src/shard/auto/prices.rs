@@ -15,7 +15,7 @@ impl Builder<'_> {
     pub fn cost(&self, u: usize, w: &Way) -> Cost {
         let (n, mesh) = (&self.f.nodes[u], self.asked.mesh);
         let ins: SmallVec<[&Type; 4]> = w.ins.iter().collect();
-        let own = price::op(self.asked.hardware, mesh, &n.op, &ins, &w.outs[0]);
+        let own = price::op(self.asked.hardware, mesh, &w.op, &ins, &w.outs[0]);
         let active = n.outs.iter().any(|o| self.active[o.0 as usize]);
         // Backward does each product twice, once for each operand's gradient, and reads and writes as often.
         let times = if self.asked.trains && active { 3 } else { 1 };
@@ -23,7 +23,11 @@ impl Builder<'_> {
             if self.saved[o.0 as usize] { t.local_bytes(mesh) } else { 0 }
         };
         let kept: usize = n.outs.iter().zip(&w.outs).map(kept).sum();
-        Cost { time: own * times, memory: kept as u64 }
+        let time = match w.op.layout() {
+            Some(_) => self.moves.step(&w.op, &w.ins[0], &w.outs[0], active),
+            None => own * times,
+        };
+        Cost { time, memory: kept as u64 }
     }
 
     /// What a parameter costs that is used in this layout, stored in each of [`STORED`].

@@ -83,6 +83,12 @@ impl Orders<'_> {
             return known.base[u].clone();
         }
         let mut all: Vec<Execution> = ORDERS.iter().map(|order| one(order)).collect();
+        // What is shifted is gathered before, or else what crosses is exchanged.
+        if let Some((g, _)) = op.shifted() {
+            let gathered = |e: &Execution| e.whole_in(g);
+            let more: Vec<Execution> = all.iter().map(gathered).collect();
+            all.extend(more);
+        }
         all.dedup();
         if all.len() > 1 {
             let costs: Vec<u64> = all.iter().map(|e| self.sends(u, e, known, moves)).collect();
@@ -108,10 +114,8 @@ impl Orders<'_> {
                 moved(f.ty(v), to, v);
             }
         }
-        let hints: SmallVec<[Type; 2]> = (0..n.outs.len()).map(|o| e.hint(f, op, u, o)).collect();
         let given: SmallVec<[&Type; 4]> = ins.iter().collect();
-        let wanted: SmallVec<[Option<&Type>; 2]> = hints.iter().map(Some).collect();
-        let Ok(outs) = n.op.check(mesh, &given, &wanted) else { return u64::MAX };
+        let Ok((runs, outs)) = e.check(mesh, f, op, u, &given) else { return u64::MAX };
         for (&o, made) in n.outs.iter().zip(&outs) {
             let summed =
                 |r: &Port| r.value == o && r.role.as_ref().is_some_and(|r| r.kind.is_summed());
@@ -121,6 +125,10 @@ impl Orders<'_> {
                 to.replicated = to.replicated.union(made.replicated).minus(to.sharded());
                 moved(made, &to, o);
             }
+        }
+        if runs.layout().is_some() {
+            let active = n.outs.iter().any(|o| self.active[o.0 as usize]);
+            sum.time = sum.time.saturating_add(moves.step(&runs, &ins[0], &outs[0], active));
         }
         sum.time
     }

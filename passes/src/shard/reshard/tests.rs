@@ -106,7 +106,7 @@ fn received(mesh: &Mesh, from: &Type, to: &Type) -> f64 {
     for s in &steps {
         sum += match &s.op {
             Op::Exchange(o) => {
-                let t = Boxes::new(mesh, o.axes, at, &s.ty).traffic();
+                let t = Boxes::new(mesh, o.axes, None, at, &s.ty).traffic();
                 (t.received * at.dtype.bytes()) as f64
             }
             op => op.collective().map_or(0.0, |c| c.ring_bytes(mesh, at, &s.ty)),

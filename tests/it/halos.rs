@@ -1,0 +1,266 @@
+//! Texts that shift, cut and pad a dim which ranks split: each rank sends what crosses from piece to piece, the
+//! numbers are those of one rank, and plans are proved.
+
+use clap::Parser;
+use shardc::Output;
+use shardc::flags::Flags;
+use shardc::numbers::{TOLERANCE, compare};
+use shardc::proof::Prove;
+use shardc_ir::func::{Func, FuncKind};
+use shardc_ir::ops::Op;
+use shardc_ir::plan::Plan;
+use shardc_passes::memory::replay::replay;
+use std::path::PathBuf;
+
+#[derive(Parser)]
+#[command(no_binary_name = true)]
+struct Line {
+    #[command(flatten)]
+    flags: Flags,
+}
+
+/// From hidden states `%x` and token numbers `%ids` of `s` tokens to hidden states `%y` of `n` tokens, whose labels
+/// are `%next`.
+struct Middle {
+    name: &'static str,
+    s: usize,
+    n: usize,
+    lines: &'static str,
+}
+
+/// The next token is the label; a window of three tokens; a shift past whole pieces, forward and back; a piece of
+/// the middle, smaller than what it is cut from; a rotation.
+const MIDDLES: [Middle; 6] = [
+    Middle {
+        name: "next",
+        s: 12,
+        n: 11,
+        lines: "%y = narrow[p=11; start=0; dim=1] %x : f32[4,11,8]
+  %next = narrow[p=11; start=1] %ids : i32[4,11]",
+    },
+    Middle {
+        name: "window",
+        s: 12,
+        n: 12,
+        lines: "%wide = widen[d=14; start=2; dim=1] %x : f32[4,14,8]
+  %x0 = narrow[p=12; start=0; dim=1] %wide : f32[4,12,8]
+  %x1 = narrow[p=12; start=1; dim=1] %wide : f32[4,12,8]
+  %x2 = narrow[p=12; start=2; dim=1] %wide : f32[4,12,8]
+  %y0 = mul[bsh,h->bsh] %x0, %a0 : f32[4,12,8]
+  %y1 = mul[bsh,h->bsh] %x1, %a1 : f32[4,12,8]
+  %y = add %y0, %y1, %x2 : f32[4,12,8]
+  %next = narrow[p=12; start=0] %ids : i32[4,12]",
+    },
+    Middle {
+        name: "later",
+        s: 13,
+        n: 13,
+        lines: "%cut = narrow[p=6; start=0; dim=1] %x : f32[4,6,8]
+  %y = widen[d=13; start=7; dim=1] %cut : f32[4,13,8]
+  %next = narrow[p=13; start=0] %ids : i32[4,13]",
+    },
+    Middle {
+        name: "sooner",
+        s: 13,
+        n: 8,
+        lines: "%big = exp %x : f32[4,13,8]
+  %y = narrow[p=8; start=5; dim=1] %big : f32[4,8,8]
+  %next = narrow[p=8; start=5] %ids : i32[4,8]",
+    },
+    Middle {
+        name: "padded",
+        s: 8,
+        n: 19,
+        lines: "%y = widen[d=19; start=4; dim=1] %x : f32[4,19,8]",
+    },
+    Middle {
+        name: "rotated",
+        s: 12,
+        n: 12,
+        lines: "%front = narrow[p=5; start=0; dim=1] %x : f32[4,5,8]
+  %back = narrow[p=7; start=5; dim=1] %x : f32[4,7,8]
+  %y = concat[d=12; dim=1] %back, %front : f32[4,12,8]
+  %next = narrow[p=12; start=0] %ids : i32[4,12]",
+    },
+];
+
+fn text(m: &Middle) -> String {
+    let Middle { s, n, lines, .. } = m;
+    let labels = match lines.contains("%next") {
+        true => String::new(),
+        false => format!("\n  %next: i32[4,{n}] input \"labels\","),
+    };
+    format!(
+        "func @model(
+  %emb: f32[32,8] param \"emb\" [normal=0.5],
+  %a0: f32[8] param \"conv.0\" [normal=0.5],
+  %a1: f32[8] param \"conv.1\" [normal=0.5],
+  %head: f32[32,8] param \"head\" [normal=0.5],
+  %ids: i32[4,{s}] input \"input_ids\",{labels}
+) -> (f32[] sum \"loss\") {{
+  %x = take[vh,bs->bsh] %emb, %ids : f32[4,{s},8]
+  {lines}
+  %c = mul[bsh,h->bsh] %y, %a0 : f32[4,{n},8]
+  %d = add[bsh,h->bsh] %c, %a1 : f32[4,{n},8]
+  %act = silu %d : f32[4,{n},8]
+  %logits = dot[bsh,vh->bsv] %act, %head : f32[4,{n},32]
+  %e = exp %logits : f32[4,{n},32]
+  %z = reduce_sum[bsv->bs] %e : f32[4,{n}]
+  %lse = log %z : f32[4,{n}]
+  %own = take[bsv,bs->bs] %logits, %next : f32[4,{n}]
+  %nll = sub %lse, %own : f32[4,{n}]
+  %loss = reduce_sum[bs->] %nll : f32[]
+  return %loss
+}}
+"
+    )
+}
+
+/// The file of a text.
+fn written(m: &Middle) -> PathBuf {
+    let dir = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("halos");
+    std::fs::create_dir_all(&dir).expect("a folder");
+    let file = dir.join(format!("{}.ir", m.name));
+    // Another test may read it.
+    if std::fs::read_to_string(&file).ok() != Some(text(m)) {
+        std::fs::write(&file, text(m)).expect("a file");
+    }
+    file
+}
+
+/// Compiles a text.
+fn compiled(m: &Middle, flags: &str) -> Output {
+    let file = written(m);
+    let what = format!("{} {flags}", m.name);
+    let line = Line::try_parse_from(flags.split_whitespace()).unwrap_or_else(|e| panic!("{e}"));
+    let o = line.flags.options_for(&file).unwrap_or_else(|e| panic!("{what}: {e}"));
+    let done = shardc::compile(&file, &o, &mut |_, _| {});
+    done.unwrap_or_else(|e| panic!("{what}: {e}"))
+}
+
+/// Compiles, compares with one rank, and proves.
+fn plan(m: &Middle, flags: &str) -> Plan {
+    let what = format!("{} {flags}", m.name);
+    let mut done = compiled(m, flags);
+    replay(&done.stored.plan).unwrap_or_else(|e| panic!("{what}: {e}"));
+    for d in compare(&done.stored).unwrap_or_else(|e| panic!("{what}: {e}")) {
+        assert!(d.error <= TOLERANCE, "{what}: {}: {:.1e}, {:?}", d.name, d.error, d.worst);
+    }
+    done.prove(Prove::Yes).unwrap_or_else(|e| panic!("{what}: {e}"));
+    done.stored.plan
+}
+
+/// Exchanges with a start, and gathers, of tensors of more than `n` elements, in forward and backward.
+fn moved(p: &Plan) -> (usize, usize) {
+    let of = |f: &&Func| matches!(f.kind, FuncKind::Forward | FuncKind::Backward);
+    let nodes = || p.module.funcs.iter().filter(of).flat_map(|f| f.nodes.iter());
+    let shifts = nodes().filter(|n| matches!(&n.op, Op::Exchange(k) if k.start.0.is_some()));
+    (shifts.count(), nodes().filter(|n| n.op.gathers()).count())
+}
+
+const SPLIT: &str = "--shard input_ids=-,cp";
+
+#[test]
+fn what_crosses_pieces_is_exchanged() {
+    for m in &MIDDLES {
+        for mesh in ["cp=2", "cp=3", "cp=4", "dp=2,cp=2", "cp=2,dp=2"] {
+            let batch = if mesh.contains("dp") { "--shard input_ids=dp,cp" } else { SPLIT };
+            let p = plan(m, &format!("--mesh {mesh} {batch}"));
+            // `concat` needs the dim whole, so there all of it is gathered once, before it is cut.
+            let whole = m.name == "rotated";
+            let (shifts, gathers) = moved(&p);
+            assert_eq!((shifts == 0, gathers > 0), (whole, whole), "{} {mesh}", m.name);
+        }
+    }
+}
+
+/// Beside everything else that a plan may do.
+#[test]
+fn with_other_options() {
+    for m in &MIDDLES {
+        for flags in [
+            "--mesh cp=2,tp=2 --shard input_ids=-,cp --shard head=tp,-",
+            "--mesh tp=3 --shard input_ids=-,tp",
+            "--mesh dp=2,cp=2 --shard input_ids=dp,cp --zero 1",
+            "--mesh dp=2,cp=2 --shard input_ids=dp,cp --zero 2 --global-batch 8",
+            "--mesh dp=2,cp=2 --shard input_ids=dp,cp --zero 3",
+            "--mesh cp=4 --shard auto",
+            "--mesh a=2,b=2 --shard input_ids=-,a*b",
+            "--mesh a=2,b=3 --shard input_ids=-,b*a",
+        ] {
+            plan(m, flags);
+        }
+        // Numbers of 16 bits are compared in f64, where nothing is rounded.
+        plan(m, "--mesh cp=2 --shard input_ids=-,cp --dtype bf16");
+    }
+}
+
+/// With zigzag a rank has two chunks of a sequence: what is shifted would be what the program does not name.
+#[test]
+fn shifts_of_tokens_that_are_dealt_are_refused() {
+    let file = written(&MIDDLES[1]);
+    let line = "--mesh cp=2 --shard input_ids=-,cp --cp-split zigzag".split_whitespace();
+    let line = Line::try_parse_from(line).unwrap_or_else(|e| panic!("{e}"));
+    let o = line.flags.options_for(&file).unwrap_or_else(|e| panic!("{e}"));
+    let e = shardc::compile(&file, &o, &mut |_, _| {}).err().expect("it is refused");
+    assert_eq!(e.code, "not-built", "{e}");
+    assert!(e.message.contains("`widen` along tokens"), "{e}");
+}
+
+/// A start that is wrong by one is refuted, in forward and in backward, and has other numbers.
+#[test]
+fn a_wrong_start_is_found() {
+    let flags = format!("--mesh cp=2 {SPLIT}");
+    let places: Vec<[usize; 2]> = {
+        let p = compiled(&MIDDLES[1], &flags).stored.plan;
+        let of = |i: usize| {
+            let nodes = p.module.funcs[i].nodes.iter().enumerate();
+            let found =
+                nodes.filter(|(_, n)| matches!(&n.op, Op::Exchange(k) if k.start.0.is_some()));
+            found.map(move |(j, _)| [i, j]).collect::<Vec<_>>()
+        };
+        (0..p.module.funcs.len()).flat_map(of).collect()
+    };
+    assert!(places.len() >= 8, "{places:?}");
+    for [i, j] in places {
+        let mut done = compiled(&MIDDLES[1], &flags);
+        let Op::Exchange(k) = &mut done.stored.plan.module.funcs[i].nodes[j].op else {
+            panic!("compiled the same")
+        };
+        k.start.0 = k.start.0.map(|s| s + 1);
+        let e = done.prove(Prove::Yes).expect_err("it is wrong");
+        assert_eq!(e.code, "refuted", "{i} {j}: {e}");
+        let all = compare(&done.stored).unwrap_or_else(|e| panic!("{i} {j}: {e}"));
+        assert!(all.iter().any(|d| d.error > TOLERANCE), "{i} {j}: the same numbers");
+    }
+}
+
+/// A rank sends a few tokens and not its piece.
+#[test]
+fn the_bytes_are_the_halo() {
+    let window = |s: usize| {
+        let lines = [0, 1, 2]
+            .map(|k| format!("%x{k} = narrow[p={s}; start={k}; dim=1] %wide : f32[4,{s},8]"));
+        let lines = format!(
+            "%wide = widen[d={w}; start=2; dim=1] %x : f32[4,{w},8]\n  {}\n  \
+             %y0 = mul[bsh,h->bsh] %x0, %a0 : f32[4,{s},8]\n  \
+             %y1 = mul[bsh,h->bsh] %x1, %a1 : f32[4,{s},8]\n  \
+             %y = add %y0, %y1, %x2 : f32[4,{s},8]\n  %next = narrow[p={s}; start=0] %ids : i32[4,{s}]",
+            lines.join("\n  "),
+            w = s + 2,
+        );
+        Middle { name: "long", s, n: s, lines: lines.leak() }
+    };
+    let p = plan(&window(256), &format!("--mesh cp=4 {SPLIT}"));
+    let f = p.module.funcs.iter().find(|f| f.kind == FuncKind::Forward).expect("forward");
+    let bytes = |f: &Func| -> f64 {
+        let sent = f.nodes.iter().filter_map(|n| {
+            let c = n.op.collective()?;
+            Some(c.ring_bytes(&p.module.mesh, f.ty(n.ins[0]), f.ty(n.outs[0])))
+        });
+        sent.sum()
+    };
+    let token = 4.0 * 8.0 * 4.0;
+    // At most what the padding shifts the pieces by, there and three times back: some ten of 64 tokens.
+    assert!(bytes(f) <= 10.0 * token, "{} tokens", bytes(f) / token);
+}

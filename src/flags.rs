@@ -191,10 +191,12 @@ flags! {
     /// [default: elementwise]
     #[arg(long, help_heading = "Layout")]
     pub recompute: Option<String>,
-    /// Compute the loss and its gradients in N chunks of tokens, so that the full logits are never in memory
+    /// Compute the loss and its gradients in N chunks of tokens, so that the full logits are never in memory;
+    /// auto: the fewest with which a rank fits --memory or, without it, with which no more chunks save over 1 %
     /// [default: 1]
-    #[arg(long, value_name = "N", help_heading = "Layout")]
-    pub loss_chunks: Option<usize>,
+    #[arg(long, value_name = "N|auto", help_heading = "Layout")]
+    #[serde(deserialize_with = "number_or_text")]
+    pub loss_chunks: Option<String>,
     /// Memory of a rank: 24GiB, 80e9, or a machine's (h100-sxm); a plan that needs more is refused
     #[arg(long, value_name = "BYTES", help_heading = "Layout")]
     #[serde(deserialize_with = "number_or_text")]

@@ -179,12 +179,14 @@ fn compile_legal(model: &Path, o: &Options, manager: Manager) -> Result<Output> 
     let o = &with_mesh(&input.source.module.mesh, o)?;
     let read_ms = since.elapsed().as_secs_f64() * 1e3;
     let mut before = vec![("read", read_ms)];
-    let (o, notes) = search::resolve(&input, o)?;
-    if !notes.is_empty() {
+    let searches = search::searches(o);
+    let search::Found { options: o, notes, warnings } = search::resolve(&input, o)?;
+    if searches {
         before.push(("search", since.elapsed().as_secs_f64() * 1e3 - read_ms));
     }
     let mut done = finish(input, &o, manager, since, before)?;
     done.notes.splice(..0, notes);
+    done.warnings.splice(..0, warnings);
     Ok(done)
 }
 

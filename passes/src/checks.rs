@@ -90,6 +90,7 @@ pub fn check_source(mesh: &Mesh, f: &Func, o: &Options) -> Result<()> {
             .at("--recompute fit")
             .help("use --recompute sqrt, or another policy"));
     }
+    o.loss_chunks.number()?;
     check_arguments(f, o)?;
     check_results(f)?;
     if o.mode == Mode::Infer {

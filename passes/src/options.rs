@@ -1,5 +1,6 @@
 //! What the user asked for, after the command line and before the passes.
 
+use crate::autodiff::chunks::LossChunks;
 use crate::autodiff::recompute::Recompute;
 use crate::shard::zero::{Accumulate, Zero};
 use serde::{Deserialize, Serialize};
@@ -290,7 +291,7 @@ pub struct Options {
     /// What backward computes again.
     pub recompute: Recompute,
     /// Chunks of tokens in which the loss and its gradients are made; 1: all tokens at once.
-    pub loss_chunks: usize,
+    pub loss_chunks: LossChunks,
     /// How attention sees the tokens of other ranks of `cp`.
     pub cp_mode: CpMode,
     /// Which tokens a rank of `cp` has; `None`: zigzag in a ring, else contiguous.
@@ -377,7 +378,7 @@ impl Default for Options {
             moe: Buffers::default(),
             balance: Balance::default(),
             recompute: Recompute::default(),
-            loss_chunks: 1,
+            loss_chunks: LossChunks::default(),
             cp_mode: CpMode::default(),
             cp_split: None,
             tp_mode: TpMode::default(),

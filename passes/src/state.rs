@@ -216,13 +216,14 @@ impl<'a> State<'a> {
     }
 
     pub fn chunk_loss(&mut self) -> Changed {
-        let asked = self.trains() && self.o.loss_chunks > 1;
+        let count = self.o.loss_chunks.number()?;
+        let asked = self.trains() && count > 1;
         if asked {
             let (mesh, joint) = (&self.m.mesh, &mut self.m.funcs[0]);
-            chunk_loss(mesh, joint, self.o.loss_chunks).map_err(|refusal| {
+            chunk_loss(mesh, joint, count).map_err(|refusal| {
                 let what = format!("the loss of this model is not made in chunks: {}", refusal.why);
                 Diag::new("not-built", what)
-                    .at(format!("--loss-chunks {}", self.o.loss_chunks))
+                    .at(format!("--loss-chunks {count}"))
                     .rule(refusal.rule)
                     .help(refusal.help)
             })?;

@@ -18,6 +18,7 @@ use shardc_frontends::Facts;
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::func::FuncKind;
 use shardc_ir::plan::{Dropout, Mode};
+use shardc_passes::autodiff::chunks::LossChunks;
 use shardc_passes::autodiff::recompute::Recompute;
 use shardc_passes::options::{Buffers, Options, Order, TpMode};
 use shardc_passes::shard::zero::Accumulate;
@@ -198,7 +199,7 @@ impl<'a> Export<'a> {
         self.lack(!o.freeze.is_empty(), "parameters that are not trained, by name (--freeze)");
         let kept = o.zero_accumulate != Accumulate::None && o.zero >= 2;
         self.lack(kept, "unsharded accumulation over microbatches (--zero-accumulate)");
-        self.lack(o.loss_chunks > 1, "a loss in chunks of tokens (--loss-chunks)");
+        self.lack(o.loss_chunks != LossChunks::Of(1), "a loss in chunks of tokens (--loss-chunks)");
         self.lack(o.balance.rate != 0.0, "updates of router biases (--moe-bias-rate)");
         // Which element-wise results are saved is the target's own choice: numbers and exchanges are the same.
         let own = matches!(o.recompute, Recompute::None | Recompute::Elementwise);

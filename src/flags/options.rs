@@ -12,7 +12,6 @@ use shardc_ir::loss_scale::LossScaling;
 use shardc_ir::mesh::Mesh;
 use shardc_ir::plan::{Dropout, Mode};
 use shardc_ir::types::DType;
-use shardc_passes::autodiff::chunks::MOST_CHUNKS;
 use shardc_passes::options::{
     Balance, Buffers, CpMode, CpSplit, Decay, Fuse, Optimizer, Options, TpMode, TpSteps, Transport,
 };
@@ -154,11 +153,8 @@ impl Flags {
         if let Some(text) = &self.recompute {
             o.recompute = recompute(text)?;
         }
-        o.loss_chunks = self.loss_chunks.unwrap_or(1);
-        if !(1..=MOST_CHUNKS).contains(&o.loss_chunks) {
-            return Err(Diag::new("flag", format!("a loss in {} chunks", o.loss_chunks))
-                .at(format!("--loss-chunks {}", o.loss_chunks))
-                .help(format!("use 1 to {MOST_CHUNKS} chunks")));
+        if let Some(text) = &self.loss_chunks {
+            o.loss_chunks = loss_chunks(text)?;
         }
         self.rate(o)
     }

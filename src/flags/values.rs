@@ -6,6 +6,7 @@ use shardc_ir::diag::{Diag, Result};
 use shardc_ir::files;
 use shardc_ir::loss_scale::is_scale;
 use shardc_ir::names::nearest;
+use shardc_passes::autodiff::chunks::{LossChunks, MOST_CHUNKS};
 use shardc_passes::autodiff::recompute::{GROUPS, Recompute};
 use shardc_passes::options::{Order, ShardRule};
 use shardc_passes::schedule::Named;
@@ -39,6 +40,19 @@ pub(super) fn recompute(text: &str) -> Result<Recompute> {
             ),
         })
     })
+}
+
+pub(super) fn loss_chunks(text: &str) -> Result<LossChunks> {
+    let number = || text.parse().ok().filter(|n| (1..=MOST_CHUNKS).contains(n));
+    let d = || {
+        Diag::new("flag", format!("`{text}` is not a number of chunks"))
+            .at(format!("--loss-chunks {text}"))
+            .help(format!("use 1 to {MOST_CHUNKS} chunks, or auto"))
+    };
+    match text {
+        "auto" => Ok(LossChunks::Auto),
+        _number => number().map(LossChunks::Of).ok_or_else(d),
+    }
 }
 
 /// `24GiB`, `80GB`, `1.5e9` or a number of bytes; or a machine, `h100-sxm`, whose memory it is.

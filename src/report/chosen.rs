@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 use shardc_ir::plan::{Mode, TokenOrder};
+use shardc_passes::autodiff::chunks::LossChunks;
 use shardc_passes::options::{Optimizer, Options};
 use std::fmt;
 
@@ -10,7 +11,8 @@ use std::fmt;
 pub struct Chosen {
     pub mode: Mode,
     pub dtype: &'static str,
-    /// Of what trains: the element type of gradients, the optimizer, the ZeRO stage, and what is recomputed.
+    /// Of what trains: the element type of gradients, the optimizer, the ZeRO stage, what is recomputed, and the
+    /// chunks of the loss.
     pub training: Option<Training>,
     pub sequence_parallel: bool,
     /// Of tensor parallelism: `1d`, `2d`, `2.5d` or `3d`.
@@ -30,6 +32,7 @@ pub struct Training {
     pub optimizer: &'static str,
     pub zero: u8,
     pub recompute: String,
+    pub loss_chunks: LossChunks,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
@@ -48,6 +51,7 @@ impl Chosen {
             },
             zero: o.zero,
             recompute: o.recompute.to_string(),
+            loss_chunks: o.loss_chunks,
         };
         Chosen {
             mode: o.mode,
@@ -105,6 +109,10 @@ impl fmt::Display for Chosen {
         }
         if let Some(t) = &self.training {
             write!(f, "; recompute {}", t.recompute)?;
+            // A loss that is whole goes without saying.
+            if t.loss_chunks != LossChunks::default() {
+                write!(f, "; loss chunks {}", t.loss_chunks)?;
+            }
         }
         if let Some(s) = &self.schedule {
             write!(f, "; schedule {s}")?;
@@ -128,7 +136,9 @@ mod tests {
         );
         o.mesh = vec![("pp".into(), 2), ("tp".into(), 2)];
         (o.zero, o.sp, o.optimizer) = (1, true, Optimizer::Sgd);
+        o.loss_chunks = LossChunks::Of(4);
         let said = Chosen::of(&o).to_string();
+        assert!(said.contains("recompute elementwise; loss chunks 4;"), "{said}");
         assert!(said.contains("SGD; ZeRO-1; sequence parallel; recompute"), "{said}");
         assert!(said.contains("; schedule 1f1b"), "{said}");
         assert!(Chosen::of(&o).line().lines().all(|l| l.len() <= WIDTH));

@@ -117,7 +117,7 @@ pub fn advise(d: Diag, model: &Path, o: &Options, typed: Option<&str>) -> Diag {
 /// What to do, each line compiled: first on the ranks there are, with one change, then with several;
 /// only if nothing fits there, on more ranks.
 fn lines(input: &Input, asked: &Options, limit: usize) -> Result<Vec<String>> {
-    let o = &settled(asked);
+    let o = &settled(input, asked)?;
     let base = trial(input, o, o)?;
     let prices = &Prices::of(o)?;
     let (peak, across) = (base.peak_bytes(), crate::across(&base.module.mesh, o).len());

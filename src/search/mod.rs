@@ -1,12 +1,13 @@
 //! What no single compilation can say: a search compiles variants of the options and compares the
-//! plans. `--schedule search` and `--recompute fit` become what they stand for before the passes
-//! run, and a plan that does not fit in `--memory` gets ways out that were tried.
+//! plans. `--schedule search`, `--recompute fit` and `--loss-chunks auto` become what they stand for
+//! before the passes run, and a plan that does not fit in `--memory` gets ways out that were tried.
 //!
 //! Every candidate is compiled by the same passes, so what is said of it is what its plan says. The
 //! order of candidates is fixed, and so is the choice among them; threads only share the work. Plans are compared by
 //! [`Prices`]: with a machine by the price that `shardc price` shows on it.
 
 pub mod advice;
+mod chunks;
 pub(crate) mod price;
 mod recompute;
 mod schedule;
@@ -18,6 +19,7 @@ use crate::Input;
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::func::Module;
 use shardc_ir::plan::Plan;
+use shardc_passes::autodiff::chunks::LossChunks;
 use shardc_passes::autodiff::recompute::Recompute;
 use shardc_passes::options::{Options, Order};
 use shardc_passes::pipeline::{self, Manager, Source};
@@ -29,7 +31,7 @@ const MOST_THREADS: usize = 4;
 
 /// True if the options ask for a search.
 pub fn searches(o: &Options) -> bool {
-    searches_schedule(o) || o.recompute == Recompute::Fit
+    searches_schedule(o) || o.recompute == Recompute::Fit || o.loss_chunks == LossChunks::Auto
 }
 
 fn searches_schedule(o: &Options) -> bool {
@@ -37,17 +39,35 @@ fn searches_schedule(o: &Options) -> bool {
 }
 
 /// The options with what was searched for in place, and what there is to say about it.
+#[derive(Clone)]
+pub struct Found {
+    pub options: Options,
+    pub notes: Vec<String>,
+    /// Of searches that change nothing.
+    pub warnings: Vec<Diag>,
+}
+
+impl Found {
+    /// Options in which nothing is searched for, or not yet.
+    fn of(o: &Options) -> Found {
+        Found { options: o.clone(), notes: vec![], warnings: vec![] }
+    }
+}
+
+/// Finds all that the options ask to search for.
 ///
 /// # Errors
 /// What a compilation of the candidates says, if none of them can be compiled at all. If they can
 /// and none fits in memory, the options are those of the one that needs least.
-pub fn resolve(input: &Input, o: &Options) -> Result<(Options, Vec<String>)> {
-    let mut o = o.clone();
-    let mut notes = vec![];
+pub fn resolve(input: &Input, o: &Options) -> Result<Found> {
     // Numbers with which no candidate can be compiled are the passes' to refuse.
-    if o.microbatches() * o.microbatch_rows() != o.global_batch || !searches(&o) {
-        return Ok((o, notes));
+    if o.microbatches() * o.microbatch_rows() != o.global_batch || !searches(o) {
+        return Ok(Found::of(o));
     }
+    if o.loss_chunks == LossChunks::Auto {
+        return chunks::resolve_with(input, o);
+    }
+    let Found { options: mut o, mut notes, warnings } = Found::of(o);
     if searches_schedule(&o) && o.recompute == Recompute::Fit {
         o = both(input, &o, &mut notes)?;
     }
@@ -61,7 +81,7 @@ pub fn resolve(input: &Input, o: &Options) -> Result<(Options, Vec<String>)> {
         notes.push(text);
         o = found;
     }
-    Ok((o, notes))
+    Ok(Found { options: o, notes, warnings })
 }
 
 /// The schedule for which a step is fastest, with the recomputation that it then needs; that is
@@ -100,7 +120,10 @@ fn both(input: &Input, o: &Options, notes: &mut Vec<String>) -> Result<Options> 
 }
 
 /// Options in which nothing is searched for: what the searches can always fall back on.
-fn settled(o: &Options) -> Options {
+///
+/// # Errors
+/// Those of compiling them.
+fn settled(input: &Input, o: &Options) -> Result<Options> {
     let mut o = o.clone();
     if searches_schedule(&o) {
         let named = match o.chunks {
@@ -113,7 +136,8 @@ fn settled(o: &Options) -> Options {
     if o.recompute == Recompute::Fit {
         o.recompute = Recompute::Full;
     }
-    o
+    // What needs least, if none fits.
+    Ok(resolve(input, &o)?.options)
 }
 
 /// Compiles a candidate without a limit of memory; what is chosen in the end is compiled again, and checked. `read` are the options with which the model was

@@ -2,11 +2,12 @@
 
 use crate::fixture::options;
 use crate::lab::{FIXTURES, Lab};
+use shardc_passes::autodiff::chunks::LossChunks;
 use shardc_passes::options::{CpMode, Options, Order, TpMode, TpSteps};
 
 /// Losses in chunks, of even and uneven size, on layouts that cut tokens or logits in their ways.
 pub fn in_chunks() -> [(&'static str, Options); 15] {
-    let on = |loss_chunks, o: Options| Options { loss_chunks, ..o };
+    let on = |n, o: Options| Options { loss_chunks: LossChunks::Of(n), ..o };
     let dp2_tp2 = [("dp_replicate", 2), ("tp", 2)];
     let ring = Options { cp_mode: CpMode::Ring, ..options(&[("cp", 4)], false, 2) };
     let tp_mode = TpMode::TwoD;

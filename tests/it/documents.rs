@@ -8,6 +8,7 @@ use shardc_ir::func::RoleKind;
 use shardc_ir::ops::Op;
 use shardc_ir::plan::Mode;
 use shardc_ir::types::DType;
+use shardc_passes::autodiff::chunks::LossChunks;
 use shardc_passes::autodiff::recompute::Recompute;
 use shardc_passes::options::{CpMode, CpSplit, Options, Order};
 use shardc_passes::pipeline::Compiled;
@@ -71,7 +72,7 @@ fn every_mesh() {
             schedule: Order::Named("zb-h1".into()),
             ..options(&[("pp", 2), ("tp", 2)], true, 1)
         },
-        Options { loss_chunks: 2, ..options(&[("tp", 2)], false, 4) },
+        Options { loss_chunks: LossChunks::Of(2), ..options(&[("tp", 2)], false, 4) },
         Options { auto: true, ..options(&[("dp_shard", 2), ("tp", 2)], false, 4) },
     ]);
 }

@@ -5,6 +5,7 @@ use crate::lab::{self, FIXTURES, Lab};
 use shardc_ir::func::{Port, RoleKind};
 use shardc_ir::plan::Dropout;
 use shardc_ir::types::DType;
+use shardc_passes::autodiff::chunks::LossChunks;
 use shardc_passes::autodiff::recompute::Recompute;
 use shardc_passes::options::{CpMode, CpSplit, Options};
 use shardc_prove::Verdict;
@@ -68,7 +69,7 @@ fn other_blocks_drop_the_same() {
         compare(name, vec![options(&[("dp_replicate", 2), ("tp", 2)], false, 4)]);
     }
     // More ranks than heads of keys; a loss in chunks.
-    let chunks = Options { loss_chunks: 3, ..options(&[("tp", 4)], true, 4) };
+    let chunks = Options { loss_chunks: LossChunks::Of(3), ..options(&[("tp", 4)], true, 4) };
     compare("llama_gqa", vec![options(&[("tp", 4)], false, 4), chunks]);
 }
 

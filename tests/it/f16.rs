@@ -11,6 +11,7 @@ use shardc_ir::loss_scale::{LossScale, LossScaling, ScaleState};
 use shardc_ir::plan::{Instr, LrSchedule};
 use shardc_ir::tensor::Tensor;
 use shardc_ir::types::DType;
+use shardc_passes::autodiff::chunks::LossChunks;
 use shardc_passes::autodiff::recompute::Recompute;
 use shardc_passes::options::{Balance, CpMode, Optimizer, Options, Order};
 use shardc_runtime::session::StepResult;
@@ -127,7 +128,7 @@ fn other_layouts_train_as_one_rank() {
         ("llama_deep", Options { schedule: named("interleaved"), ..pp.clone() }),
         ("llama_deep", Options { schedule: named("zb-h1"), ..pp.clone() }),
         ("llama_deep", Options { schedule: named("zb-v"), ..pp }),
-        ("llama_gqa", Options { loss_chunks: 4, ..half(&[("tp", 2)], false, 4) }),
+        ("llama_gqa", Options { loss_chunks: LossChunks::Of(4), ..half(&[("tp", 2)], false, 4) }),
         ("gpt2", Options { grad_dtype, zero: 2, ..half(&[("dp_shard", 2)], false, 2) }),
         (
             "llama_bias_tied",

@@ -10,6 +10,7 @@ use shardc_ir::plan::{Instr, LrSchedule, Mode, Plan};
 use shardc_ir::tensor::Tensor;
 use shardc_ir::types::DType;
 use shardc_ir::weights::Weight;
+use shardc_passes::autodiff::chunks::LossChunks;
 use shardc_passes::autodiff::recompute::Recompute;
 use shardc_passes::options::{Decay, Fuse, Optimizer, Options, Order};
 use shardc_passes::pipeline::{Compiled, Source, compile as run_passes};
@@ -91,7 +92,7 @@ pub fn options(mesh: &[(&str, usize)], sp: bool, microbatch: usize) -> Options {
         moe: Default::default(),
         balance: Default::default(),
         recompute: Recompute::None,
-        loss_chunks: 1,
+        loss_chunks: LossChunks::Of(1),
         cp_mode: Default::default(),
         cp_split: None,
         tp_mode: Default::default(),

@@ -18,6 +18,7 @@ use shardc_ir::plan::{Instr, Mode};
 use shardc_ir::tensor::Tensor;
 use shardc_ir::text;
 use shardc_ir::weights::Weight;
+use shardc_passes::autodiff::chunks::LossChunks;
 use shardc_passes::options::{CpMode, CpSplit, Options};
 use shardc_passes::pipeline::Compiled;
 use shardc_prove::Verdict;
@@ -390,7 +391,7 @@ fn losses_in_chunks() {
     for name in ["bert", "llama"] {
         let (want, model) = (Expected::open(name), model(name, Raise::default()));
         for mesh in [&[][..], &[("tp", 2)]] {
-            let o = Options { loss_chunks: 2, ..options(mesh, false, 8) };
+            let o = Options { loss_chunks: LossChunks::Of(2), ..options(mesh, false, 8) };
             compare(name, &want, &model, &o);
         }
     }

@@ -3,6 +3,7 @@
 mod asked;
 mod at_run;
 mod auto;
+mod auto_chunks;
 mod bad_input;
 mod bad_layouts;
 mod balance;

@@ -12,6 +12,7 @@ use crate::fixture::*;
 use shardc_frontends::{Facts, from_config};
 use shardc_ir::group::launches;
 use shardc_ir::plan::Plan;
+use shardc_passes::autodiff::chunks::LossChunks;
 use shardc_passes::autodiff::recompute::Recompute;
 use shardc_passes::options::{Options, Order};
 use shardc_passes::schedule::Named;
@@ -78,7 +79,8 @@ fn gradients_of_one_microbatch_live_from_backward_on() {
 /// A loss in chunks: nine tenths of the bytes of logits are gone where most is alive, and more chunks need less.
 #[test]
 fn losses_in_chunks_hold_no_logits() {
-    let peak = |loss_chunks| {
+    let peak = |n| {
+        let loss_chunks = LossChunks::Of(n);
         let o = asked(&[], false, 8192, 1, Recompute::default());
         planned(&llama("8b"), &Options { loss_chunks, ..o }).1.peak_bytes()
     };
@@ -96,7 +98,8 @@ fn few_chunks_in_bf16_need_no_more_than_none() {
     let mut two = llama("8b");
     two["num_hidden_layers"] = 2.into();
     for grad_dtype in [DType::BF16, DType::F32] {
-        let peak = |loss_chunks| {
+        let peak = |n| {
+            let loss_chunks = LossChunks::Of(n);
             let o = asked(&[], false, 16384, 1, Recompute::Full);
             let o = Options { dtype: DType::BF16, grad_dtype, loss_chunks, ..o };
             planned(&two, &o).1.peak_bytes()

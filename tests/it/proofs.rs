@@ -12,6 +12,7 @@ use shardc_ir::ops::{Fill, Op};
 use shardc_ir::plan::Mode;
 use shardc_ir::schedule::{ActionKind, Schedule};
 use shardc_ir::types::DType;
+use shardc_passes::autodiff::chunks::LossChunks;
 use shardc_passes::autodiff::recompute::Recompute;
 use shardc_passes::options::{
     Balance, Buffers, CpMode, CpSplit, Decay, Fuse, Optimizer, Options, Order, TpMode, TpSteps,
@@ -109,13 +110,16 @@ fn losses_in_chunks() {
         proved(name, &o);
         proved(name, &Options { dtype: DType::BF16, ..o });
     }
-    proved("deepseek_v3", &Options { loss_chunks: 3, ..options(DP2_TP2, true, 2) });
+    proved("deepseek_v3", &Options { loss_chunks: LossChunks::Of(3), ..options(DP2_TP2, true, 2) });
 }
 
 /// Chunks that are not all tokens, each once, are no proof: another range of any value is seen.
 #[test]
 fn chunks_of_other_tokens() {
-    let mut case = Case::new("llama_gqa", &Options { loss_chunks: 4, ..options(&[], false, 8) });
+    let mut case = Case::new(
+        "llama_gqa",
+        &Options { loss_chunks: LossChunks::Of(4), ..options(&[], false, 8) },
+    );
     let sound = case.compiled.plan.module.clone();
     assert_eq!(case.judge(&sound).verdict(), Verdict::Proved);
     let of = |m: &Module| m.funcs.iter().position(|f| f.name == "forward").expect("a forward");

@@ -8,6 +8,7 @@ use shardc_ir::group::{Launch, launches};
 use shardc_ir::ops::Op;
 use shardc_ir::plan::{MemoryClass, Plan};
 use shardc_ir::types::DType;
+use shardc_passes::autodiff::chunks::LossChunks;
 use shardc_passes::autodiff::recompute::Recompute;
 use shardc_passes::options::{CpMode, Options, Order, Transport};
 use shardc_passes::pipeline::Compiled;
@@ -327,7 +328,7 @@ fn blocks_are_gathered_and_scattered_in_one_call() {
         ("llama_deep", schedule(zero(pp, 3, false, 1), "zb-h1")),
         ("llama_deep", schedule(zero(pp, 3, false, 1), "dualpipe-v")),
         ("llama_deep", Options { reshard_after_forward: false, ..zero(pp, 3, false, 2) }),
-        ("gemma2", Options { loss_chunks: 2, ..zero(dp, 3, false, 1) }),
+        ("gemma2", Options { loss_chunks: LossChunks::Of(2), ..zero(dp, 3, false, 1) }),
         ("mixtral", Options { dtype: DType::BF16, ..zero(dp, 3, false, 2) }),
     ];
     for (name, o) in rows {

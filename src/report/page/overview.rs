@@ -122,6 +122,7 @@ pub fn settings(s: &Stored) -> Json {
             ["layers per stage", if o.layers.is_empty() { "balanced".into() } else { o.layers.clone() }],
             ["speeds", if speeds.is_empty() { none() } else { speeds.join(", ") }],
             ["recompute", of_training(text(&o.recompute))],
+            ["loss chunks", of_training(text(&o.loss_chunks))],
             ["memory limit", o.memory.map_or(none(), crate::report::bytes)],
         ]},
         { "name": "Numbers", "rows": [

@@ -152,6 +152,7 @@ fn the_data_are_the_plans() {
             "element type",
             "optimizer",
             "recompute",
+            "loss chunks",
             "sequence parallel",
             "schedule",
         ] {

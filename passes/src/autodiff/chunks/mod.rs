@@ -17,6 +17,8 @@ mod write;
 
 use super::differentiate::only_weights;
 use super::recompute::widened;
+use serde::{Deserialize, Serialize};
+use shardc_ir::diag::{Diag, Result as Checked};
 use shardc_ir::func::{Func, Node, RoleKind, Scope, Value};
 use shardc_ir::maps::{HashMap, HashSet};
 use shardc_ir::mesh::Mesh;
@@ -28,6 +30,48 @@ use write::Writer;
 
 /// Most chunks: a concat has so many operands.
 pub const MOST_CHUNKS: usize = 24;
+
+/// In how many chunks of tokens the loss is made.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LossChunks {
+    /// As many as memory asks for. The number is chosen before the passes run.
+    Auto,
+    /// So many.
+    #[serde(untagged)]
+    Of(usize),
+}
+
+impl Default for LossChunks {
+    fn default() -> LossChunks {
+        LossChunks::Of(1)
+    }
+}
+
+/// As the flag has it.
+impl std::fmt::Display for LossChunks {
+    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+        match self {
+            LossChunks::Of(n) => write!(f, "{n}"),
+            LossChunks::Auto => f.write_str("auto"),
+        }
+    }
+}
+
+impl LossChunks {
+    /// The number.
+    ///
+    /// # Errors
+    /// `flag` if it is not chosen yet.
+    pub fn number(self) -> Checked<usize> {
+        match self {
+            LossChunks::Of(n) => Ok(n),
+            LossChunks::Auto => Err(Diag::new("flag", "what `auto` stands for is not chosen yet")
+                .at("--loss-chunks auto")
+                .help("use --loss-chunks 1, or another number")),
+        }
+    }
+}
 
 /// The name of the sum whose stage is cut.
 const LOSS: &str = "loss";

@@ -137,7 +137,8 @@ impl Running {
 fn run(files: &[String]) -> Result<Vec<(Running, Timed)>> {
     let mut measuring = match files {
         [_, _] => vec![],
-        _none => vec![Measuring::new(1)?, Measuring::new(2)?],
+        [] => vec![Measuring::new(1)?, Measuring::new(2)?],
+        _others => panic!("give two files, of one rank and of two, or none"),
     };
     let mut all = start()?;
     for _ in 0..ROUNDS {

@@ -180,6 +180,15 @@ fn compile_legal(model: &Path, o: &Options, manager: Manager) -> Result<Output> 
     let read_ms = since.elapsed().as_secs_f64() * 1e3;
     let mut before = vec![("read", read_ms)];
     let searches = search::searches(o);
+    if let (true, Some((pass, _))) = (searches, &manager.from) {
+        let what = format!(
+            "--from {} continues a program, and options are searched for a model",
+            pass.name
+        );
+        return Err(Diag::new("flag", what)
+            .rule("a search compiles the model from its beginning")
+            .help("give numbers and names in place of auto, fit and search, those with which the program was written"));
+    }
     let search::Found { options: o, notes, warnings } = search::resolve(&input, o)?;
     if searches {
         before.push(("search", since.elapsed().as_secs_f64() * 1e3 - read_ms));

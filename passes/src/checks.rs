@@ -2,44 +2,13 @@
 
 use crate::autodiff::recompute::Recompute;
 use crate::options::Options;
+use crate::places::by_place;
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::func::{Fill, Func, Input, Port, Role, RoleKind, Value};
 use shardc_ir::mesh::{Mesh, PIPELINE};
-use shardc_ir::ops::{Gradient, Kind};
+use shardc_ir::ops::Gradient;
 use shardc_ir::plan::{Mode, TokenOrder};
-use shardc_ir::rule::{Dims, Group, Letter};
 use shardc_ir::types::{DType, Type};
-
-/// The first op for which places of tokens count: it needs the dim whole, or shifts it. Attention goes by their
-/// positions, and experts take each token for itself.
-fn by_place(f: &Func) -> Option<&'static str> {
-    let mut tokens = vec![0u64; f.values.len()];
-    for a in &f.args {
-        let dim = a.role.as_ref().and_then(|r| r.kind.input()?.tokens());
-        tokens[a.value.0 as usize] = dim.map_or(0, |d| 1 << d);
-    }
-    f.nodes.iter().find_map(|n| {
-        let ranks: Vec<usize> = n.ins.iter().map(|&v| f.ty(v).rank()).collect();
-        let rule = n.op.def().rule(&ranks);
-        let along = |letter: Letter| {
-            let of = |(dims, v): (&Dims, &Value)| {
-                let has = |d: usize| tokens[v.0 as usize] >> d & 1 == 1;
-                dims.iter().enumerate().any(|(d, g)| has(d) && g.letters().contains(&letter))
-            };
-            rule.ins.iter().zip(&n.ins).any(of)
-        };
-        let all: Vec<Letter> = rule.letters().into_iter().filter(|&l| along(l)).collect();
-        for (dims, v) in rule.outs.iter().zip(&n.outs) {
-            let of = |g: &Group| g.letters().iter().any(|l| all.contains(l));
-            let bits = dims.iter().enumerate().map(|(d, g)| u64::from(of(g)) << d);
-            tokens[v.0 as usize] = bits.sum();
-        }
-        let kind = n.op.facts().kind;
-        let whole = all.iter().any(|&l| rule.is_whole(l));
-        let placed = whole && kind != Kind::Attention && !kind.of_experts();
-        placed.then(|| n.op.mnemonic())
-    })
-}
 
 /// What the passes assume of a model, whoever wrote it.
 pub fn check_source(mesh: &Mesh, f: &Func, o: &Options) -> Result<()> {
@@ -66,7 +35,7 @@ pub fn check_source(mesh: &Mesh, f: &Func, o: &Options) -> Result<()> {
             .help(format!("use --seq {}, or --cp-split contiguous", below + 2 * ranks)));
     }
     if o.tokens() != TokenOrder::Contiguous
-        && let Some(op) = by_place(f)
+        && let Some(op) = by_place(f, o.seq)
     {
         let what = format!("`{op}` along tokens with tokens dealt zigzag is not built yet");
         return Err(Diag::new("not-built", what)

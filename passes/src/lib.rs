@@ -13,6 +13,7 @@ pub mod memory;
 pub mod options;
 pub mod overlap;
 pub mod pipeline;
+mod places;
 pub mod precision;
 pub mod rewrite;
 pub mod schedule;

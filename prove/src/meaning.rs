@@ -1,14 +1,14 @@
 //! What an op does to whole tensors, as terms.
 //!
 //! Collectives are the identity here, but for indices that an exchange shifts: they change what each rank
-//! holds of a tensor and not the tensor, which is what types say. The same reading is used for the model and for the plan.
+//! holds of a tensor and not the tensor, which is what types say. The same reading is used for the model and for
+//! the plan.
 
 use crate::fun::{Cut, Fun, Pattern, Places, Real, Scores};
 use crate::number::Coef;
 use crate::product::Letter;
 use crate::ring::Around;
 use crate::term::{Node, Store, Term};
-use shardc_ir::attr::Offset;
 use shardc_ir::mesh::{AtomSet, Mesh};
 use shardc_ir::ops::{self, Op, rope::Pairs};
 use shardc_ir::rule::{Dims, Rule};
@@ -197,6 +197,9 @@ pub fn apply(
     }
 }
 
+/// The lemma of collectives but for shifts.
+const CHANGES_NOTHING: &str = "types: a collective changes no tensor";
+
 /// Index i of a dim of the result is index i + start of the operand, and 0 where there is none.
 fn shifted(s: &mut Store, x: Term, dim: usize, start: i64, shape: &[usize]) -> Term {
     let of = s.shape(x).to_vec();
@@ -240,16 +243,19 @@ fn taken_apart(
         | Op::ReduceScatter(_)
         | Op::Slice(_)
         | Op::Place(_)
-        | Op::AllToAll(_)
-        | Op::Exchange(ops::Exchange { axes: _, start: Offset(None), dim: _ }) => {
-            s.lemma("types: a collective changes no tensor");
+        | Op::AllToAll(_) => {
+            s.lemma(CHANGES_NOTHING);
             Ok(ins.to_vec())
         }
-        Op::Exchange(ops::Exchange { axes: _, start: Offset(Some(start)), dim }) => {
+        Op::Exchange(ops::Exchange { axes: _, start, dim }) => {
+            let Some(start) = start.0 else {
+                s.lemma(CHANGES_NOTHING);
+                return Ok(ins.to_vec());
+            };
             s.lemma(
                 "types: an exchange with a start takes a range of a dim, and places it among zeros",
             );
-            one(shifted(s, ins[0], along(types, dim.0)?, *start, shape))
+            one(shifted(s, ins[0], along(types, dim.0)?, start, shape))
         }
         Op::AllToAllV(_) => {
             // Rows that the counts do not name are not defined in the result.

@@ -176,7 +176,7 @@ pub(super) fn number_or_text<'de, D: serde::Deserializer<'de>>(
     d: D,
 ) -> Result2<Option<String>, D::Error> {
     #[derive(Deserialize)]
-    #[serde(untagged)]
+    #[serde(untagged, expecting = "expected a number that is whole and not below 0, or text")]
     enum Either {
         Number(u64),
         Text(String),

@@ -130,7 +130,8 @@ mod tests {
         // Exactly one part in a hundred is not more than it.
         assert_eq!(of(&[10_000, 9_900, 9_900], None), 0);
         assert_eq!(of(&[10_000, 9_900, 9_899], None), 1);
-        assert_eq!(of(&[10_000, 9_950, 9_801], None), 1);
+        assert_eq!(of(&[10_000, 9_950, 9_851], None), 1);
+        assert_eq!(of(&[10_000, 9_950, 9_850], None), 2);
         // Needs may rise before they fall.
         assert_eq!(of(&[10_000, 11_000, 9_000], None), 2);
         assert_eq!(of(&[10_000, 11_000, 12_000], None), 0);

@@ -195,16 +195,101 @@ fn with_other_options() {
     }
 }
 
-/// With zigzag a rank has two chunks of a sequence: what is shifted would be what the program does not name.
+/// From hidden states `%x` of 12 tokens to `%y`, with a parameter `%p` of this type.
+fn with_parameter((ty, lines): (&str, &str)) -> String {
+    format!(
+        "func @model(
+  %emb: f32[32,8] param \"emb\" [normal=0.5],
+  %p: {ty} param \"p\" [normal=0.5],
+  %head: f32[32,8] param \"head\" [normal=0.5],
+  %ids: i32[4,12] input \"input_ids\",
+  %next: i32[4,12] input \"targets\",
+) -> (f32[] sum \"loss\") {{
+  %x = take[vh,bs->bsh] %emb, %ids : f32[4,12,8]
+  {lines}
+  %logits = dot[bsh,vh->bsv] %y, %head : f32[4,12,32]
+  %e = exp %logits : f32[4,12,32]
+  %z = reduce_sum[bsv->bs] %e : f32[4,12]
+  %lse = log %z : f32[4,12]
+  %own = take[bsv,bs->bs] %logits, %next : f32[4,12]
+  %nll = sub %lse, %own : f32[4,12]
+  %loss = reduce_sum[bs->] %nll : f32[]
+  return %loss
+}}
+"
+    )
+}
+
+/// What goes by places, with the op that does: a row per place, a product over places, a number per place, a sum of
+/// two neighbours, the last token of each two.
+const PLACES: [(&str, &str, &str); 5] = [
+    ("f32[12,8]", "%y = add[bsh,sh->bsh] %x, %p : f32[4,12,8]", "add"),
+    ("f32[12,12]", "%y = dot[bsh,ts->bth] %x, %p : f32[4,12,8]", "dot"),
+    ("f32[12]", "%y = mul[bsh,s->bsh] %x, %p : f32[4,12,8]", "mul"),
+    (
+        "f32[8]",
+        "%q = reshape[b(ns)h->bnsh; n=6] %x : f32[4,6,2,8]
+  %r = reduce_sum[bnsh->bnh] %q : f32[4,6,8]
+  %t = expand[bnh->bnsh; s=2] %r : f32[4,6,2,8]
+  %u = reshape[bnsh->b(ns)h] %t : f32[4,12,8]
+  %y = mul[bsh,h->bsh] %u, %p : f32[4,12,8]",
+        "exp",
+    ),
+    (
+        "f32[2,8]",
+        "%q = reshape[b(ns)h->bnsh; n=6] %x : f32[4,6,2,8]
+  %r = mul[bnsh,sh->bnsh] %q, %p : f32[4,6,2,8]
+  %y = reshape[bnsh->b(ns)h] %r : f32[4,12,8]",
+        "mul",
+    ),
+];
+
+/// What does not: rows and tokens as one dim, what is the same for all places, sums over all tokens.
+const NO_PLACES: [(&str, &str); 3] = [
+    (
+        "f32[8]",
+        "%q = reshape[bsh->(bs)h] %x : f32[48,8]
+  %r = mul[th,h->th] %q, %p : f32[48,8]
+  %y = reshape[(bs)h->bsh; b=4] %r : f32[4,12,8]",
+    ),
+    (
+        "f32[8]",
+        "%q = expand[h->sh; s=12] %p : f32[12,8]
+  %y = add[bsh,sh->bsh] %x, %q : f32[4,12,8]",
+    ),
+    (
+        "f32[8]",
+        "%q = reduce_sum[bsh->bh] %x : f32[4,8]
+  %r = mul[bh,h->bh] %q, %p : f32[4,8]
+  %y = add[bsh,bh->bsh] %x, %r : f32[4,12,8]",
+    ),
+];
+
+/// With zigzag a rank has two chunks of a sequence. What goes by places of tokens would take other tokens than the
+/// program names.
 #[test]
-fn shifts_of_tokens_that_are_dealt_are_refused() {
-    let file = written(&MIDDLES[1]);
-    let line = "--mesh cp=2 --shard input_ids=-,cp --cp-split zigzag".split_whitespace();
-    let line = Line::try_parse_from(line).unwrap_or_else(|e| panic!("{e}"));
-    let o = line.flags.options_for(&file).unwrap_or_else(|e| panic!("{e}"));
-    let e = shardc::compile(&file, &o, &mut |_, _| {}).err().expect("it is refused");
-    assert_eq!(e.code, "not-built", "{e}");
-    assert!(e.message.contains("`widen` along tokens"), "{e}");
+fn what_goes_by_places_of_tokens_that_are_dealt_is_refused() {
+    let dir = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("places");
+    std::fs::create_dir_all(&dir).expect("a folder");
+    let compile = |text: String, split: &str| {
+        let file = dir.join("model.ir");
+        std::fs::write(&file, text).expect("a file");
+        let line = format!("--mesh cp=2 --shard input_ids=-,cp --cp-split {split}");
+        let line = Line::try_parse_from(line.split_whitespace()).unwrap_or_else(|e| panic!("{e}"));
+        let o = line.flags.options_for(&file).unwrap_or_else(|e| panic!("{e}"));
+        shardc::compile(&file, &o, &mut |_, _| {})
+    };
+    let places = PLACES.map(|(ty, lines, op)| (with_parameter((ty, lines)), op));
+    for (text, op) in places.into_iter().chain([(text(&MIDDLES[1]), "widen")]) {
+        let e = compile(text.clone(), "zigzag").err().unwrap_or_else(|| panic!("{text}"));
+        assert_eq!(e.code, "not-built", "{e}");
+        assert!(e.message.contains(&format!("`{op}` along tokens")), "{e}");
+        assert!(compile(text.clone(), "contiguous").is_ok(), "{text}");
+    }
+    for one in NO_PLACES {
+        let made = compile(with_parameter(one), "zigzag");
+        assert!(made.is_ok(), "{}: {:?}", one.1, made.err().map(|e| e.to_string()));
+    }
 }
 
 /// A start that is wrong by one is refuted, in forward and in backward, and has other numbers.

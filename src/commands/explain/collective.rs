@@ -135,9 +135,12 @@ fn what(why: &Why, c: &Call) -> Vec<String> {
     let mut l = vec![first, types];
     if let Sends::Boxes { halo: Some(Halo { dim, start }) } = of(c).sends() {
         let (dim, sign) = (dim.of(t.rank()).unwrap_or(0), if start < 0 { '-' } else { '+' });
-        let by = start.unsigned_abs();
+        let by = match start.unsigned_abs() {
+            0 => String::new(),
+            by => format!(" {sign} {by}"),
+        };
         l.push(format!(
-            "index i of dim {dim} is index i {sign} {by} of the operand, and 0 where that has none"
+            "index i of dim {dim} is index i{by} of the operand, and 0 where that has none"
         ));
     }
     l.extend((c.n.outs.len() > 1).then(|| format!("{} tensors in one call", c.n.outs.len())));
@@ -419,7 +422,8 @@ fn remove(why: &Why, c: &Call) -> Vec<String> {
         return vec![format!("a mesh without {axis}: it is a number about all ranks, {held} B")];
     }
     let cp = mesh.axis("cp").unwrap_or_default();
-    if !gradient && c.atoms.meets(cp) {
+    let shifts = matches!(of(c).sends(), Sends::Boxes { halo: Some(_) });
+    if !gradient && !shifts && c.atoms.meets(cp) {
         let others: Vec<&str> = [CpMode::AllGather, CpMode::Ring, CpMode::Ulysses]
             .into_iter()
             .filter(|m| *m != o.cp_mode)

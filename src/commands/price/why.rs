@@ -12,7 +12,10 @@ use shardc_ir::plan::{Plan, calls};
 
 /// Formulas by part, as `docs/cost.md` derives them.
 const FORMULAS: [(&str, &str); 11] = [
-    ("products", "max(2 m n k (1 + short/k) / (peak gemm tiles), bytes / (hbm share)) + kernel"),
+    (
+        "products",
+        "max(2 m n k (1 + a/m + b/n + c/k) / (peak gemm tiles), bytes / (hbm share)) + kernel, [a, b, c] = short",
+    ),
     ("attention", "FLOPs of scores that are computed / (peak share of FlashAttention-2) + kernel"),
     ("memory", "bytes / (hbm share) + kernel"),
     ("recompute", "as in forward"),

@@ -16,6 +16,7 @@ use shardc_codegen::nvrtc::{self, Usage};
 use shardc_ir::func::{Func, Module};
 use shardc_ir::group::launches;
 use shardc_ir::launch::Launch;
+use shardc_ir::ops::Kind;
 use shardc_ir::text::node_text;
 use shardc_ir::types::DType;
 use shardc_passes::options::Options;
@@ -64,7 +65,10 @@ fn named(m: &Module, f: &Func, nodes: Range<usize>, entry: &str) -> Option<Strin
     let of = match heavy.op.is_matrix_product() {
         // `dot[bsf,hf->bsh]` of `%y = dot[bsf,hf->bsh] %x, %w : …`
         true => node_text(&m.mesh, f, heavy).text.split(' ').nth(2)?.to_string(),
-        false => format!("{entry}, heads of {}", width(heavy.ins[0])),
+        false if heavy.op.facts().kind == Kind::Attention => {
+            format!("{entry}, heads of {}", width(heavy.ins[0]))
+        }
+        false => entry.to_string(),
     };
     Some(if rest == 0 { of } else { format!("{of} and {rest} more") })
 }

@@ -181,13 +181,11 @@ fn compile_legal(model: &Path, o: &Options, manager: Manager) -> Result<Output> 
     let mut before = vec![("read", read_ms)];
     let searches = search::searches(o);
     if let (true, Some((pass, _))) = (searches, &manager.from) {
-        let what = format!(
-            "--from {} continues a program, and options are searched for a model",
-            pass.name
-        );
+        let what =
+            format!("--from {} starts in the middle: nothing is searched for there", pass.name);
         return Err(Diag::new("flag", what)
-            .rule("a search compiles the model from its beginning")
-            .help("give numbers and names in place of auto, fit and search, those with which the program was written"));
+            .rule("--loss-chunks auto, --recompute fit and --schedule search compile a model from its beginning")
+            .help("give the values that the program was written with in place of auto, fit and search"));
     }
     let search::Found { options: o, notes, warnings } = search::resolve(&input, o)?;
     if searches {

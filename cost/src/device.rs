@@ -150,7 +150,7 @@ pub struct Device {
     pub tiles: Option<Vec<[f64; 3]>>,
     /// Lengths of rows, columns and the inner dim of which its products spend as much beside their arithmetic, if
     /// not as on GPUs.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "three")]
     pub short: Option<[f64; 3]>,
     /// Queries that a block of its attention takes, if not as many as on GPUs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -173,6 +173,17 @@ pub struct Device {
 
 fn yes() -> bool {
     true
+}
+
+/// Three numbers, and no more: of an array that is too long the rest would be left out.
+fn three<'de, D: serde::Deserializer<'de>>(
+    d: D,
+) -> std::result::Result<Option<[f64; 3]>, D::Error> {
+    let all = Vec::<f64>::deserialize(d)?;
+    let n = all.len();
+    let found =
+        all.try_into().map_err(|_| serde::de::Error::invalid_length(n, &"three numbers"))?;
+    Ok(Some(found))
 }
 
 /// The files of `cost/hardware`.
@@ -422,7 +433,13 @@ mod tests {
             ("sms = 108", "sms = -1"),
             ("flash1 = 0.45", "flash1 = 2.0"),
             ("nic = 25e9", "nic = \"fast\""),
+            ("hbm = 2039e9", "hbm = 2039e9\nshort = 160.0"),
+            ("hbm = 2039e9", "hbm = 2039e9\nshort = [1.0, 2.0]"),
+            ("hbm = 2039e9", "hbm = 2039e9\nshort = [1.0, 2.0, 3.0, 4.0]"),
+            ("hbm = 2039e9", "hbm = 2039e9\nshort = [1.0, -2.0, 3.0]"),
         ];
+        let short = good.replace("hbm = 2039e9", "hbm = 2039e9\nshort = [1.0, 2.0, 3.0]");
+        assert_eq!(Device::parse(&short).map(|d| d.short), Ok(Some([1.0, 2.0, 3.0])));
         for (from, to) in swaps {
             assert!(good.contains(from), "{from}");
             let d = Device::parse(&good.replace(from, to)).expect_err(to);

@@ -35,12 +35,14 @@ pub fn check_source(mesh: &Mesh, f: &Func, o: &Options) -> Result<()> {
             .help(format!("use --seq {}, or --cp-split contiguous", below + 2 * ranks)));
     }
     if o.tokens() != TokenOrder::Contiguous
-        && let Some(op) = by_place(f, o.seq)
+        && let Some(n) = by_place(f, o.seq)
     {
-        let what = format!("`{op}` along tokens with tokens dealt zigzag is not built yet");
+        let what =
+            format!("places of tokens count in `{}`, and zigzag deals them", n.op.mnemonic());
+        let made = n.outs.first().map_or(String::new(), |&v| format!(": {}", f.name(v)));
         return Err(Diag::new("not-built", what)
-            .at(format!("@{}", f.name))
-            .rule("an op that works along tokens, but for attention, takes them in their order")
+            .at(format!("@{}{made}", f.name))
+            .rule("with zigzag, places of tokens count in attention only, by their positions")
             .help("use --cp-split contiguous, or a mesh with cp=1"));
     }
     let pipeline = mesh.axis(PIPELINE).unwrap_or_default();

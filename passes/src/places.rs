@@ -92,7 +92,7 @@ fn result(
 /// has an operand whose elements stand for places, such as a parameter with a row per place; or does more than to add up
 /// sums of some tokens of a sequence. Attention goes by their positions, if it has all tokens of a sequence, and experts
 /// take each token for itself.
-pub(crate) fn by_place(f: &Func, seq: usize) -> Option<&'static str> {
+pub(crate) fn by_place(f: &Func, seq: usize) -> Option<&Node> {
     let mut known = vec![Known::default(); f.values.len()];
     for (v, info) in known.iter_mut().enumerate() {
         let rank = f.ty(Value(v as u32)).rank();
@@ -106,7 +106,7 @@ pub(crate) fn by_place(f: &Func, seq: usize) -> Option<&'static str> {
         }
     }
     for n in &f.nodes {
-        let Some(made) = through(f, n, &known, seq) else { return Some(n.op.mnemonic()) };
+        let Some(made) = through(f, n, &known, seq) else { return Some(n) };
         for (v, k) in n.outs.iter().zip(made) {
             known[v.0 as usize] = k;
         }

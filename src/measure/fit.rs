@@ -20,7 +20,7 @@ const SMALL: f64 = 8192.0;
 /// Fewest launches by which a constant is known.
 const ENOUGH: usize = 8;
 
-/// Element types of products that are measured; those of f32 say which tiles all have.
+/// Element types of products that are measured; those of f32 say how short dims count for all.
 pub(super) const TYPES: [Precision; 3] = [Precision::F32, Precision::Bf16, Precision::F16];
 
 /// Fits what the samples identify; `copy` is the bandwidth of memory as copies have it.

@@ -145,6 +145,7 @@ fn blank(ranks: usize, threads: usize) -> Device {
         ("memory", source("the system's, over the ranks")),
         ("domain", source("the ranks that ran together")),
         ("queries", "those of our kernel".to_string()),
+        ("tiles", "none that count: `short` says what small products lose".to_string()),
         ("nic", "a guess: ranks of one process have none".to_string()),
     ]
     .into_iter()

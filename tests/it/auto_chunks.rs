@@ -290,4 +290,14 @@ fn the_number_is_in_the_plan() {
         [&["opt", &text, "--pass", "chunk-loss", "--loss-chunks", "auto"], &sizes[..]].concat();
     let said = lab.refuses(&args, 2, "flag");
     assert!(said.contains("not chosen yet"), "{said}");
+    // Nor does what begins in the middle, whose program no search compiles.
+    for search in [
+        &["--loss-chunks", "auto"][..],
+        &["--recompute", "fit", "--memory", "1GiB"],
+        &["--schedule", "search"],
+    ] {
+        let from = ["compile", &model, "--from", "chunk-loss", &text];
+        let said = lab.refuses(&[&from[..], search, &sizes].concat(), 2, "flag");
+        assert!(said.contains("--from chunk-loss starts in the middle"), "{said}");
+    }
 }

@@ -283,7 +283,7 @@ fn what_goes_by_places_of_tokens_that_are_dealt_is_refused() {
     for (text, op) in places.into_iter().chain([(text(&MIDDLES[1]), "widen")]) {
         let e = compile(text.clone(), "zigzag").err().unwrap_or_else(|| panic!("{text}"));
         assert_eq!(e.code, "not-built", "{e}");
-        assert!(e.message.contains(&format!("`{op}` along tokens")), "{e}");
+        assert!(e.message.contains(&format!("places of tokens count in `{op}`,")), "{e}");
         assert!(compile(text.clone(), "contiguous").is_ok(), "{text}");
     }
     for one in NO_PLACES {

@@ -40,8 +40,8 @@ impl Scores {
     }
 
     /// The part of a rank's scores that blocks of so many queries compute, neighbours on their rank: the keys from the
-    /// first position that any of them reaches to the last, as kernels do. It is that of the rank that has most to do: the others
-    /// wait for it.
+    /// first position that any of them reaches to the last, as kernels do. It is that of the rank that has most to do:
+    /// the others wait for it.
     pub fn computed(&self, block: usize) -> f64 {
         self.most(|queries, keys| {
             let seen = |b: &Range<usize>| keys.iter().map(|k| self.reached(b, k)).sum::<usize>();

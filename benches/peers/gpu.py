@@ -15,6 +15,7 @@ import argparse
 import json
 import math
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -77,10 +78,10 @@ def shardc(options, plan, products, steps):
     return dict(losses=[s["loss"] for s in seen], ms=[s["ms"] for s in seen], peak=max(head["peak_bytes"]) / 2**20)
 
 
-def kernels(plan, *how):
+def kernels(options, plan, *how):
     """The lines of `cargo bench --bench device`."""
-    out = call(["cargo", "bench", "--quiet", "--manifest-path", ROOT / "Cargo.toml", "--bench", "device", "--", plan,
-                *how])
+    cargo = ["cargo", "bench", "--quiet", "--manifest-path", ROOT / "Cargo.toml", "--bench", "device", "--"]
+    out = call([*([options.bench] if options.bench else cargo), plan, *how])
     return [json.loads(line) for line in out.splitlines() if line.startswith("{")]
 
 
@@ -108,6 +109,8 @@ def parse():
     p.add_argument("--rounds", type=int, default=3, help="visits to every candidate, in turns")
     p.add_argument("--steps", type=int, default=10, help=f"steps of a visit that count; {WARMUP} more do not")
     p.add_argument("--quick", action="store_true", help="a small model, one round of one step")
+    p.add_argument("--only", default="", help="candidates, by a regular expression")
+    p.add_argument("--bench", type=Path, help="the program of `cargo bench --bench device`, where there is no cargo")
     p.add_argument("--shardc", type=Path, default=ROOT / "target/release/shardc")
     return p.parse_args()
 
@@ -137,6 +140,7 @@ def main():
                 "PyTorch eager": lambda: torch("eager", dir, batch, seq, steps),
                 "PyTorch compiled": lambda: torch("compile", dir, batch, seq, steps),
             }
+            candidates = {who: visit for who, visit in candidates.items() if re.search(options.only, who)}
             seen = {name: dict(ms=[], losses=[], peak=0) for name in candidates}
             for i in range(rounds):
                 for who, visit in candidates.items():
@@ -163,7 +167,7 @@ def main():
                       flush=True)
                 if abs(loss - math.log(config["vocab_size"])) > 1:
                     wrong.append(f"{seq} {who}: a first loss of {loss}")
-            show_kernels(kernels(plan), kernels(plan, "cublaslt"), best)
+            show_kernels(kernels(options, plan), kernels(options, plan, "cublaslt"), best)
     for line in wrong:
         print(line, file=sys.stderr)
     sys.exit(1 if wrong else 0)

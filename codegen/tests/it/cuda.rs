@@ -1,7 +1,8 @@
-//! Kernels for CUDA devices, tested without one: their numbers on the CPU (`numbers`, `programs`), their
+//! Kernels for CUDA devices, tested without one: their numbers on the CPU (`numbers`, `programs`; on a device if there is one), their
 //! registers and memory by the real compiler (`resources`), and that devices can launch them (`limits`).
 
 mod cases;
+mod device;
 mod emulator;
 mod limits;
 mod numbers;

@@ -3,9 +3,14 @@
 use super::read::check_slice;
 use shardc_ir::diag::Result;
 use shardc_ir::rng::Stream;
-use shardc_ir::tensor::{each_index, strides};
+use shardc_ir::tensor::strides;
 use shardc_ir::weights::{Init, Weight};
 use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
+use std::thread::Builder;
+
+/// Elements that a thread draws before it asks for more.
+const PART: usize = 1 << 15;
 
 /// Fills a slice of a parameter with initial values, row-major: one range per dim. A value depends
 /// on the seed, the parameter's name and the element's index in the whole parameter, so slices
@@ -39,14 +44,38 @@ pub fn init(weight: &Weight, ranges: &[Range<usize>], seed: u64, out: &mut [f32]
     };
     let stream = Stream::new(seed, &weight.param, 0);
     let strides = strides(&weight.shape);
-    let lens: Vec<usize> = ranges.iter().map(Range::len).collect();
-    let mut out = out.iter_mut();
-    each_index(&lens, |i| {
-        let index =
-            i.iter().zip(ranges).zip(&strides).map(|((i, r), s)| (i + r.start) * s).sum::<usize>();
-        if let Some(x) = out.next() {
-            *x = (deviation * stream.normal(index as u64)) as f32;
+    // Elements from `first` on of the slice, in runs along its last dim, which are adjacent in the whole.
+    let fill = |first: usize, out: &mut [f32]| {
+        let mut done = 0;
+        while done < out.len() {
+            let (mut at, mut index, mut run) = (first + done, 0, 1);
+            for (d, (r, s)) in ranges.iter().zip(&strides).enumerate().rev() {
+                let i = at % r.len();
+                index += (i + r.start) * s;
+                at /= r.len();
+                run = if d + 1 == ranges.len() { r.len() - i } else { run };
+            }
+            let end = out.len().min(done + run);
+            for (x, i) in out[done..end].iter_mut().zip(index as u64..) {
+                *x = (deviation * stream.normal(i)) as f32;
+            }
+            done = end;
         }
+    };
+    let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let workers = cores.min(out.len().div_ceil(PART));
+    let parts = Mutex::new(out.chunks_mut(PART).enumerate());
+    let next = || parts.lock().unwrap_or_else(PoisonError::into_inner).next();
+    let work = || {
+        while let Some((k, part)) = next() {
+            fill(k * PART, part);
+        }
+    };
+    std::thread::scope(|scope| {
+        // Where no thread is to be had, those that are there do it all.
+        let started = |_| Builder::new().spawn_scoped(scope, work).is_ok();
+        let _ = (1..workers).all(started);
+        work();
     });
     Ok(())
 }

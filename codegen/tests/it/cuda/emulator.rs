@@ -1,6 +1,7 @@
 //! Runs launches on the CPU: a C++ compiler makes a program of a kernel's text and `emulate.h`, and
-//! that runs the launches on a file of memory.
+//! that runs the launches on a file of memory. Where there is a device, they run there instead.
 
+use super::device;
 use shardc_codegen::cuda::HEADERS;
 use shardc_codegen::cuda::limits::Limits;
 use shardc_ir::launch::{Launch, SCRATCH, Source, Word};
@@ -28,8 +29,13 @@ pub fn modes(text: &str) -> Vec<Mode> {
     [Mode::Plain, Mode::Reversed].into_iter().chain(sanitized).collect()
 }
 
+/// Whether launches run here: on a device, or on the CPU.
+pub fn runs() -> bool {
+    device::here().is_some() || compiler().is_some()
+}
+
 /// The C++ compiler, if there is one.
-pub fn compiler() -> Option<&'static str> {
+fn compiler() -> Option<&'static str> {
     static FOUND: OnceLock<bool> = OnceLock::new();
     let runs = || Command::new("g++").arg("--version").output().is_ok_and(|o| o.status.success());
     FOUND.get_or_init(runs).then_some("g++")
@@ -64,8 +70,11 @@ pub fn run_at(launches: &[Launch], operands: &[usize], memory: &mut [Vec<u8>], m
 pub fn run(launches: &[Launch], memory: &mut [Vec<u8>], mode: Mode) -> u64 {
     let mut status = 0u64.to_le_bytes().to_vec();
     let mut scratch = vec![0xff; SCRATCH];
+    launches.iter().for_each(|l| Limits::of("sm_80").check(l).unwrap_or_else(|d| panic!("{d}")));
+    if let Some(device) = device::here() {
+        return device.run(launches, memory);
+    }
     for l in launches {
-        Limits::of("sm_80").check(l).unwrap_or_else(|d| panic!("{d}"));
         let program = build(&l.source, mode == Mode::Sanitized);
         let file = unique("launch");
         let (given, made) = (file.with_extension("in"), file.with_extension("out"));

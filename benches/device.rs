@@ -87,9 +87,9 @@ fn sizes(plan: &Plan, f: &Func, x: &group::Launch, k: &Kernel) -> Vec<usize> {
 }
 
 /// All distinct kernels of the first rank.
-fn work(plan: &Plan) -> Result<Vec<Work>> {
+fn work(plan: &Plan, arch: &str) -> Result<Vec<Work>> {
     let program = shardc_codegen::program(plan, 0)?;
-    let launches = cuda::program(&program, &Limits::of("sm_80"));
+    let launches = cuda::program(&program, &Limits::of(arch));
     let class = &plan.classes[plan.class_of(0)];
     let mut found: BTreeMap<String, Work> = BTreeMap::new();
     for (i, f) in plan.module.funcs.iter().enumerate().filter(|x| !program[x.0].is_empty()) {
@@ -157,8 +157,8 @@ fn run(dir: &Path, library: bool) -> Result<()> {
     let plan = plan_dir::read(dir)?.plan;
     let device = Device::open(0)?;
     let arch = device.arch()?;
-    let all = work(&plan)?;
     let (own, mut code) = (plan_dir::device_code(dir)?, BTreeMap::new());
+    let all = work(&plan, &own.arch(&arch))?;
     for l in all.iter().flat_map(|w| &w.launches) {
         if !code.contains_key(&l.source) {
             code.insert(l.source.clone(), kept::find(&l.source, &arch, Some(&own))?);

@@ -98,10 +98,11 @@ pub fn open(
     let numbers = one.map_or(0..count, |d| d..d + 1);
     let devices: Vec<Arc<Device>> = numbers.map(Device::open).collect::<Result<_>>()?;
     let archs: Vec<String> = devices.iter().map(|d| d.arch()).collect::<Result<_>>()?;
-    // Ranks launch the same wherever they are: what the least of the devices can.
-    let least = archs.iter().min_by_key(|a| Limits::of(a).shared);
-    let launches = launches(plan, programs, least.map_or("", |a| a))?;
     let own = dir.map(plan_dir::device_code).transpose()?;
+    // Ranks launch the same wherever they are: what the least of the devices can.
+    let least = archs.iter().min_by_key(|a| Limits::of(a).shared).map_or("", |a| a);
+    let least = own.as_ref().map_or_else(|| least.to_string(), |own| own.arch(least));
+    let launches = launches(plan, programs, &least)?;
     let distinct = archs.iter().map(|a| (a.clone(), launches.clone())).collect();
     let made = each(plan, &distinct, |source, arch| kept::find(source, arch, own.as_ref()))?;
     let code = |arch: &String| -> Code {

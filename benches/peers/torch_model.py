@@ -74,7 +74,7 @@ class Llama(nn.Module):
     def forward(self, x):
         if self.first:
             x = self.model.embed_tokens(x)
-        angles = torch.arange(x.shape[1])[:, None] * self.frequencies
+        angles = torch.arange(x.shape[1], device=x.device)[:, None] * self.frequencies
         angles = torch.cat([angles, angles], -1)[:, None]
         cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
         for layer in self.model.layers.values():

@@ -112,14 +112,17 @@ DEVICE void multiply_add(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
 
 // ---- Products by a group, four warps that have 16 rows of the result each, in the order of their
 // numbers, and hold them like the result of a warp below. Operands in shared memory are named by
-// Tile::operand. Sums and weights in registers are not touched from `group_begin` to `group_end`.
+// Tile::operand. Products are made between `group_begin` and `group_begun`, and go on until they are
+// waited for; till then their sums and weights in registers are not touched.
 
 // Groups see what this thread has written to shared memory, after the barrier that follows.
 DEVICE void show_groups() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 DEVICE void group_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-DEVICE void group_end() {
-    asm volatile("wgmma.commit_group.sync.aligned;\n"
-                 "wgmma.wait_group.sync.aligned 0;" ::: "memory");
+DEVICE void group_begun() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+// Waits for all products that have begun but those of the last `N` times.
+template <int N>
+DEVICE void group_wait() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(N) : "memory");
 }
 // Keeps the compiler from moving what makes a register, or uses it, past here.
 DEVICE void settle(float& x) { asm volatile("" : "+f"(x) :: "memory"); }
@@ -131,6 +134,10 @@ DEVICE void settle(u32& x) { asm volatile("" : "+r"(x) :: "memory"); }
 #define NAMES_32 NAMES_16 ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
 #define NAMES_64 NAMES_32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47" \
                           ",%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+#define NAMES_96 NAMES_64 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79" \
+                          ",%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"
+#define NAMES_128 NAMES_96 ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110" \
+    ",%111,%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
 
 #define GROUP_32(type)                                                                      \
     asm volatile("wgmma.mma_async.sync.aligned.m64n32k16.f32." type "." type " "            \
@@ -147,6 +154,12 @@ DEVICE void settle(u32& x) { asm volatile("" : "+r"(x) :: "memory"); }
                  "{" NAMES_64 "}, %64, %65, 1, 1, 1, %66, %67;"                             \
                  : SUMS_4(c, 0), SUMS_4(c, 4), SUMS_4(c, 8), SUMS_4(c, 12)                  \
                  : "l"(a), "l"(b), "n"((int)DownA), "n"((int)DownB) : "memory")
+#define GROUP_256(type)                                                                     \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n256k16.f32." type "." type " "           \
+                 "{" NAMES_128 "}, %128, %129, 1, 1, 1, %130, %131;"                        \
+                 : SUMS_4(c, 0), SUMS_4(c, 4), SUMS_4(c, 8), SUMS_4(c, 12),                 \
+                   SUMS_4(c, 16), SUMS_4(c, 20), SUMS_4(c, 24), SUMS_4(c, 28)               \
+                 : "l"(a), "l"(b), "n"((int)DownA), "n"((int)DownB) : "memory")
 #define GROUP_HELD(type)                                                                    \
     asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " "            \
                  "{" NAMES_32 "}, {%32,%33,%34,%35}, %36, 1, 1, 1, 1;"                      \
@@ -157,15 +170,17 @@ DEVICE void settle(u32& x) { asm volatile("" : "+r"(x) :: "memory"); }
 // tile, else along them.
 template <class T, int N, bool DownA, bool DownB>
 DEVICE void group_multiply_add(float (*c)[4], u64 a, u64 b) {
-    static_assert(N == 4 || N == 8 || N == 16, "32, 64 or 128 columns");
+    static_assert(N == 4 || N == 8 || N == 16 || N == 32, "32, 64, 128 or 256 columns");
     if constexpr (IS_BF16<T>) {
         if constexpr (N == 4) GROUP_32("bf16");
         else if constexpr (N == 8) GROUP_64("bf16");
-        else GROUP_128("bf16");
+        else if constexpr (N == 16) GROUP_128("bf16");
+        else GROUP_256("bf16");
     } else {
         if constexpr (N == 4) GROUP_32("f16");
         else if constexpr (N == 8) GROUP_64("f16");
-        else GROUP_128("f16");
+        else if constexpr (N == 16) GROUP_128("f16");
+        else GROUP_256("f16");
     }
 }
 // c[64 x 64] += a[64 x 16] b[16 x 64]. Each warp has its rows of `a` as for multiply_add; k runs down
@@ -282,6 +297,16 @@ struct Place {
 DEVICE Place place(i64 x, i64 y) {
     const u32 rest = blockIdx.x / (u32)x;
     return {blockIdx.x % (u32)x, rest % (u32)y, rest / (u32)y};
+}
+
+// The same, but blocks of BAND adjacent x go through all y before the next ones: what blocks that run at
+// once read, the rows of their x and the columns of their y, is little, and stays in the L2 cache.
+const u32 BAND = 16;
+DEVICE Place place_in_bands(i64 x, i64 y) {
+    const u64 all = (u64)x * (u64)y, band = (u64)BAND * (u64)y, at = blockIdx.x % all;
+    const u32 first = (u32)(at / band) * BAND, inside = (u32)(at % band);
+    const u32 wide = smaller((u32)x - first, BAND);
+    return {first + inside % wide, inside / wide, (u32)(blockIdx.x / all)};
 }
 
 // Where step `i` of nested loops, the last being the innermost, stands in a walk.
@@ -422,7 +447,8 @@ DEVICE void dot_rows(float (&acc)[N][4], const Tile<T, Rows, Cols, Groups>& a, i
             group_multiply_add<T, N, false, false>(acc, of_a + (slab * Rows * 8 + inside),
                                                 of_b + (slab * 8 * N * 8 + inside));
         }
-        group_end();
+        group_begun();
+        group_wait<0>();
         settle(acc);
     } else {
         const int lane = lane_id();
@@ -484,7 +510,8 @@ DEVICE void sum_rows(float (&acc)[N][4], const float (&w)[K][4],
                 group_multiply_add<T>(acc + n, left[k / 2], of_b + (n / 8 * K + k) * 64);
             }
         }
-        group_end();
+        group_begun();
+        group_wait<0>();
         settle(acc);
         settle(left);
     } else {

@@ -1,7 +1,8 @@
 // out[m,n] = sum of a[m,k] b[k,n] for every index of the batch loops, summed over the sum loops too.
 //
 // Bytes: out once; a once per TILE_N columns and b once per TILE_M rows, mostly from the L2 cache.
-// Launch: ceil(m / TILE_M) x ceil(n / TILE_N) x batches blocks (see place) of 32 WARPS_M WARPS_N threads; the
+// Launch: ceil(m / TILE_M) x ceil(n / TILE_N) x batches blocks (see
+// place_in_bands) of 32 WARPS_M WARPS_N threads; the
 // shared memory of STAGES tiles of each operand.
 //
 // Defined before: those of product.cuh; BATCHES and SUMS, the numbers of loops; if THEN is, the struct
@@ -21,7 +22,7 @@ struct Params {
 };
 
 KERNEL void __launch_bounds__(THREADS, BLOCKS) gemm(const Params p) {
-    const Place block = place((p.m + TILE_M - 1) / TILE_M, (p.n + TILE_N - 1) / TILE_N);
+    const Place block = place_in_bands((p.m + TILE_M - 1) / TILE_M, (p.n + TILE_N - 1) / TILE_N);
     const i64 m = (i64)block.x * TILE_M, n = (i64)block.y * TILE_N;
     const u32 batch = block.z;
     const Shape shape = {p.a_row, p.a_col, p.b_row, p.b_col, (int)smaller(p.m - m, (i64)TILE_M),
@@ -58,9 +59,9 @@ KERNEL void __launch_bounds__(THREADS, BLOCKS) gemm(const Params p) {
 #ifdef THEN
     Then then = p.then;
     then.move(batch, p.batch, m, n);
-    take_tile(acc, then, shape.m, shape.n);
 #else
-    OUT* out = p.out + walk(batch, p.batch, p.out_batch) + m * p.out_row + n * p.out_col;
-    store_tile(acc, out, p.out_row, p.out_col, shape.m, shape.n);
+    const Stored then = {p.out + walk(batch, p.batch, p.out_batch) + m * p.out_row + n * p.out_col,
+                         p.out_row, p.out_col};
 #endif
+    take_tile(acc, then, shape.m, shape.n);
 }

@@ -5,7 +5,8 @@
 //                    order
 //
 // Bytes: out once; rows once per TILE_N columns, a weight once per TILE_M rows of its expert. Rows
-// of no expert are not touched. Launch, of 32 WARPS_M WARPS_N threads (see place): the tiles of rows that
+// of no expert are not touched. Launch, of 32 WARPS_M WARPS_N threads (see
+// place_in_bands): the tiles of rows that
 // there may be in a buffer x ceil(n / TILE_N) x groups * shards, or ceil(m / TILE_M) x ceil(n / TILE_N) x
 // experts of all groups; the shared memory of STAGES tiles of each operand.
 //
@@ -33,7 +34,7 @@ DEVICE int rows_of(const Params& p, int group, int expert, int shard, int before
 
 KERNEL void __launch_bounds__(THREADS, BLOCKS) grouped_rows(const Params p) {
     const Place block =
-        place(p.rows / TILE_M + smaller(p.experts, p.rows), (p.n + TILE_N - 1) / TILE_N);
+        place_in_bands(p.rows / TILE_M + smaller(p.experts, p.rows), (p.n + TILE_N - 1) / TILE_N);
     const int group = block.z / (int)p.shards, shard = block.z % (int)p.shards;
     // The expert that this tile belongs to, and its rows.
     int tile = block.x, first = 0, expert = 0, there = 0;
@@ -62,11 +63,11 @@ KERNEL void __launch_bounds__(THREADS, BLOCKS) grouped_rows(const Params p) {
     sum_pieces(acc, (int)((p.k + TILE_K - 1) / TILE_K), shape, next);
     OUT* out =
         p.out + group * p.out_stride[0] + shard * p.out_stride[1] + row * p.out_stride[2] + n;
-    store_tile(acc, out, p.out_stride[2], 1, shape.m, shape.n);
+    take_tile(acc, Stored{out, p.out_stride[2], 1}, shape.m, shape.n);
 }
 
 KERNEL void __launch_bounds__(THREADS, BLOCKS) grouped_weights(const Params p) {
-    const Place block = place((p.m + TILE_M - 1) / TILE_M, (p.n + TILE_N - 1) / TILE_N);
+    const Place block = place_in_bands((p.m + TILE_M - 1) / TILE_M, (p.n + TILE_N - 1) / TILE_N);
     const int group = block.z / (int)p.experts, expert = block.z % (int)p.experts;
     const i64 m = (i64)block.x * TILE_M, n = (i64)block.y * TILE_N;
     const Shape shape = {1, p.a_stride[2], p.b_stride[2], 1, (int)smaller(p.m - m, (i64)TILE_M),
@@ -100,5 +101,5 @@ KERNEL void __launch_bounds__(THREADS, BLOCKS) grouped_weights(const Params p) {
     Sums acc;
     sum_pieces(acc, pieces, shape, next);
     OUT* out = p.out + (i64)block.z * p.out_stride[0] + m * p.out_stride[1] + n;
-    store_tile(acc, out, p.out_stride[1], 1, shape.m, shape.n);
+    take_tile(acc, Stored{out, p.out_stride[1], 1}, shape.m, shape.n);
 }

@@ -1,22 +1,25 @@
 // A tile of a matrix product by a block of threads: what gemm.cu and grouped.cu have in common.
 //
-// Tiles of both operands pass through shared memory, STAGES - 1 ahead of their use. A tile lies
+// Tiles of both operands pass through shared memory, copied ahead of their use. A tile lies
 // there as it does in memory, so that 16 adjacent bytes stay adjacent: A_ALONG_K says that elements
 // along k are adjacent in `a`, else those along m are; B_ALONG_K the same of k and n in `b`.
 //
 // Defined before: A, B and OUT, the elements; TILE, those of the tiles (Bf16 or F16 if A and B are, which
 // are multiplied by tensor cores, else float); A_ALONG_K, B_ALONG_K; A_ALIGNED, B_ALIGNED (see
-// load_tile) and OUT_ALIGNED and ACCUMULATE (see store_rows); TILE_M, TILE_N, TILE_K; STAGES;
-// WARPS_M and WARPS_N, the warps of a block.
+// load_tile); WIDTH, the adjacent elements of a row of the result that are taken at once, 8 (then all
+// begin at multiples of 8) or 1; ACCUMULATE, that the result is added to what is there; TILE_M, TILE_N,
+// TILE_K; STAGES; WARPS_M and WARPS_N, the warps of a block; BLOCKS, which share a multiprocessor.
 #ifndef PRODUCT_CUH
 #define PRODUCT_CUH
 #include "device.cuh"
 
-// As many blocks share a multiprocessor as leave a thread 128 registers.
-const int THREADS = 32 * WARPS_M * WARPS_N, BLOCKS = 512 / THREADS;
+const int THREADS = 32 * WARPS_M * WARPS_N;
 const int A_COLS = A_ALONG_K ? TILE_K : TILE_M, B_COLS = B_ALONG_K ? TILE_K : TILE_N;
 // Products are made by groups. Then a warp has all columns of its rows.
 const bool GROUPS = for_groups<TILE>(A_COLS) && for_groups<TILE>(B_COLS);
+// No other block of the multiprocessor computes while this one waits; tiles are copied so many pieces ahead.
+const bool ALONE = BLOCKS == 1;
+const int AHEAD = GROUPS && ALONE ? STAGES - 2 : STAGES - 1;
 typedef Tile<TILE, A_ALONG_K ? TILE_M : TILE_K, A_COLS, GROUPS> ATile;
 typedef Tile<TILE, B_ALONG_K ? TILE_N : TILE_K, B_COLS, GROUPS> BTile;
 const int ACROSS = GROUPS ? 1 : WARPS_N, ROWS = TILE_M * ACROSS / (WARPS_M * WARPS_N);
@@ -71,23 +74,26 @@ DEVICE Operands operands(const TileA& a, const TileB& b) {
     return {(u32)(A_ALONG_K ? a.operand(first, 0) : a.operand(0, first)), (u32)b.operand(0, 0)};
 }
 
-// `later`: how far these tiles are from those of the first stage, in units of 16 bytes.
+// Begins the products of groups. `later`: how far these tiles are from those of the first stage, in units
+// of 16 bytes.
 template <class T, int RowsA, int ColsA, int RowsB, int ColsB>
-DEVICE void multiply(Sums& acc, const Tile<T, RowsA, ColsA, GROUPS>& a,
-                     const Tile<T, RowsB, ColsB, GROUPS>& b, const Operands& of, u32 later) {
-    if constexpr (GROUPS) {
-        const u64 of_a = a.named(of.a + later), of_b = b.named(of.b + later);
-        settle(acc[0]);
-        group_begin();
-        #pragma unroll
-        for (int k = 0; k < TILE_K; k += 16) {
-            group_multiply_add<T, COLUMNS, !A_ALONG_K, !B_ALONG_K>(
-                acc[0], of_a + of_k<!A_ALONG_K, RowsA>(k), of_b + of_k<!B_ALONG_K, RowsB>(k));
-        }
-        group_end();
-        settle(acc[0]);
-        return;
+DEVICE void begin_multiply(Sums& acc, const Tile<T, RowsA, ColsA, true>& a,
+                           const Tile<T, RowsB, ColsB, true>& b, const Operands& of, u32 later) {
+    const u64 of_a = a.named(of.a + later), of_b = b.named(of.b + later);
+    settle(acc[0]);
+    group_begin();
+    #pragma unroll
+    for (int k = 0; k < TILE_K; k += 16) {
+        group_multiply_add<T, COLUMNS, !A_ALONG_K, !B_ALONG_K>(
+            acc[0], of_a + of_k<!A_ALONG_K, RowsA>(k), of_b + of_k<!B_ALONG_K, RowsB>(k));
     }
+    group_begun();
+}
+
+// acc += a b, by warps.
+template <class T, int RowsA, int ColsA, int RowsB, int ColsB>
+DEVICE void multiply(Sums& acc, const Tile<T, RowsA, ColsA, false>& a,
+                     const Tile<T, RowsB, ColsB, false>& b) {
     const int lane = lane_id(), low = lane & 7, middle = lane >> 3 & 1, high = lane >> 4;
     #pragma unroll 2
     for (int k = 0; k < TILE_K; k += 16) {
@@ -120,8 +126,8 @@ DEVICE void multiply(Sums& acc, const Tile<T, RowsA, ColsA, GROUPS>& a,
 }
 
 template <int RowsA, int ColsA, int RowsB, int ColsB>
-DEVICE void multiply(Sums& acc, const Tile<float, RowsA, ColsA, GROUPS>& a,
-                     const Tile<float, RowsB, ColsB, GROUPS>& b, const Operands&, u32) {
+DEVICE void multiply(Sums& acc, const Tile<float, RowsA, ColsA, false>& a,
+                     const Tile<float, RowsB, ColsB, false>& b) {
     #pragma unroll 4
     for (int k = 0; k < TILE_K; k++) {
         float left[STRIPS][2], right[COLUMNS][2];
@@ -165,29 +171,60 @@ DEVICE void sum_pieces(Sums& acc, int pieces, const Shape& shape, Next next) {
     };
     const Operands of = operands(a(0), b(0));
     #pragma unroll
-    for (int i = 0; i < STAGES - 1; i++) load(i);
+    for (int i = 0; i < AHEAD; i++) load(i);
     for (int i = 0; i < pieces; i++) {
-        copies_arrive<GROUPS, STAGES - 2>();
+        copies_arrive<GROUPS, AHEAD - 1>();
         __syncthreads();
-        load(i + STAGES - 1);
-        multiply(acc, a(i), b(i), of, (u32)i % STAGES * (STAGE * (int)sizeof(TILE) / 16));
+        if constexpr (GROUPS) {
+            const u32 later = (u32)i % STAGES * (STAGE * (int)sizeof(TILE) / 16);
+            begin_multiply(acc, a(i), b(i), of, later);
+            // Where a block is alone, the next products are begun before these have ended; what they read
+            // is written to once all threads have waited for them.
+            if (!ALONE) load(i + AHEAD);
+            group_wait<ALONE ? 1 : 0>();
+            settle(acc[0]);
+            if (ALONE) load(i + AHEAD);
+        } else {
+            load(i + AHEAD);
+            multiply(acc, a(i), b(i));
+        }
+    }
+    if constexpr (GROUPS) {
+        group_wait<0>();
+        settle(acc[0]);
     }
     copies_arrive<GROUPS, 0>();
 }
 
-// Rounds the block's tile to memory.
-DEVICE void store_tile(const Sums& acc, OUT* out, i64 row_stride, i64 col_stride, int m, int n) {
-    #pragma unroll
-    for (int i = 0; i < STRIPS; i++) {
-        const int row = warp_row() + i * 16, col = warp_col();
-        store_rows<OUT_ALIGNED, ACCUMULATE>(acc[i], out + row * row_stride + col * col_stride, row_stride,
-                                m - row, n - col, col_stride);
+// Adjacent elements of a row of the tile, in memory.
+struct Stored {
+    OUT* out;
+    i64 row, col;
+    DEVICE void take(int r, int c, const float (&x)[WIDTH]) const {
+        OUT* const at = out + r * row + c * col;
+        if constexpr (WIDTH == 1) {
+            assign(*at, ACCUMULATE ? x[0] + number(*at) : x[0]);
+        } else {
+            Pack<OUT, WIDTH> made;
+            if (ACCUMULATE) made = load<WIDTH>(at);
+            #pragma unroll
+            for (int k = 0; k < WIDTH; k++) {
+                assign(made.at[k], ACCUMULATE ? x[k] + number(made.at[k]) : x[k]);
+            }
+            store<WIDTH>(at, made);
+        }
     }
-}
+};
 
-// Gives the block's tile to what becomes of it, two adjacent elements of a row at a time.
+// Gives the block's tile to what becomes of it, WIDTH adjacent elements of a row at a time. It goes through
+// shared memory, so that neighbouring threads have neighbouring elements.
 template <class Then>
 DEVICE void take_tile(const Sums& acc, const Then& then, int m, int n) {
+    DYNAMIC_SHARED(float, staged);
+    // Two rows of a warp's, four apart, lie in different banks.
+    const int LD = TILE_N + 8;
+    // What is multiplied lies there still.
+    __syncthreads();
     #pragma unroll
     for (int i = 0; i < STRIPS; i++) {
         #pragma unroll
@@ -195,10 +232,24 @@ DEVICE void take_tile(const Sums& acc, const Then& then, int m, int n) {
             #pragma unroll
             for (int e = 0; e < 4; e += 2) {
                 const int row = warp_row() + i * 16 + row_of(e), col = warp_col() + col_of(j, e);
-                const float pair[2] = {acc[i][j][e], acc[i][j][e + 1]};
-                if (row < m && col < n) then.take(row, col, smaller(n - col, 2), pair);
+                assign_pair(staged + row * LD + col, acc[i][j][e], acc[i][j][e + 1]);
             }
         }
+    }
+    __syncthreads();
+    #pragma unroll 2
+    for (int i = threadIdx.x * WIDTH; i < TILE_M * TILE_N; i += THREADS * WIDTH) {
+        const int row = i / TILE_N, col = i % TILE_N;
+        if (row >= m || col >= n) continue;
+        const float* const from = staged + row * LD + col;
+        float x[WIDTH];
+        #pragma unroll
+        for (int k = 0; k < WIDTH; k += WIDTH < 4 ? 1 : 4) {
+            const Pack<float, WIDTH < 4 ? 1 : 4> some = load<WIDTH < 4 ? 1 : 4>(from + k);
+            #pragma unroll
+            for (int l = 0; l < (WIDTH < 4 ? 1 : 4); l++) x[k + l] = some.at[l];
+        }
+        then.take(row, col, x);
     }
 }
 

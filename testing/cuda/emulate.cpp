@@ -41,8 +41,10 @@ struct Fiber : Thread {
     std::vector<Copy> copies;
     std::vector<size_t> groups;
     unsigned exchanges;
-    // Products of its group of warps: those under way, and what their sums have been till now.
+    // Products of its group of warps: those under way, how many of them each time ends with, and what their
+    // sums have been till now.
     std::vector<Product> products;
+    std::vector<size_t> times;
     std::map<float*, float> sums;
     bool begun;
     // What it has written to shared memory is shown to groups at the next barrier.
@@ -455,14 +457,26 @@ static void multiply(Product& p) {
 unsigned shared_address(const void* at) { return emulated::address(at); }
 void show_groups() { me()->showing = true; }
 void group_begin() { me()->begun = true; }
-void group_end() {
+void group_begun() {
+    me()->times.push_back(me()->products.size());
+    me()->begun = false;
+}
+// Sums that products under way still add to are no numbers until all of these have ended.
+void emulated::group_wait(size_t left) {
     Fiber* me = emulated::me();
-    emulated::meet();
-    for (emulated::Product& p : me->products) emulated::multiply(p);
+    meet();
+    if (me->times.empty() ? !me->products.empty() : me->times.back() != me->products.size()) {
+        fail("products of a group that were not said to have begun");
+    }
+    if (me->times.size() <= left) return;
+    const size_t times = me->times.size() - left, n = me->times[times - 1];
+    for (size_t i = 0; i < n; i++) multiply(me->products[i]);
+    me->products.erase(me->products.begin(), me->products.begin() + n);
+    me->times.erase(me->times.begin(), me->times.begin() + times);
+    for (size_t& t : me->times) t -= n;
+    if (!me->products.empty()) return;
     for (auto [at, sum] : me->sums) *at = sum;
-    me->products.clear();
     me->sums.clear();
-    me->begun = false;
 }
 void emulated::multiply_shared(float (*c)[4], int n, bool down_a, bool down_b, uint64_t a, uint64_t b,
                                bool bf16) {

@@ -149,12 +149,18 @@ inline void settle(float&) {}
 inline void settle(unsigned&) {}
 void show_groups();
 void group_begin();
-void group_end();
+void group_begun();
 namespace emulated {
+// Waits until products of no more than `left` times are under way.
+void group_wait(size_t left);
 void multiply_shared(float (*c)[4], int n, bool down_a, bool down_b, uint64_t a, uint64_t b,
                      bool bf16);
 void multiply_held(float (*c)[4], const unsigned (&a)[4], uint64_t b, bool bf16);
 }  // namespace emulated
+template <int N>
+void group_wait() {
+    emulated::group_wait(N);
+}
 template <class T, int N, bool DownA, bool DownB>
 void group_multiply_add(float (*c)[4], unsigned long long a, unsigned long long b) {
     emulated::multiply_shared(c, N, DownA, DownB, a, b, emulated::Is<T>::bf16);

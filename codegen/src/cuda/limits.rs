@@ -18,9 +18,16 @@ pub struct Limits {
     pub arch: String,
     /// Bytes of shared memory that a block can ask for.
     pub shared: u32,
+    /// Bytes of shared memory that the blocks of a multiprocessor share.
+    pub multiprocessor: u32,
+    /// Groups of four warps multiply (`wgmma`).
+    pub groups: bool,
+    /// How many multiprocessors a device has, about: fewer blocks leave some of them idle.
+    pub multiprocessors: usize,
 }
 
-/// Architectures with their shared memory of a block, in KiB; all that run our code, from sm_80 on.
+/// Architectures with their shared memory of a block, in KiB, of which a multiprocessor has one more; all
+/// that run our code, from sm_80 on.
 const SHARED: [(u32, u32); 13] = [
     (80, 163),
     (86, 99),
@@ -44,7 +51,9 @@ impl Limits {
         let digits = arch.trim_start_matches("sm_").trim_end_matches(|c: char| !c.is_ascii_digit());
         let number: u32 = digits.parse().unwrap_or(u32::MAX);
         let known = SHARED.iter().find(|(a, _)| *a == number).unwrap_or(&SHARED[SHARED.len() - 1]);
-        Limits { arch: arch.into(), shared: known.1 << 10 }
+        let (shared, multiprocessor) = (known.1 << 10, (known.1 + 1) << 10);
+        let groups = arch == "sm_90a";
+        Limits { arch: arch.into(), shared, multiprocessor, groups, multiprocessors: 128 }
     }
 
     /// True if a launch can ask for so many bytes of shared memory, beside what its text declares.

@@ -40,8 +40,8 @@ pub fn launches(kernel: &Kernel, limits: &Limits) -> Option<Vec<Launch>> {
     Some(match kernel {
         Kernel::View => vec![],
         Kernel::Copy(all) => all.iter().flat_map(moves::copy).collect(),
-        Kernel::Gemm(k) => product::gemm(k),
-        Kernel::GemmThen(k) => product::then(k),
+        Kernel::Gemm(k) => product::gemm(k, limits),
+        Kernel::GemmThen(k) => product::then(k, limits),
         Kernel::Take(k) => moves::take(k),
         Kernel::Put { pick, clear } => moves::put(pick, clear),
         Kernel::Draw(k) => moves::draw(k),
@@ -54,7 +54,7 @@ pub fn launches(kernel: &Kernel, limits: &Limits) -> Option<Vec<Launch>> {
         Kernel::Dispatch(k) => experts::copies(k, "dispatch"),
         Kernel::Combine(k) => experts::copies(k, "combine"),
         Kernel::RowDots(k) => experts::copies(k, "row_dots"),
-        Kernel::Grouped(k) => product::grouped(k),
+        Kernel::Grouped(k) => product::grouped(k, limits),
         Kernel::Collective(c) => match &c.exchange {
             Exchange::Broadcast { own: Some(own), to, .. } => moves::copy(&Copy {
                 elem: own.elem,

@@ -1,5 +1,6 @@
 //! `gemm.cu` and `grouped.cu`: which elements are adjacent, and the tiles of a block.
 
+use super::limits::{DECLARED, Limits};
 use super::{File, Words, row, row_bytes, then, type_name, whole};
 use shardc_ir::kernel::{Elem, Extents, Gemm, Grouped, Matrix, Product, Then, View};
 use shardc_ir::launch::Launch;
@@ -18,9 +19,17 @@ struct Tiles {
     a: Side,
     b: Side,
     out: Elem,
-    out_aligned: bool,
+    /// Adjacent elements of a row of the result that are taken at once.
+    width: usize,
     accumulate: bool,
+    /// A block has a multiprocessor to itself, and twice as many columns.
+    alone: bool,
+    /// Bytes of shared memory of a multiprocessor.
+    room: u32,
 }
+
+/// Elements of a result that are written at once, where they lie so.
+const WIDTH: usize = 8;
 
 impl Tiles {
     /// Floats of 16 bits of one kind are multiplied as they are; all else is made f32.
@@ -32,26 +41,42 @@ impl Tiles {
     fn sizes(&self) -> ([usize; 3], [usize; 2]) {
         match self.elem() {
             // Rows along k of whole 64 elements, so that groups of warps can multiply.
+            Elem::BF16 | Elem::F16 if self.alone => ([128, 256, 64], [2, 4]),
             Elem::BF16 | Elem::F16 => ([128, 128, 64], [2, 4]),
             Elem::F32 | Elem::I32 => ([64, 64, 16], [2, 2]),
         }
     }
-    /// Tiles of each operand in shared memory: one in use, the others on their way. Two blocks of elements of
-    /// 16 bits, of at most 72 KiB each, share a multiprocessor of sm_80 or sm_90a.
+    /// Blocks that share a multiprocessor: as many as leave a thread 128 registers, or one.
+    fn blocks(&self) -> u32 {
+        if self.alone { 1 } else { 512 / self.threads() }
+    }
+    /// Tiles of each operand in shared memory: one in use, the others on their way, or also in use if a block
+    /// is alone.
     fn stages(&self) -> usize {
-        if self.elem().half().is_some() { 2 } else { 3 }
+        let wanted = if self.alone { 4 } else { 3 };
+        if self.elem().half().is_none() {
+            return wanted;
+        }
+        let fits = |n: &usize| (self.stage() * n) as u32 + DECLARED <= self.room / self.blocks();
+        (2..=wanted).rev().find(fits).unwrap_or(2)
     }
-    fn threads(&self) -> u32 {
-        let (_, [m, n]) = self.sizes();
-        32 * (m * n) as u32
-    }
-    fn shared(&self) -> u32 {
+    /// Bytes of a tile of each operand.
+    fn stage(&self) -> usize {
         let ([m, n, k], _) = self.sizes();
         let bytes = |side: &Side, n: usize| {
             let (rows, cols) = if side.along_k { (n, k) } else { (k, n) };
             rows * row_bytes(self.elem(), cols)
         };
-        (self.stages() * (bytes(&self.a, m) + bytes(&self.b, n))) as u32
+        bytes(&self.a, m) + bytes(&self.b, n)
+    }
+    fn threads(&self) -> u32 {
+        let (_, [m, n]) = self.sizes();
+        32 * (m * n) as u32
+    }
+    /// Bytes of all tiles, where the result passes through afterwards.
+    fn shared(&self) -> u32 {
+        let ([m, n, _], _) = self.sizes();
+        (self.stages() * self.stage()).max(m * (n + 8) * 4) as u32
     }
     fn file(&self, name: &'static str, text: &'static str) -> File {
         let tile = self.elem();
@@ -66,7 +91,7 @@ impl Tiles {
             .define("B_ALONG_K", self.b.along_k)
             .define("A_ALIGNED", aligned(&self.a))
             .define("B_ALIGNED", aligned(&self.b))
-            .define("OUT_ALIGNED", self.out_aligned)
+            .define("WIDTH", self.width)
             .define("ACCUMULATE", self.accumulate)
             .define("TILE_M", m)
             .define("TILE_N", n)
@@ -74,6 +99,7 @@ impl Tiles {
             .define("STAGES", self.stages())
             .define("WARPS_M", warps_m)
             .define("WARPS_N", warps_n)
+            .define("BLOCKS", self.blocks())
     }
 }
 
@@ -90,25 +116,36 @@ fn side(x: &Matrix, [rows, cols]: [usize; 2], k_is_col: bool) -> Side {
     }
 }
 
-pub(super) fn gemm(k: &Gemm) -> Vec<Launch> {
-    launch(k, None)
+pub(super) fn gemm(k: &Gemm, limits: &Limits) -> Vec<Launch> {
+    launch(k, None, limits)
 }
 
-pub(super) fn then(k: &Then) -> Vec<Launch> {
-    launch(&k.product, Some(k))
+pub(super) fn then(k: &Then, limits: &Limits) -> Vec<Launch> {
+    launch(&k.product, Some(k), limits)
 }
 
-fn launch(k: &Gemm, epilogue: Option<&Then>) -> Vec<Launch> {
+fn launch(k: &Gemm, epilogue: Option<&Then>, limits: &Limits) -> Vec<Launch> {
     let text = include_str!("../../cuda/gemm.cu");
-    let aligned = k.out.col_stride == 1 && whole(2, k.n, &k.out.view, &[k.out.row_stride]);
+    let wide = match epilogue {
+        Some(then) => then::wide(then, WIDTH),
+        None => k.out.col_stride == 1 && whole(WIDTH, k.n, &k.out.view, &[k.out.row_stride]),
+    };
     // An epilogue takes the result: the text is the same wherever it would lie.
-    let (out, out_aligned) =
-        if epilogue.is_some() { (Elem::F32, false) } else { (k.out.elem, aligned) };
+    let out = if epilogue.is_some() { Elem::F32 } else { k.out.elem };
     let (a, b) = (side(&k.a, [k.m, k.k], true), side(&k.b, [k.k, k.n], false));
-    let t = Tiles { a, b, out, out_aligned, accumulate: k.accumulate };
-    let ([tile_m, tile_n, _], _) = t.sizes();
+    let width = if wide { WIDTH } else { 1 };
+    let room = limits.multiprocessor;
+    let mut t = Tiles { a, b, out, width, accumulate: k.accumulate, alone: false, room };
     let batch: usize = k.batch.iter().product();
-    let grid = row([k.m.div_ceil(tile_m), k.n.div_ceil(tile_n), batch]);
+    let tiles = |t: &Tiles| {
+        let ([tile_m, tile_n, _], _) = t.sizes();
+        [k.m.div_ceil(tile_m), k.n.div_ceil(tile_n), batch]
+    };
+    if limits.groups && t.elem().half().is_some() {
+        t.alone = true;
+        t.alone = tiles(&t).into_iter().fold(1, usize::saturating_mul) >= limits.multiprocessors;
+    }
+    let grid = row(tiles(&t));
     if grid.contains(&0) {
         return vec![];
     }
@@ -138,7 +175,7 @@ fn launch(k: &Gemm, epilogue: Option<&Then>) -> Vec<Launch> {
     vec![Launch { source, entry: "gemm".into(), grid, threads, shared, words: w.0 }]
 }
 
-pub(super) fn grouped(k: &Grouped) -> Vec<Launch> {
+pub(super) fn grouped(k: &Grouped, limits: &Limits) -> Vec<Launch> {
     let text = include_str!("../../cuda/grouped.cu");
     let rows = |v: &View, elem: Elem, width: usize, along_k: bool| Side {
         elem,
@@ -157,8 +194,9 @@ pub(super) fn grouped(k: &Grouped) -> Vec<Launch> {
         Product::Weights => ([1, 0, 2], y(false), x(false), [k.y_width, k.x_width, 0]),
     };
     let (out, out_elem) = sides[order[2]];
-    let out_aligned = whole(2, n, out, &[]);
-    let t = Tiles { a, b, out: out_elem, out_aligned, accumulate: false };
+    let width = if whole(WIDTH, n, out, &[]) { WIDTH } else { 1 };
+    let room = limits.multiprocessor;
+    let t = Tiles { a, b, out: out_elem, width, accumulate: false, alone: false, room };
     let mut words = Words::default();
     order.iter().for_each(|&i| words.view(sides[i].0, sides[i].1));
     words.view(&k.counts, Elem::I32);

@@ -1,5 +1,5 @@
 //! What becomes of a product in `gemm.cu`, printed: a struct `Then` of the tensors that an epilogue reads
-//! and writes, with a function of two adjacent elements of the product.
+//! and writes, with a function of adjacent elements of a row of the product.
 
 use super::{Words, rows, type_name, whole};
 use shardc_ir::kernel::{Matrix, Rows, Scalar, Then};
@@ -28,34 +28,23 @@ struct Then {{
         let _ = writeln!(out, "        m[{i}] += ({at}) * {};", x.elem.bytes());
     }
     out += "    }
-    // What becomes of the elements of a row from a column on, `count` of them.
-    DEVICE void take(int r, int c, int count, const float (&product)[2]) const {\n";
+    // What becomes of adjacent elements of a row, from a column on.
+    DEVICE void take(int r, int c, const float (&product)[WIDTH]) const {\n";
     for (i, x) in all.iter().enumerate() {
         let (name, ty, at) = (name(k, i), type_name(x.elem), place(i, x));
         let _ = writeln!(out, "        {ty}* const {name} = ({ty}*)m[{i}]{at};");
     }
     for (i, x) in k.reads.iter().enumerate() {
-        let lie = Lie::of(k, x);
-        let (ty, n) = (type_name(x.elem), if lie == Lie::Same { 1 } else { 2 });
-        let load = match lie {
-            Lie::Same | Lie::Pairs => format!("load<{n}>(x{i})"),
-            Lie::Apart => format!("load_some<2>(x{i}, col[{i}], count)"),
-        };
-        let _ = writeln!(out, "        const Pack<{ty}, {n}> e{i} = {load};");
+        let (ty, n) = (type_name(x.elem), if x.col_stride == 0 { "1" } else { "WIDTH" });
+        let _ = writeln!(out, "        const Pack<{ty}, {n}> e{i} = load<{n}>(x{i});");
     }
-    let results: Vec<String> = (0..k.writes.len()).map(|i| format!("z{i}[2]")).collect();
+    let results: Vec<String> = (0..k.writes.len()).map(|i| format!("z{i}[WIDTH]")).collect();
     let _ = writeln!(out, "        float {};", results.join(", "));
-    out += "        #pragma unroll\n        for (int k = 0; k < 2; k++) {\n";
+    out += "        #pragma unroll\n        for (int k = 0; k < WIDTH; k++) {\n";
     body(&mut out, k, program);
     out += "        }\n";
-    for (i, x) in k.writes.iter().enumerate() {
-        let store = match Lie::of(k, x) {
-            Lie::Pairs => format!("store_all(y{i}, z{i})"),
-            Lie::Same | Lie::Apart => {
-                format!("store_some(y{i}, col[{}], count, z{i})", k.reads.len() + i)
-            }
-        };
-        let _ = writeln!(out, "        {store};");
+    for i in 0..k.writes.len() {
+        let _ = writeln!(out, "        store_all(y{i}, z{i});");
     }
     out + "    }\n};\n"
 }
@@ -74,7 +63,7 @@ fn place(i: usize, x: &Matrix) -> String {
 fn body(out: &mut String, k: &Then, program: &Rows) {
     let load = |l: usize| match l.checked_sub(1) {
         None => "product[k]".to_string(),
-        Some(i) if Lie::of(k, &k.reads[i]) == Lie::Same => format!("e{i}.at[0]"),
+        Some(i) if k.reads[i].col_stride == 0 => format!("e{i}.at[0]"),
         Some(i) => format!("e{i}.at[k]"),
     };
     for i in 0..program.body.len() {
@@ -106,22 +95,11 @@ pub(super) fn words(k: &Then, w: &mut Words) {
     });
 }
 
-/// How two elements of a row lie.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Lie {
-    /// They are one.
-    Same,
-    /// All pairs are adjacent, and begin at multiples of their size.
-    Pairs,
-    Apart,
-}
-
-impl Lie {
-    fn of(k: &Then, x: &Matrix) -> Lie {
-        match x.col_stride {
-            0 => Lie::Same,
-            1 if whole(2, k.product.n, &x.view, &[x.row_stride]) => Lie::Pairs,
-            _apart => Lie::Apart,
-        }
-    }
+/// Whether so many elements of a row are adjacent and begin at multiples of so many, in all tensors that do
+/// not have one for the whole row.
+pub(super) fn wide(k: &Then, width: usize) -> bool {
+    let same = |x: &Matrix| x.col_stride == 0;
+    let fits =
+        |x: &Matrix| x.col_stride == 1 && whole(width, k.product.n, &x.view, &[x.row_stride]);
+    k.reads.iter().all(|x| same(x) || fits(x)) && k.writes.iter().all(fits)
 }

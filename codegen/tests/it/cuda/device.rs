@@ -89,7 +89,7 @@ impl Device {
         let mut known = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
         let made = *known.entry(source.clone()).or_insert_with(|| {
             // Texts that are to be those of groups of warps say so; all others show what older ones do.
-            let groups = source.text.starts_with("#define EMULATED_SM90A");
+            let groups = source.text.starts_with(super::emulator::AS_SM_90A);
             let made = nvrtc::compile(source, &self.archs[usize::from(!groups)]);
             let code = made.unwrap_or_else(|d| panic!("{}", d.render())).cubin;
             // SAFETY: an ELF file, as the compiler makes them.

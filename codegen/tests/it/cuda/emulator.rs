@@ -11,6 +11,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
+/// What texts begin with whose products are made by groups of warps, as on sm_90a.
+pub const AS_SM_90A: &str = "#define EMULATED_SM90A\n";
+
 /// How a kernel is run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Mode {
@@ -70,7 +73,10 @@ pub fn run_at(launches: &[Launch], operands: &[usize], memory: &mut [Vec<u8>], m
 pub fn run(launches: &[Launch], memory: &mut [Vec<u8>], mode: Mode) -> u64 {
     let mut status = 0u64.to_le_bytes().to_vec();
     let mut scratch = vec![0xff; SCRATCH];
-    launches.iter().for_each(|l| Limits::of("sm_80").check(l).unwrap_or_else(|d| panic!("{d}")));
+    for l in launches {
+        let arch = if l.source.text.starts_with(AS_SM_90A) { "sm_90a" } else { "sm_80" };
+        Limits::of(arch).check(l).unwrap_or_else(|d| panic!("{d}"));
+    }
     if let Some(device) = device::here() {
         return device.run(launches, memory);
     }

@@ -15,14 +15,14 @@ use std::sync::Arc;
 /// in either order by turns. Tolerances are parts of the largest element: a bf16 has half a unit in
 /// the last place of 2^-8, an f16 of 2^-11, and products of rounded weights a few of them.
 fn run(text: &str, cases: &[Case], modes: &[Mode]) {
-    run_as(text, cases, (modes, "sm_80"), |l, _| l);
+    run_as(text, cases, (modes, Limits::of("sm_80")), |l, _| l);
 }
 
 /// The same of launches for an architecture that are changed before, the first of them or another one.
 fn run_as(
     text: &str,
     cases: &[Case],
-    (modes, arch): (&[Mode], &str),
+    (modes, limits): (&[Mode], Limits),
     change: fn(Launch, bool) -> Launch,
 ) {
     if !emulator::runs() {
@@ -35,7 +35,7 @@ fn run_as(
         (false, false) => 2e-5,
     };
     for (i, case) in cases.iter().enumerate() {
-        let launches = launches(&case.kernel, &Limits::of(arch)).expect("a written kernel");
+        let launches = launches(&case.kernel, &limits).expect("a written kernel");
         let launches: Vec<Launch> = launches.into_iter().map(|l| change(l, i == 0)).collect();
         let turn = [[Mode::Plain, Mode::Reversed][i % 2]];
         for &mode in if i == 0 { modes } else { &turn } {
@@ -60,7 +60,7 @@ fn check_pieces(text: &str) {
 fn with_groups(l: Launch, whole: bool) -> Launch {
     let Source { file, text } = &*l.source;
     let all = if whole { "static_assert(GROUPS);\n" } else { "" };
-    let text = format!("#define EMULATED_SM90A\n{text}\n{all}");
+    let text = format!("{}{text}\n{all}", emulator::AS_SM_90A);
     Launch { source: Arc::new(Source { file, text }), ..l }
 }
 
@@ -68,13 +68,28 @@ fn check_groups(text: &str) {
     run_as(
         text,
         &cases(text, |_| {})[..1],
-        (&[Mode::Plain, Mode::Reversed], "sm_90a"),
+        (&[Mode::Plain, Mode::Reversed], Limits::of("sm_90a")),
         with_groups,
     );
 }
 
+/// As where there are so many tiles that each block has a multiprocessor to itself.
+fn check_alone(text: &str) {
+    let limits = Limits { multiprocessors: 1, ..Limits::of("sm_90a") };
+    run_as(
+        text,
+        &cases(text, |_| {})[..1],
+        (&[Mode::Plain, Mode::Reversed], limits),
+        |l, whole| {
+            let l = with_groups(l, whole);
+            let text = format!("{}\nstatic_assert(ALONE);\n", l.source.text);
+            Launch { source: Arc::new(Source { file: l.source.file, text }), ..l }
+        },
+    );
+}
+
 fn check_pieces_with_groups(text: &str) {
-    run_as(text, &cases(text, |_| {}), (&emulator::modes(text), "sm_90a"), with_groups);
+    run_as(text, &cases(text, |_| {}), (&emulator::modes(text), Limits::of("sm_90a")), with_groups);
 }
 
 #[test]
@@ -221,7 +236,7 @@ fn attention_of_wide_heads_in_small_tiles() {
         all.iter().map(|l| l.shared).max()
     };
     assert!(shared("sm_89") < shared("sm_80"), "{text}");
-    run_as(text, &cases[..1], (&modes, "sm_89"), |l, _| l);
+    run_as(text, &cases[..1], (&modes, Limits::of("sm_89")), |l, _| l);
 }
 
 #[test]
@@ -364,6 +379,8 @@ fn products_in_f32() {
     check("dot[bmk,bkn->bmn] f32[3,5,9], f32[3,9,7]");
     check("dot[kabm,kan->nbma] f32[3,5,2,3], f32[3,5,4]");
     check("dot[mk,kn->mn] bf16[7,9], f32[9,5]");
+    // More tiles than a band has.
+    check("dot[mk,kn->mn] f32[1160,5], f32[5,136]");
 }
 
 #[test]
@@ -393,6 +410,16 @@ fn products_by_groups() {
     check_groups("dot[mk,kn->mn] bf16[33,67], bf16[67,35]");
     check_groups("grouped_dot bf16[2,2,150,40], i32[2,3,2], bf16[6,136,40]");
     check_groups("grouped_outer bf16[2,2,150,40], i32[2,3,2], bf16[2,2,150,136]");
+}
+
+/// With as many steps as there are stages, one less, and more.
+#[test]
+fn products_by_blocks_that_are_alone() {
+    check_alone("dot[mk,nk->mn] bf16[140,256], bf16[264,256]");
+    check_alone("dot[km,kn->nm] bf16[392,136], bf16[392,264]");
+    check_alone("dot[mk,kn->mn] bf16[3,30], bf16[30,8]");
+    check_alone("dot[bmk,bkn->mn] bf16[5,130,72], bf16[5,72,264]");
+    check_alone("dot[mk,kn->mn] f16[33,192], f16[192,35]");
 }
 
 /// A buffer that is too small is told, and nothing is written outside of it.

@@ -185,6 +185,31 @@ fn groups_multiply_on_hopper() {
     }
 }
 
+/// Where a block has a multiprocessor to itself, which has 65536 registers.
+fn check_alone(text: &str, made: impl Fn(&Limits) -> Vec<Launch>) {
+    let alone = |l: &Limits| made(&Limits { multiprocessors: 1, ..l.clone() });
+    assert!(alone(&Limits::of("sm_90a"))[0].source.text.contains("#define BLOCKS 1\n"), "{text}");
+    compile(text, &["sm_90a", "sm_90a"], alone, 255);
+}
+
+#[test]
+fn products_of_blocks_that_are_alone_fit() {
+    for text in [
+        "dot[mk,kn->mn] bf16[130,72], bf16[72,136]",
+        "dot[mk,nk->mn] bf16[130,72], bf16[136,72]",
+        "dot[km,kn->mn] bf16[72,136], bf16[72,136]",
+        "dot[mk,kn->mn] f16[33,67], f16[67,35]",
+    ] {
+        let kernel = kernel(text);
+        check_alone(text, |l| launches(&kernel, l).expect("a written kernel"));
+    }
+    for text in [BIAS, SWIGLU, RESIDUAL] {
+        let f = function(&text.replace("f32", "bf16"), (130, 136));
+        let kernel = launch(&Mesh::default(), &f, &groups(&f)[0], &[]).expect("a kernel");
+        check_alone(text, |l| launches(&kernel, l).expect("a launch"));
+    }
+}
+
 #[test]
 fn products_fit() {
     check("dot[mk,kn->mn] bf16[130,72], bf16[72,136]", 128);

@@ -84,8 +84,11 @@ KERNEL void __launch_bounds__(THREADS, BLOCKS) attention(const Params p) {
     copies_begun();
     if (begin < end) load_keys(begin);
 
-    // Scores are in units of log 2.
+    // Scores are in units of log 2, once they are multiplied by `unit`: that is done together with the
+    // subtraction of the largest, if the order is the same without.
     const float scale = (float)p.scale * LOG2_E, cap = (float)p.softcap * LOG2_E;
+    const bool late = !CAPPED && !SLOPED && scale > 0.0f;
+    const float unit = late ? scale : 1.0f;
     const int first = of_all_lanes(warp_id() * 16);
     const float slope = SLOPED ? p.slopes[head] * LOG2_E : 0.0f;
     int at_row[2];
@@ -126,7 +129,6 @@ KERNEL void __launch_bounds__(THREADS, BLOCKS) attention(const Params p) {
         copies_begun();
 
         float s[COLS / 8][4];
-        clear(s);
         dot_rows(s, q_tile, first, k_tile);
 
         const int* keys = k_pos[key / COLS & 1];
@@ -138,13 +140,15 @@ KERNEL void __launch_bounds__(THREADS, BLOCKS) attention(const Params p) {
             hidden |= own.first != own.last || k_segment[key / COLS & 1][i] != own.first;
 #endif
         }
-        #pragma unroll
-        for (int i = 0; i < COLS / 8; i++) {
+        if (!late) {
             #pragma unroll
-            for (int e = 0; e < 4; e++) {
-                s[i][e] *= scale;
-                if (CAPPED) s[i][e] = cap * tanhf(s[i][e] / cap);
-                if (SLOPED) s[i][e] -= slope * distance(at_row[e / 2], keys[col_of(i, e)]);
+            for (int i = 0; i < COLS / 8; i++) {
+                #pragma unroll
+                for (int e = 0; e < 4; e++) {
+                    s[i][e] *= scale;
+                    if (CAPPED) s[i][e] = cap * tanhf(s[i][e] / cap);
+                    if (SLOPED) s[i][e] -= slope * distance(at_row[e / 2], keys[col_of(i, e)]);
+                }
             }
         }
         if (__any_sync(ALL_LANES, hidden)) {
@@ -173,8 +177,8 @@ KERNEL void __launch_bounds__(THREADS, BLOCKS) attention(const Params p) {
         for (int h = 0; h < 2; h++) {
             top[h] = max_lanes<4>(top[h]);
             // Where nothing was seen yet, any finite base gives weights 0.
-            base[h] = top[h] == minus_infinity() ? 0.0f : top[h];
-            shrink[h] = exp2_fast(most[h] - base[h]);
+            base[h] = top[h] == minus_infinity() ? 0.0f : top[h] * unit;
+            shrink[h] = exp2_fast(most[h] * unit - base[h]);
             most[h] = top[h];
             sum[h] *= shrink[h];
         }
@@ -182,7 +186,7 @@ KERNEL void __launch_bounds__(THREADS, BLOCKS) attention(const Params p) {
         for (int i = 0; i < COLS / 8; i++) {
             #pragma unroll
             for (int e = 0; e < 4; e++) {
-                s[i][e] = exp2_fast(s[i][e] - base[e / 2]);
+                s[i][e] = exp2_fast(s[i][e] * unit - base[e / 2]);
                 sum[e / 2] += s[i][e];
             }
 #if DROPS
@@ -196,10 +200,13 @@ KERNEL void __launch_bounds__(THREADS, BLOCKS) attention(const Params p) {
             }
 #endif
         }
-        #pragma unroll
-        for (int i = 0; i < VALUE_WIDTH / 8; i++) {
+        // Mostly the largest stays what it was.
+        if (__any_sync(ALL_LANES, shrink[0] != 1.0f || shrink[1] != 1.0f)) {
             #pragma unroll
-            for (int e = 0; e < 4; e++) out[i][e] *= shrink[e / 2];
+            for (int i = 0; i < VALUE_WIDTH / 8; i++) {
+                #pragma unroll
+                for (int e = 0; e < 4; e++) out[i][e] *= shrink[e / 2];
+            }
         }
 
         copies_arrive<GROUPS, 0>();
@@ -227,7 +234,7 @@ KERNEL void __launch_bounds__(THREADS, BLOCKS) attention(const Params p) {
         const int r = row_of(2 * h);
         if (lane_id() % 4 == 0 && first + r < rows) {
             p.lse[b * p.lse_stride[0] + (at + r) * p.lse_stride[1] + head * p.lse_stride[2]] =
-                sum[h] > 0.0f ? most[h] * LN_2 + logf(sum[h]) : minus_infinity();
+                sum[h] > 0.0f ? most[h] * unit * LN_2 + logf(sum[h]) : minus_infinity();
         }
     }
 }

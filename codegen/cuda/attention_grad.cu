@@ -1,9 +1,9 @@
 // Attention, backward: from q, k, v, the log-sum-exp and delta = rowsum(d_out out) - d_lse of the
 // forward pass, and d_out: with w = exp(score - lse) where keys are seen, 0 elsewhere, and
-// s = scale w (d_out v^T - delta), times 1 - (score / c)^2 if CAPPED; if DROPS, w in d_v and d_out v^T are
+// s = w (d_out v^T - delta), times 1 - (score / c)^2 if CAPPED; if DROPS, w in d_v and d_out v^T are
 // multiplied by what the weight was,
-//   d_v = w^T d_out,   d_k = s^T q   (attention_grad_keys: a block owns ROWS keys of a group)
-//   d_q = s k                        (attention_grad_queries: a block owns ROWS queries of a head)
+//   d_v = w^T d_out,   d_k = scale s^T q   (attention_grad_keys: a block owns ROWS keys of a group)
+//   d_q = scale s k                        (attention_grad_queries: a block owns ROWS queries of a head)
 // Scores are computed in both kernels; so every sum has one owner and one order, and the same
 // result in every run (Dao, 2023, without its atomic additions).
 //
@@ -183,7 +183,10 @@ DEVICE void gradients(const Params& p) {
         row_delta[h] = there ? p.delta[at(p.delta_stride, b, row + r, row_head)] : 0.0f;
     }
 
-    const float scale = (float)p.scale, cap = (float)p.softcap, unit = CAPPED ? cap : scale;
+    // Scores in units of log 2; what is left of their scale the results are multiplied by at the end.
+    const float scale = (float)p.scale, cap = (float)p.softcap, unit = (CAPPED ? cap : scale) * LOG2_E;
+    #pragma unroll
+    for (int h = 0; h < 2; h++) row_lse[h] *= LOG2_E;
     float made[WIDTH / 8 / SPLIT][4], value_made[VALUE_WIDTH / 8 / SPLIT][4];
     clear(made);
     clear(value_made);
@@ -200,11 +203,9 @@ DEVICE void gradients(const Params& p) {
         go_on(used);
 
         float w[COLS / 8][4], s[COLS / 8][4];
-        clear(w);
-        clear(s);
         dot_rows(w, row_tiles.own, first, cols.own);
         dot_rows(s, row_tiles.value, first, cols.value);
-        const float of_head = SLOPED ? p.slopes[KEYS ? head : row_head] : 0.0f;
+        const float of_head = SLOPED ? p.slopes[KEYS ? head : row_head] * LOG2_E : 0.0f;
 #if DROPS
         // What the weight of a row and a column of these tiles was multiplied by.
         auto of_pair = [&](int i, int e, int c) {
@@ -235,17 +236,18 @@ DEVICE void gradients(const Params& p) {
             #pragma unroll
             for (int e = 0; e < 4; e++) {
                 const int c = col_of(j, e);
-                const float lse = KEYS ? col_lse[i & 1][c] : row_lse[e / 2];
+                const float lse = KEYS ? col_lse[i & 1][c] * LOG2_E : row_lse[e / 2];
                 const float delta = KEYS ? col_delta[i & 1][c] : row_delta[e / 2];
                 const float slope = CAPPED ? 1.0f - w[j][e] * w[j][e] : 1.0f;
-                float x = w[j][e] * unit;
+                float x = w[j][e] * unit - lse;
                 if (SLOPED) x -= of_head * distance(at_row[e / 2], col_pos[i & 1][c]);
-                w[j][e] = exp2_fast((x - lse) * LOG2_E);
+                w[j][e] = exp2_fast(x);
 #if DROPS
                 const float kept = of_pair(i, e, c);
                 s[j][e] *= kept;
 #endif
-                s[j][e] = w[j][e] * (s[j][e] - delta) * (scale * slope);
+                s[j][e] = w[j][e] * (s[j][e] - delta);
+                if (CAPPED) s[j][e] *= slope;
 #if DROPS
                 w[j][e] *= kept;
 #endif
@@ -272,6 +274,11 @@ DEVICE void gradients(const Params& p) {
     }
 
     copies_arrive<GROUPS, 0>();
+    #pragma unroll
+    for (int j = 0; j < WIDTH / 8 / SPLIT; j++) {
+        #pragma unroll
+        for (int e = 0; e < 4; e++) made[j][e] *= scale;
+    }
     const i64 place = row + first;
     if (KEYS) {
         store_rows<ALIGNED>(made, p.d_k + at(p.d_k_stride, b, place, row_head) + from,

@@ -141,34 +141,38 @@ DEVICE void settle(u32& x) { asm volatile("" : "+r"(x) :: "memory"); }
 
 #define GROUP_32(type)                                                                      \
     asm volatile("wgmma.mma_async.sync.aligned.m64n32k16.f32." type "." type " "            \
-                 "{" NAMES_16 "}, %16, %17, 1, 1, 1, %18, %19;"                             \
+                 "{" NAMES_16 "}, %16, %17, %20, 1, 1, %18, %19;"                           \
                  : SUMS_4(c, 0)                                                             \
-                 : "l"(a), "l"(b), "n"((int)DownA), "n"((int)DownB) : "memory")
+                 : "l"(a), "l"(b), "n"((int)DownA), "n"((int)DownB), "n"((int)Add)          \
+                 : "memory")
 #define GROUP_64(type)                                                                      \
     asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " "            \
-                 "{" NAMES_32 "}, %32, %33, 1, 1, 1, %34, %35;"                             \
+                 "{" NAMES_32 "}, %32, %33, %36, 1, 1, %34, %35;"                           \
                  : SUMS_4(c, 0), SUMS_4(c, 4)                                               \
-                 : "l"(a), "l"(b), "n"((int)DownA), "n"((int)DownB) : "memory")
+                 : "l"(a), "l"(b), "n"((int)DownA), "n"((int)DownB), "n"((int)Add)          \
+                 : "memory")
 #define GROUP_128(type)                                                                     \
     asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type " "           \
-                 "{" NAMES_64 "}, %64, %65, 1, 1, 1, %66, %67;"                             \
+                 "{" NAMES_64 "}, %64, %65, %68, 1, 1, %66, %67;"                           \
                  : SUMS_4(c, 0), SUMS_4(c, 4), SUMS_4(c, 8), SUMS_4(c, 12)                  \
-                 : "l"(a), "l"(b), "n"((int)DownA), "n"((int)DownB) : "memory")
+                 : "l"(a), "l"(b), "n"((int)DownA), "n"((int)DownB), "n"((int)Add)          \
+                 : "memory")
 #define GROUP_256(type)                                                                     \
     asm volatile("wgmma.mma_async.sync.aligned.m64n256k16.f32." type "." type " "           \
-                 "{" NAMES_128 "}, %128, %129, 1, 1, 1, %130, %131;"                        \
+                 "{" NAMES_128 "}, %128, %129, %132, 1, 1, %130, %131;"                     \
                  : SUMS_4(c, 0), SUMS_4(c, 4), SUMS_4(c, 8), SUMS_4(c, 12),                 \
                    SUMS_4(c, 16), SUMS_4(c, 20), SUMS_4(c, 24), SUMS_4(c, 28)               \
-                 : "l"(a), "l"(b), "n"((int)DownA), "n"((int)DownB) : "memory")
+                 : "l"(a), "l"(b), "n"((int)DownA), "n"((int)DownB), "n"((int)Add)          \
+                 : "memory")
 #define GROUP_HELD(type)                                                                    \
     asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " "            \
                  "{" NAMES_32 "}, {%32,%33,%34,%35}, %36, 1, 1, 1, 1;"                      \
                  : SUMS_4(c, 0), SUMS_4(c, 4)                                               \
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b) : "memory")
 
-// c[64 x 8N] += a[64 x 16] b[16 x 8N], of elements T. With Down, k runs down the rows of the operand's
-// tile, else along them.
-template <class T, int N, bool DownA, bool DownB>
+// c[64 x 8N] = a[64 x 16] b[16 x 8N], of elements T, with Add in addition to what c was. With Down, k runs
+// down the rows of the operand's tile, else along them.
+template <class T, int N, bool DownA, bool DownB, bool Add = true>
 DEVICE void group_multiply_add(float (*c)[4], u64 a, u64 b) {
     static_assert(N == 4 || N == 8 || N == 16 || N == 32, "32, 64, 128 or 256 columns");
     if constexpr (IS_BF16<T>) {
@@ -431,7 +435,7 @@ DEVICE void settle(T (&x)[N][4]) {
     }
 }
 
-// acc += a b^T: dot products of 16 rows of `a`, from `row` on, which is of_all_lanes, and the rows of
+// acc = a b^T: dot products of 16 rows of `a`, from `row` on, which is of_all_lanes, and the rows of
 // `b`. With Groups, all warps of a group call this together, and row / 16 is a warp's number in the
 // group, plus multiples of four.
 template <int N, class T, int Rows, int Cols, bool Groups>
@@ -444,14 +448,19 @@ DEVICE void dot_rows(float (&acc)[N][4], const Tile<T, Rows, Cols, Groups>& a, i
         #pragma unroll
         for (int k = 0; k < Cols; k += 16) {
             const int slab = k / 64, inside = k % 64 / 8;
-            group_multiply_add<T, N, false, false>(acc, of_a + (slab * Rows * 8 + inside),
-                                                of_b + (slab * 8 * N * 8 + inside));
+            const u64 this_a = of_a + (slab * Rows * 8 + inside), this_b = of_b + (slab * 8 * N * 8 + inside);
+            if (k == 0) {
+                group_multiply_add<T, N, false, false, false>(acc, this_a, this_b);
+            } else {
+                group_multiply_add<T, N, false, false>(acc, this_a, this_b);
+            }
         }
         group_begun();
         group_wait<0>();
         settle(acc);
     } else {
         const int lane = lane_id();
+        clear(acc);
         #pragma unroll
         for (int k = 0; k < Cols; k += 16) {
             u32 left[4];
@@ -471,6 +480,7 @@ template <int N, int Rows, int Cols>
 DEVICE void dot_rows(float (&acc)[N][4], const Tile<float, Rows, Cols, false>& a, int row,
                      const Tile<float, 8 * N, Cols, false>& b) {
     row += row_of(0);
+    clear(acc);
     #pragma unroll 1
     for (int k = 0; k < Cols; k += 4) {
         const Float4 a0 = *(const Float4*)a.at(row, k), a1 = *(const Float4*)a.at(row + 8, k);

@@ -366,7 +366,7 @@ static unsigned address(const void* at) {
     return byte;
 }
 
-static void issue(float (*sums)[4], int n, Product p) {
+static void issue(float (*sums)[4], int n, bool add, Product p) {
     Fiber* me = emulated::me();
     if (!me->begun) fail("a product of a group without a fence before it");
     p.sums = sums;
@@ -374,7 +374,8 @@ static void issue(float (*sums)[4], int n, Product p) {
     me->products.push_back(p);
     float* each = &sums[0][0];
     for (int i = 0; i < n * 4; i++) {
-        me->sums.emplace(each + i, each[i]);
+        const bool first = me->sums.emplace(each + i, add ? each[i] : 0.0f).second;
+        if (!add && !first) fail("sums begin anew while products are added to them");
         each[i] = NAN;
     }
 }
@@ -478,12 +479,12 @@ void emulated::group_wait(size_t left) {
     for (auto [at, sum] : me->sums) *at = sum;
     me->sums.clear();
 }
-void emulated::multiply_shared(float (*c)[4], int n, bool down_a, bool down_b, uint64_t a, uint64_t b,
-                               bool bf16) {
-    issue(c, n, {nullptr, 0, false, down_a, down_b, {}, a, b, bf16});
+void emulated::multiply_shared(float (*c)[4], int n, bool down_a, bool down_b, bool add, uint64_t a,
+                               uint64_t b, bool bf16) {
+    issue(c, n, add, {nullptr, 0, false, down_a, down_b, {}, a, b, bf16});
 }
 void emulated::multiply_held(float (*c)[4], const unsigned (&a)[4], uint64_t b, bool bf16) {
-    issue(c, 8, {nullptr, 0, true, false, true, {a[0], a[1], a[2], a[3]}, 0, b, bf16});
+    issue(c, 8, true, {nullptr, 0, true, false, true, {a[0], a[1], a[2], a[3]}, 0, b, bf16});
 }
 
 namespace emulated {

@@ -153,7 +153,7 @@ void group_begun();
 namespace emulated {
 // Waits until products of no more than `left` times are under way.
 void group_wait(size_t left);
-void multiply_shared(float (*c)[4], int n, bool down_a, bool down_b, uint64_t a, uint64_t b,
+void multiply_shared(float (*c)[4], int n, bool down_a, bool down_b, bool add, uint64_t a, uint64_t b,
                      bool bf16);
 void multiply_held(float (*c)[4], const unsigned (&a)[4], uint64_t b, bool bf16);
 }  // namespace emulated
@@ -161,9 +161,9 @@ template <int N>
 void group_wait() {
     emulated::group_wait(N);
 }
-template <class T, int N, bool DownA, bool DownB>
+template <class T, int N, bool DownA, bool DownB, bool Add = true>
 void group_multiply_add(float (*c)[4], unsigned long long a, unsigned long long b) {
-    emulated::multiply_shared(c, N, DownA, DownB, a, b, emulated::Is<T>::bf16);
+    emulated::multiply_shared(c, N, DownA, DownB, Add, a, b, emulated::Is<T>::bf16);
 }
 template <class T>
 void group_multiply_add(float (*c)[4], const unsigned (&a)[4], unsigned long long b) {

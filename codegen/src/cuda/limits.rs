@@ -24,6 +24,10 @@ pub struct Limits {
     pub groups: bool,
     /// How many multiprocessors a device has, about: fewer blocks leave some of them idle.
     pub multiprocessors: usize,
+    /// From so many steps of k on, for a byte that is moved for an element of the result, a product is faster
+    /// whose blocks have a multiprocessor each: nothing is multiplied there while they move their results, and
+    /// two that share one multiply more slowly. By times of eight products on an H100.
+    pub depth: usize,
 }
 
 /// Architectures with their shared memory of a block, in KiB, of which a multiprocessor has one more; all
@@ -53,7 +57,14 @@ impl Limits {
         let known = SHARED.iter().find(|(a, _)| *a == number).unwrap_or(&SHARED[SHARED.len() - 1]);
         let (shared, multiprocessor) = (known.1 << 10, (known.1 + 1) << 10);
         let groups = arch == "sm_90a";
-        Limits { arch: arch.into(), shared, multiprocessor, groups, multiprocessors: 128 }
+        Limits {
+            arch: arch.into(),
+            shared,
+            multiprocessor,
+            groups,
+            multiprocessors: 128,
+            depth: 660,
+        }
     }
 
     /// True if a launch can ask for so many bytes of shared memory, beside what its text declares.

@@ -143,7 +143,10 @@ fn launch(k: &Gemm, epilogue: Option<&Then>, limits: &Limits) -> Vec<Launch> {
     };
     if limits.groups && t.elem().half().is_some() {
         t.alone = true;
-        t.alone = tiles(&t).into_iter().fold(1, usize::saturating_mul) >= limits.multiprocessors;
+        let busy = tiles(&t).into_iter().fold(1, usize::saturating_mul) >= limits.multiprocessors;
+        let moved = epilogue.map_or(k.out.elem.bytes(), then::bytes);
+        let depth = k.sum.iter().fold(k.k, |all, n| all.saturating_mul(*n));
+        t.alone = busy && depth >= limits.depth * moved;
     }
     let grid = row(tiles(&t));
     if grid.contains(&0) {

@@ -95,6 +95,12 @@ pub(super) fn words(k: &Then, w: &mut Words) {
     });
 }
 
+/// Bytes that are read and written for an element of the result.
+pub(super) fn bytes(k: &Then) -> usize {
+    let own = tensors(k).filter(|x| x.row_stride != 0 && x.col_stride != 0);
+    own.map(|x| x.elem.bytes()).sum()
+}
+
 /// Whether so many elements of a row are adjacent and begin at multiples of so many, in all tensors that do
 /// not have one for the whole row.
 pub(super) fn wide(k: &Then, width: usize) -> bool {

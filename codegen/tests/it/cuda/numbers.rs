@@ -75,7 +75,7 @@ fn check_groups(text: &str) {
 
 /// As where there are so many tiles that each block has a multiprocessor to itself.
 fn check_alone(text: &str) {
-    let limits = Limits { multiprocessors: 1, ..Limits::of("sm_90a") };
+    let limits = Limits { multiprocessors: 1, depth: 0, ..Limits::of("sm_90a") };
     run_as(
         text,
         &cases(text, |_| {})[..1],

@@ -81,6 +81,23 @@ fn each<T: Send>(
     work.into_iter().zip(made).map(|(key, x)| Ok((key, x?))).collect()
 }
 
+/// What ranks launch on a device of an architecture, and its code; a plan may have some of its `own`.
+///
+/// # Errors
+/// `missing-library`, `cuda-compile` and `cuda-limit`.
+pub fn made_for(
+    plan: &Plan,
+    programs: &[Program],
+    arch: &str,
+    own: Option<&kept::Own>,
+) -> Result<(Vec<Launches>, Code)> {
+    let least = own.map_or_else(|| arch.to_string(), |own| own.arch(arch));
+    let mut all = BTreeMap::from([(arch.to_string(), launches(plan, programs, &least)?)]);
+    let made = each(plan, &all, |source, arch| kept::find(source, arch, own))?;
+    let code = made.into_iter().map(|((source, _), code)| (source, code)).collect();
+    Ok((all.remove(arch).unwrap_or_default(), code))
+}
+
 /// The devices of this machine with the code of a plan's ranks, from rank `first` on, which take turns
 /// on all devices or are on `one`; `dir` is the plan's folder, if it has one, and `library` says who
 /// multiplies matrices.

@@ -1,6 +1,6 @@
 //! Machines as data: what a datasheet says, and the few constants that a measurement must supply.
 
-use crate::kernel::QUERIES;
+use crate::kernel::{Epilogue, QUERIES};
 use serde::{Deserialize, Serialize};
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::hardware::Hardware;
@@ -158,6 +158,9 @@ pub struct Device {
     /// FLOPs in whose time its attention weighs a score (maximum, exponential, sum) beside its products.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weighing: Option<f64>,
+    /// What its attention reaches backward of what it reaches forward, if not as much as on GPUs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub backward: Option<f64>,
     /// Collectives go on beside other work.
     #[serde(default = "yes")]
     pub overlaps: bool,
@@ -165,6 +168,9 @@ pub struct Device {
     pub peak: BTreeMap<Precision, f64>,
     /// Share of the peak that kernels of attention reach forward, by their generation.
     pub attention: BTreeMap<String, f64>,
+    /// Products with an epilogue and products of experts, if they are unlike other products.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub epilogue: Option<Epilogue>,
     /// Where each number is from.
     pub source: BTreeMap<String, String>,
     #[serde(default)]
@@ -176,14 +182,19 @@ fn yes() -> bool {
 }
 
 /// Three numbers, and no more: of an array that is too long the rest would be left out.
+pub(crate) fn exactly_three<'de, D: serde::Deserializer<'de>>(
+    d: D,
+) -> std::result::Result<[f64; 3], D::Error> {
+    let all = Vec::<f64>::deserialize(d)?;
+    let n = all.len();
+    all.try_into().map_err(|_| serde::de::Error::invalid_length(n, &"three numbers"))
+}
+
+/// Three numbers that may be absent.
 fn three<'de, D: serde::Deserializer<'de>>(
     d: D,
 ) -> std::result::Result<Option<[f64; 3]>, D::Error> {
-    let all = Vec::<f64>::deserialize(d)?;
-    let n = all.len();
-    let found =
-        all.try_into().map_err(|_| serde::de::Error::invalid_length(n, &"three numbers"))?;
-    Ok(Some(found))
+    exactly_three(d).map(Some)
 }
 
 /// The files of `cost/hardware`.
@@ -224,7 +235,7 @@ impl Device {
 
     /// True if it has a driver's context and NCCL's buffers beside a plan, as GPUs have.
     pub fn is_gpu(&self) -> bool {
-        // Machines that were measured are processors, on which nothing overlaps.
+        // On processors that were measured nothing overlaps.
         self.overlaps && !["tpu", "zen"].iter().any(|c| self.chip.starts_with(c))
     }
 
@@ -285,13 +296,18 @@ impl Device {
             .chain(counts.map(|(n, x): (&str, u32)| (n, f64::from(x))))
             .chain(powers)
             .chain(self.peak.values().map(|&x| ("peak", x)));
-        let sides = self.tiles.iter().flatten().flatten().map(|&x| ("tiles", x));
+        let own = || self.epilogue.iter();
+        let tiles = self.tiles.iter().chain(own().map(|e| &e.tiles)).flatten().flatten();
+        let sides = tiles.map(|&x| ("tiles", x)).chain(self.backward.map(|x| ("backward", x)));
+        let sides = sides.chain(own().map(|e| ("epilogue.speed", e.speed)));
         let bad =
             positive.chain(shares.clone()).chain(sides).find(|x| !(x.1.is_finite() && x.1 > 0.0));
         let over = shares.chain(self.attention.values().map(|&x| ("attention", x)));
+        let over = over.chain(own().flat_map(|e| e.gemm.values()).map(|&x| ("gemm", x)));
         let over = over.into_iter().find(|x| !(x.1 > 0.0 && x.1 <= 1.0));
         let times = [("hop", f.hop.value), ("kernel", f.kernel.value), ("step", f.step.value)];
-        let lengths = self.short.into_iter().flatten().map(|x| ("short", x));
+        let lengths = self.short.into_iter().chain(own().map(|e| e.short)).flatten();
+        let lengths = lengths.map(|x| ("short", x));
         let lengths = lengths.chain(self.weighing.map(|x| ("weighing", x)));
         let mut times = times.into_iter().chain(lengths);
         let early = times.find(|x| !(x.1.is_finite() && x.1 >= 0.0));
@@ -425,8 +441,13 @@ mod tests {
     #[test]
     fn hostile_files_get_a_diagnostic() {
         let good = FILES[1];
-        assert!(Device::parse(good).is_ok());
-        let swaps = [
+        let epilogue = |speed: &str, short: &str| {
+            let tiles = "tiles = [[1.0, 1.0, 1.0]]\ngemm = { bf16 = 0.5 }";
+            format!("[epilogue]\nspeed = {speed}\nshort = {short}\n{tiles}\n[source]")
+        };
+        let text = good.replace("[source]", &epilogue("1e12", "[1.0, 2.0, 3.0]"));
+        assert!(Device::parse(&text).is_ok());
+        let swaps: [(&str, &str); 14] = [
             ("hbm = 2039e9", "hbm = 0"),
             ("hbm = 2039e9", "hbm = nan"),
             ("hbm = 2039e9", "hmb = 2039e9"),
@@ -437,6 +458,10 @@ mod tests {
             ("hbm = 2039e9", "hbm = 2039e9\nshort = [1.0, 2.0]"),
             ("hbm = 2039e9", "hbm = 2039e9\nshort = [1.0, 2.0, 3.0, 4.0]"),
             ("hbm = 2039e9", "hbm = 2039e9\nshort = [1.0, -2.0, 3.0]"),
+            ("hbm = 2039e9", "hbm = 2039e9\nbackward = 0.0"),
+            ("[source]", &epilogue("1e12", "[1.0, 2.0]")),
+            ("[source]", &epilogue("0.0", "[1.0, 2.0, 3.0]")),
+            ("[source]", &epilogue("1e12", "[1.0, 2.0, -3.0]")),
         ];
         let short = good.replace("hbm = 2039e9", "hbm = 2039e9\nshort = [1.0, 2.0, 3.0]");
         assert_eq!(Device::parse(&short).map(|d| d.short), Ok(Some([1.0, 2.0, 3.0])));

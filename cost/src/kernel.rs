@@ -1,7 +1,9 @@
 //! Seconds of one launch on one device, by the formulas of `docs/cost.md`.
 
 use crate::device::{Device, Precision};
+use serde::{Deserialize, Serialize};
 use shardc_ir::diag::Result;
+use std::collections::BTreeMap;
 
 /// Tiles of a product on a machine that says nothing of its own: rows, columns, and the share of the peak that
 /// a full one of them reaches.
@@ -20,8 +22,24 @@ pub const SHORT: [f64; 3] = [0.0, 0.0, 160.0];
 /// Queries that one block of attention takes on a machine that says nothing of its own.
 pub const QUERIES: f64 = 128.0;
 
-/// What the kernels of attention reach backward, of what they reach forward.
-const ATTENTION_BACKWARD: f64 = 0.85;
+/// What the kernels of attention reach backward, of what they reach forward, on a machine that says nothing of its
+/// own.
+pub const ATTENTION_BACKWARD: f64 = 0.85;
+
+/// Products by the compiler's own kernels on a device: those with an epilogue, and those of experts, which no library
+/// takes over.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Epilogue {
+    /// Bytes per second that the work on a result reads and writes, beside the result.
+    pub speed: f64,
+    /// As [`Device::short`] and [`Device::tiles`], of these products.
+    #[serde(deserialize_with = "crate::device::exactly_three")]
+    pub short: [f64; 3],
+    pub tiles: Vec<[f64; 3]>,
+    /// As [`crate::device::Fit::gemm`], by element type.
+    pub gemm: BTreeMap<Precision, f64>,
+}
 
 /// A product of m x k and k x n, so many times.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -75,13 +93,34 @@ impl Gemm {
     /// # Errors
     /// `device` if the device has no such products.
     pub fn seconds(self, d: &Device, p: Precision) -> Result<f64> {
+        let tiles = d.tiles.as_deref().unwrap_or(&TILES);
+        self.by(d, p, d.fit.gemm.value, (tiles, d.short.unwrap_or(SHORT)))
+    }
+
+    /// Seconds of a product by the compiler's own kernels, which go on with work on its result that moves these bytes
+    /// beside it.
+    ///
+    /// # Errors
+    /// As for [`Gemm::seconds`].
+    pub fn seconds_then(self, d: &Device, p: Precision, bytes: f64) -> Result<f64> {
+        let Some(e) = &d.epilogue else { return Ok(self.seconds(d, p)? + rows(d, bytes, 0.0)) };
+        let share = e.gemm.get(&p).copied().unwrap_or(d.fit.gemm.value);
+        Ok(self.by(d, p, share, (&e.tiles, e.short))? + bytes / e.speed)
+    }
+
+    /// Seconds at a share of the peak, with these tiles and lengths.
+    fn by(
+        self,
+        d: &Device,
+        p: Precision,
+        share: f64,
+        (tiles, short): (&[[f64; 3]], [f64; 3]),
+    ) -> Result<f64> {
         if self.flops() == 0.0 {
             return Ok(0.0);
         }
-        let tiles = d.tiles.as_deref().unwrap_or(&TILES);
-        let fullness = self.fullness(f64::from(d.sms), tiles, d.short.unwrap_or(SHORT));
-        let share = d.fit.gemm.value * fullness;
-        let compute = self.flops() / (d.peak(p)? * share);
+        let fullness = self.fullness(f64::from(d.sms), tiles, short);
+        let compute = self.flops() / (d.peak(p)? * share * fullness);
         let operands = (self.m * self.k + self.k * self.n) * p.bytes();
         let bytes = (operands + self.m * self.n * p.wide().bytes()) * self.batch;
         Ok(compute.max(bytes / d.memory_speed()) + d.fit.kernel.value)
@@ -133,7 +172,8 @@ impl Attention {
         // Scores are weighed in both directions, beside their products.
         let weighing = d.weighing.unwrap_or(0.0);
         let forward = scores * (products + weighing) / speed;
-        let backward = scores * (2.5 * products + weighing) / (speed * ATTENTION_BACKWARD);
+        let back = d.backward.unwrap_or(ATTENTION_BACKWARD);
+        let backward = scores * (2.5 * products + weighing) / (speed * back);
         let kernel = d.fit.kernel.value;
         Ok((forward + kernel, backward + kernel))
     }
@@ -176,6 +216,40 @@ mod tests {
         let time =
             |n: f64| Gemm::new(n, 4096.0, 4096.0).seconds(&d, Precision::Bf16).expect("bf16");
         assert!(time(8448.0) / time(8449.0 + 256.0) < 0.98);
+    }
+
+    /// Our own kernels are priced by their own constants, where a machine has some; what they do to a result costs
+    /// its bytes.
+    #[test]
+    fn products_with_an_epilogue_have_constants_of_their_own() {
+        let (plain, g) = (h100(), Gemm::new(8192.0, 8192.0, 8192.0));
+        let p = Precision::Bf16;
+        let of = |d: &Device, bytes: f64| g.seconds_then(d, p, bytes).expect("bf16");
+        let moved = of(&plain, 1e9) - g.seconds(&plain, p).expect("bf16");
+        assert!((moved - 1e9 / plain.memory_speed()).abs() < 1e-9);
+        let (short, tiles) = ([0.0; 3], vec![[1.0, 1.0, 1.0]]);
+        let gemm = [(p, 0.25)].into();
+        let own = Epilogue { speed: 1e12, short, tiles, gemm };
+        let d = Device { epilogue: Some(own), ..plain.clone() };
+        let want = g.flops() / (0.25 * d.peak(p).expect("bf16")) + d.fit.kernel.value;
+        assert!((of(&d, 0.0) / want - 1.0).abs() < 1e-5, "{} {want}", of(&d, 0.0));
+        assert!((of(&d, 1e9) - of(&d, 0.0) - 1e-3).abs() < 1e-9);
+        assert_eq!(g.seconds(&d, p), g.seconds(&plain, p));
+        let slow = Device { backward: Some(0.425), ..plain.clone() };
+        let a = Attention {
+            rows: 4.0,
+            heads: 32.0,
+            queries: 8192.0,
+            keys: 8192.0,
+            width: 128.0,
+            values: 128.0,
+            seen: 0.5,
+            computed: 0.5,
+        };
+        let time = |d: &Device| a.seconds(d, 0.5, p).expect("bf16");
+        assert_eq!(time(&slow).0, time(&plain).0);
+        let kernel = plain.fit.kernel.value;
+        assert!(((time(&slow).1 - kernel) / (time(&plain).1 - kernel) - 2.0).abs() < 1e-9);
     }
 
     #[test]

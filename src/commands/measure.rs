@@ -1,6 +1,8 @@
 //! `shardc measure`: this machine as a device file.
 
-use crate::measure::measure as of_machine;
+use super::run::{On, Products};
+use crate::machine;
+use crate::measure::{measure as of_processor, of_device};
 use crate::terminal::note;
 use clap::Args;
 use shardc_cost::device::{Constant, Device, Provenance};
@@ -14,7 +16,16 @@ pub struct Measure {
     /// Ranks that run concurrently, as threads of this process
     #[arg(long, default_value_t = 1)]
     pub ranks: usize,
-    /// The machine file to write, for --device
+    /// What is measured: the processor, or the first GPU, on one rank
+    #[arg(long, value_enum, default_value_t)]
+    pub device: On,
+    /// Matrix products on a GPU: own kernels, or NVIDIA's cuBLASLt
+    #[arg(long, value_enum, default_value_t)]
+    pub products: Products,
+    /// Machine that a GPU is like in what is not measured: links and peaks [default: by the GPU's name and memory]
+    #[arg(long, value_name = "NAME|FILE.toml")]
+    pub like: Option<String>,
+    /// The machine file to write, for --device of price and plan
     #[arg(short, long)]
     pub output: PathBuf,
 }
@@ -36,12 +47,25 @@ pub fn measure(what: &Measure) -> Result<i32> {
             .at(format!("--ranks {}", what.ranks))
             .help("for example --ranks 2"));
     }
+    goes_together(what)?;
     DEVICE.check(&what.output)?;
-    let device = of_machine(what.ranks, &mut |text| note(text))?;
+    let (device, on) = match what.device {
+        On::Cpu => {
+            let device = of_processor(what.ranks, &mut |text| note(text))?;
+            let ranks = count(what.ranks, "rank", "ranks");
+            let threads = count(device.sms as usize, "thread", "threads");
+            (device, format!("{ranks} at once, {threads} each"))
+        }
+        On::Cuda => {
+            let like = what.like.as_deref().map(machine::device).transpose()?;
+            let library = what.products == Products::Cublaslt;
+            let device = of_device(like, library, &mut |text| note(text))?;
+            let by = if library { "cuBLASLt" } else { "own kernels" };
+            (device, format!("a GPU, products by {by}"))
+        }
+    };
     let text = format!(
-        "# Measured by shardc: {} at once, {} each. Whatever else ran, it slowed.\n{}",
-        count(what.ranks, "rank", "ranks"),
-        count(device.sms as usize, "thread", "threads"),
+        "# Measured by shardc: {on}. Whatever else ran, it slowed.\n{}",
         toml::to_string(&device).expect("plain data")
     );
     let to = &what.output;
@@ -50,6 +74,32 @@ pub fn measure(what: &Measure) -> Result<i32> {
     note(said(&device));
     note(format!("wrote {}", to.display()));
     Ok(0)
+}
+
+/// Refuses what does not go together.
+fn goes_together(what: &Measure) -> Result<()> {
+    if what.device == On::Cuda {
+        return match what.ranks {
+            1 => Ok(()),
+            n => Err(Diag::new("flag", "a GPU is measured on one rank")
+                .at(format!("--ranks {n}"))
+                .rule("ranks that share a device show nothing of the links between devices")
+                .help("leave --ranks out")),
+        };
+    }
+    let on_gpu = [
+        ("--products cublaslt", what.products == Products::Cublaslt),
+        ("--like", what.like.is_some()),
+    ];
+    match on_gpu.into_iter().find(|f| f.1) {
+        None => Ok(()),
+        Some((flag, _)) => {
+            Err(Diag::new("flag", "this is about measuring a GPU").at(flag).help(format!(
+                "add --device cuda, or leave {} out",
+                &flag[..flag.find(' ').unwrap_or(flag.len())]
+            )))
+        }
+    }
 }
 
 /// The constants, each with where it is from.

@@ -1,10 +1,11 @@
 //! Constants of a machine from its launches.
 
+use super::products::products;
 use super::samples::{Sample, quantile};
 use super::today;
 use shardc_cost::collective::Group;
 use shardc_cost::device::{Constant, Device, Precision, Provenance};
-use shardc_cost::kernel::{Attention, Gemm};
+use shardc_cost::kernel::{ATTENTION_BACKWARD, Attention};
 use shardc_cost::plan::launch::Work;
 use shardc_ir::ops::Sends;
 
@@ -18,20 +19,28 @@ const WEIGHING: [f64; 15] = [
 const SMALL: f64 = 8192.0;
 
 /// Fewest launches by which a constant is known.
-const ENOUGH: usize = 8;
+pub(super) const ENOUGH: usize = 8;
 
-/// Element types of products that are measured; those of f32 say how short dims count for all.
-pub(super) const TYPES: [Precision; 3] = [Precision::F32, Precision::Bf16, Precision::F16];
+/// What is fitted.
+pub(super) struct How {
+    pub ranks: usize,
+    /// Element types of products that were measured; those of the first say how short dims count for all, and are
+    /// those of attention.
+    pub types: Vec<Precision>,
+    /// Tiles that products may have: those that explain their times best are taken.
+    pub tiles: Vec<Vec<[f64; 3]>>,
+    /// Products with an epilogue are kernels of their own, and all others a library's or not.
+    pub epilogues: Option<bool>,
+}
 
-/// Fits what the samples identify; `copy` is the bandwidth of memory as copies have it.
-pub(super) fn fit(d: &mut Device, all: &[Sample], ranks: usize, copy: f64) {
+/// Fits what the samples identify. What the device says already of its peak and of its memory is taken for what it
+/// could at most, and is raised by what was faster.
+pub(super) fn fit(d: &mut Device, all: &[Sample], how: &How) {
     launch(d, all);
-    rows(d, all, copy);
-    for p in TYPES {
-        products(d, all, p);
-    }
-    attention(d, all);
-    if ranks > 1 {
+    rows(d, all);
+    products(d, all, how);
+    attention(d, all, how.types[0]);
+    if how.ranks > 1 {
         exchanges(d, all);
         sends(d, all);
     }
@@ -41,11 +50,11 @@ pub(super) fn fit(d: &mut Device, all: &[Sample], ranks: usize, copy: f64) {
 const MEDIAN: &str = "the median";
 const LOWER: &str = "the lower quartile";
 const BY_TIME: &str = "the middle by time";
-const OF_SUMS: &str = "all bytes over all time";
-const FITTED: &str = "the least squares";
+pub(super) const OF_SUMS: &str = "all bytes over all time";
+pub(super) const FITTED: &str = "the least squares";
 
 /// What was measured, with where from: `how` says what of the values it is.
-fn measured(
+pub(super) fn measured(
     d: &mut Device,
     name: &str,
     values: &[f64],
@@ -64,12 +73,12 @@ fn measured(
 }
 
 /// Says that there was too little to see.
-fn unknown(d: &mut Device, name: &str) {
+pub(super) fn unknown(d: &mut Device, name: &str) {
     d.source.insert(name.into(), "a prior: nothing that ran identifies it".into());
 }
 
 /// Of values with weights the middle one by weight: as much is above as below.
-fn middle(mut all: Vec<(f64, f64)>) -> f64 {
+pub(super) fn middle(mut all: Vec<(f64, f64)>) -> f64 {
     all.sort_by(|a, b| a.0.total_cmp(&b.0));
     let half: f64 = all.iter().map(|x| x.1).sum::<f64>() / 2.0;
     let mut sum = 0.0;
@@ -95,7 +104,7 @@ fn launch(d: &mut Device, all: &[Sample]) {
     d.fit.kernel = measured(d, "kernel", &times, (value, LOWER), "s");
 }
 
-fn rows(d: &mut Device, all: &[Sample], copy: f64) {
+fn rows(d: &mut Device, all: &[Sample]) {
     let kernel = d.fit.kernel.value;
     let of = |s: &Sample| match s.work {
         Some(Work::Rows { bytes }) if bytes > SMALL => {
@@ -107,117 +116,25 @@ fn rows(d: &mut Device, all: &[Sample], copy: f64) {
     };
     let rates: Vec<(f64, f64, f64)> = all.iter().filter_map(of).collect();
     if rates.len() < ENOUGH {
-        d.hbm = copy;
         return unknown(d, "fit.hbm");
     }
     // All bytes in all their time: sums of many launches come out.
     let (time, bytes) = rates.iter().fold((0.0, 0.0), |(t, b), r| (t + r.1, b + r.2));
     let speed = bytes / time;
-    d.hbm = copy.max(speed);
-    d.source.insert("hbm".into(), format!("copies, {}", today()));
+    if speed > d.hbm {
+        d.hbm = speed;
+        d.source.insert("hbm".into(), format!("kernels over rows, {}", today()));
+    }
     let shares: Vec<f64> = rates.iter().map(|r| r.0 / d.hbm).collect();
     d.fit.hbm = measured(d, "fit.hbm", &shares, (speed / d.hbm, OF_SUMS), "of hbm");
 }
 
-/// Products of a type: the lengths of short dims and the speed that explain their times best.
-fn products(d: &mut Device, all: &[Sample], p: Precision) {
+/// Attention: what weighing a score takes beside its products, by which shares of the peak agree best, that share
+/// forward, and what backward reaches of it.
+fn attention(d: &mut Device, all: &[Sample], p: Precision) {
     let kernel = d.fit.kernel.value;
     let of = |s: &Sample| match s.work {
-        Some(Work::Product { gemm, precision, beside }) if precision == p => {
-            let rest = kernel + beside / d.memory_speed();
-            Some((gemm, (s.seconds - rest).max(0.2 * s.seconds), s.calls as f64))
-        }
-        _other => None,
-    };
-    let own: Vec<(Gemm, f64, f64)> =
-        all.iter().filter_map(of).filter(|x| x.0.flops() > 0.0).collect();
-    let name = match p {
-        Precision::F32 => "peak",
-        Precision::Bf16 => "peak.bf16",
-        Precision::F16 => "peak.f16",
-        Precision::Fp8 => "peak.fp8",
-    };
-    if own.len() < ENOUGH {
-        d.peak.remove(&p);
-        let text = "not known: too few products of this type ran, so its plans have no price";
-        d.source.insert(name.into(), text.into());
-        return;
-    }
-    let rates: Vec<f64> = own.iter().map(|(g, t, _)| g.flops() / t).collect();
-    // One table of lengths for all types: that of f32, which come first.
-    if p == Precision::F32 {
-        let Some((speed, short)) = lengths(&own) else { return unknown(d, name) };
-        let peak = rates.iter().copied().fold(speed, f64::max);
-        d.peak.insert(p, peak);
-        let own = own.iter().zip(&rates).map(|((g, ..), r)| r * g.lengthened(short) / peak);
-        let shares: Vec<f64> = own.collect();
-        d.source.insert("short".into(), format!("fitted with gemm, {}", today()));
-        d.source.insert(name.into(), format!("the fastest product, {}", today()));
-        d.fit.gemm = measured(d, "fit.gemm", &shares, (speed / peak, FITTED), "of the peak");
-        d.short = Some(short);
-    } else {
-        // The share of the peak is one for all types, so the peak is what that makes of the speed.
-        let short = d.short.unwrap_or_default();
-        let weighted = own.iter().zip(&rates);
-        let weighted = weighted.map(|((g, t, n), r)| (r * g.lengthened(short), t * n)).collect();
-        d.peak.insert(p, middle(weighted) / d.fit.gemm.value);
-        d.source.insert(name.into(), format!("the speed of products over gemm, {}", today()));
-    }
-}
-
-/// FLOP/s of products whose dims are all long, and the lengths of rows, columns and the inner dim of which a product
-/// spends as much beside its arithmetic: the least squares of relative errors, weighted by time, none below 0. Of four
-/// numbers each may be the 0 that it would be below: all sets of those that are not are solved, and the best is taken.
-/// `None` without a product that says the speed.
-fn lengths(own: &[(Gemm, f64, f64)]) -> Option<(f64, [f64; 3])> {
-    let (mut a, mut b) = ([[0.0; 4]; 4], [0.0; 4]);
-    for &(g, t, n) in own {
-        // As parts of the time that was measured.
-        let x = [1.0, 1.0 / g.m, 1.0 / g.n, 1.0 / g.k].map(|part| part * g.flops() / t);
-        for i in 0..4 {
-            (0..4).for_each(|j| a[i][j] += t * n * x[i] * x[j]);
-            b[i] += t * n * x[i];
-        }
-    }
-    let error = |x: &[f64; 4]| {
-        let of = |i: usize| x[i] * ((0..4).map(|j| a[i][j] * x[j]).sum::<f64>() - 2.0 * b[i]);
-        (0..4).map(of).sum::<f64>()
-    };
-    let sets = (0..8).map(|more| {
-        let used: Vec<usize> = (0..4).filter(|&i| i == 0 || more >> (i - 1) & 1 == 1).collect();
-        solved(&a, &b, &used)
-    });
-    let legal = sets.flatten().filter(|x| x[0] > 0.0 && x.iter().all(|&v| v >= 0.0));
-    let [one, m, n, k] = legal.min_by(|x, y| error(x).total_cmp(&error(y)))?;
-    Some((1.0 / one, [m / one, n / one, k / one]))
-}
-
-/// The solution of normal equations in some of four unknowns, the others 0, by elimination; `None` if there are many.
-fn solved(a: &[[f64; 4]; 4], b: &[f64; 4], used: &[usize]) -> Option<[f64; 4]> {
-    let row = |&i: &usize| used.iter().map(|&j| a[i][j]).chain([b[i]]).collect();
-    let mut rows: Vec<Vec<f64>> = used.iter().map(row).collect();
-    let n = rows.len();
-    for at in 0..n {
-        // The matrix is one of squares: what is left of its diagonal says how well a number is known.
-        if rows[at][at] <= 1e-9 * a[used[at]][used[at]] {
-            return None;
-        }
-        let by = rows[at].clone();
-        for (_, other) in rows.iter_mut().enumerate().filter(|x| x.0 != at) {
-            let part = other[at] / by[at];
-            other.iter_mut().zip(&by).for_each(|(x, y)| *x -= part * y);
-        }
-    }
-    let mut out = [0.0; 4];
-    used.iter().enumerate().for_each(|(at, &i)| out[i] = rows[at][n] / rows[at][at]);
-    Some(out)
-}
-
-/// Attention: what weighing a score takes beside its products, by which shares of the peak agree best, and that share.
-fn attention(d: &mut Device, all: &[Sample]) {
-    let kernel = d.fit.kernel.value;
-    let of = |s: &Sample| match s.work {
-        Some(Work::Attention { sizes, precision: Precision::F32, backward }) => {
+        Some(Work::Attention { sizes, precision, backward }) if precision == p => {
             let took = (s.seconds - kernel).max(0.2 * s.seconds);
             Some((sizes, backward, took, took * s.calls as f64))
         }
@@ -227,26 +144,36 @@ fn attention(d: &mut Device, all: &[Sample]) {
     if own.len() < ENOUGH / 2 {
         return unknown(d, "attention");
     }
-    let mut best: Option<(f64, f64, f64, Vec<f64>)> = None;
+    let mut best: Option<(f64, f64, [f64; 2], Vec<f64>)> = None;
     for weighing in WEIGHING {
-        let device = Device { weighing: Some(weighing), ..d.clone() };
+        let device = Device { weighing: Some(weighing), backward: None, ..d.clone() };
         // At a share of 1 the price is the kernel's at the peak.
         let share = |&(sizes, backward, took, weight): &(Attention, bool, f64, f64)| {
-            let (f, b) = sizes.seconds(&device, 1.0, Precision::F32).ok()?;
-            Some(((if backward { b } else { f } - kernel) / took, weight))
+            let (f, b) = sizes.seconds(&device, 1.0, p).ok()?;
+            Some((backward, (if backward { b } else { f } - kernel) / took, weight))
         };
-        let shares: Vec<(f64, f64)> = own.iter().filter_map(share).collect();
-        let value = middle(shares.clone());
-        let off: f64 = shares.iter().map(|(s, w)| w * (s / value).ln().abs()).sum();
-        if value <= 1.0 && best.as_ref().is_none_or(|b| off < b.0) {
-            best = Some((off, weighing, value, shares.into_iter().map(|s| s.0).collect()));
+        let shares: Vec<(bool, f64, f64)> = own.iter().filter_map(share).collect();
+        let of = |back: bool| {
+            middle(shares.iter().filter(|s| s.0 == back).map(|s| (s.1, s.2)).collect())
+        };
+        let [forward, backward] = [of(false), of(true)];
+        let off =
+            |s: &(bool, f64, f64)| s.2 * (s.1 / if s.0 { backward } else { forward }).ln().abs();
+        let off: f64 = shares.iter().map(off).sum();
+        let fits = forward > 0.0 && forward <= 1.0 && backward > 0.0;
+        if fits && best.as_ref().is_none_or(|b| off < b.0) {
+            let ahead = shares.iter().filter(|s| !s.0).map(|s| s.1).collect();
+            best = Some((off, weighing, [forward, backward / forward], ahead));
         }
     }
-    let Some((_, weighing, share, shares)) = best else { return unknown(d, "attention") };
+    let Some((_, weighing, [share, back], shares)) = best else { return unknown(d, "attention") };
     d.weighing = Some(weighing);
-    d.source.insert("weighing".into(), format!("fitted with attention, {}", today()));
+    d.backward = Some(ATTENTION_BACKWARD * back);
+    for name in ["weighing", "backward"] {
+        d.source.insert(name.into(), format!("fitted with attention, {}", today()));
+    }
     measured(d, "attention", &shares, (share, BY_TIME), "of the peak");
-    d.attention.insert("flash2".into(), share);
+    d.attention = [("flash2".to_string(), share)].into_iter().collect();
 }
 
 /// Bytes that a collective moves by its formula, and ranks that it goes past, of one domain.
@@ -311,7 +238,8 @@ fn sends(d: &mut Device, all: &[Sample]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::measure::blank;
+    use crate::measure::{blank, on_cpu};
+    use shardc_cost::kernel::Gemm;
     use shardc_cost::plan::launch::Pricer;
     use shardc_ir::mesh::{AtomSet, Mesh};
     use shardc_ir::plan::TokenOrder;
@@ -344,7 +272,8 @@ mod tests {
             (512.0, 33.0, 512.0),
         ] {
             let gemm = Gemm::new(m, n, k);
-            out.push(Work::Product { gemm, precision: Precision::F32, beside: 0.0 });
+            let precision = Precision::F32;
+            out.push(Work::Product { gemm, precision, beside: 0.0, epilogue: None });
         }
         let sizes = [64.0, 256.0, 1e3, 2e3, 1e5, 3e5, 1e6, 4e6];
         out.extend(
@@ -387,11 +316,10 @@ mod tests {
     #[test]
     fn constants_are_found_again() {
         let truth = truth();
-        let sample =
-            |w: &Work| Sample { work: Some(*w), bytes: 0.0, seconds: seconds(&truth, w), calls: 1 };
+        let sample = |w: &Work| Sample::of(*w, seconds(&truth, w), 1);
         let all: Vec<Sample> = works().iter().map(sample).collect();
-        let mut d = blank(2, 1);
-        fit(&mut d, &all, 2, truth.hbm);
+        let mut d = Device { hbm: truth.hbm, ..blank(2, 1) };
+        fit(&mut d, &all, &on_cpu(2));
         for s in &all {
             let w = s.work.expect("a launch");
             let off = seconds(&d, &w) / s.seconds - 1.0;
@@ -416,7 +344,7 @@ mod tests {
     #[test]
     fn what_nothing_identifies_stays_a_prior() {
         let mut d = blank(2, 1);
-        fit(&mut d, &[], 2, 1e10);
+        fit(&mut d, &[], &on_cpu(2));
         let f = d.fit;
         let all = [f.gemm, f.hbm, f.link, f.nic, f.hop, f.kernel, f.step];
         assert!(all.iter().all(|c| c.from == Provenance::Prior));
@@ -430,15 +358,11 @@ mod tests {
     /// The source of a constant says its own value, and what of the launches' values that is.
     #[test]
     fn sources_say_what_was_taken() {
-        let sample = |i: usize| Sample {
-            work: Some(Work::Rows { bytes: 64.0 }),
-            bytes: 0.0,
-            seconds: (1 + i) as f64 * 1e-6,
-            calls: 1,
-        };
+        let work = Work::Rows { bytes: 64.0 };
+        let sample = |i: usize| Sample::of(work, (1 + i) as f64 * 1e-6, 1);
         let all: Vec<Sample> = (0..9).map(sample).collect();
         let mut d = blank(1, 1);
-        fit(&mut d, &all, 1, 1e10);
+        fit(&mut d, &all, &on_cpu(1));
         let said = &d.source["kernel"];
         let text = format!("{:.3e} s, the lower quartile of 9 launches", d.fit.kernel.value);
         assert!(said.contains(&text) && !said.contains("median"), "{said}");

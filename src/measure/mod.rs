@@ -3,13 +3,19 @@
 //! What is timed is what plans run: every launch of some training steps, by the clock of the rank that runs it. From
 //! these the constants of [`Device`] are fitted that the launches identify; all others stay priors, and say so.
 
+mod device;
 mod fit;
+mod kernels;
+mod products;
 mod samples;
 
+pub use device::of_device;
+pub use kernels::{Distinct, OnDevice};
 pub use samples::{Kernels, Ready, Sample, Step, least_waiting, median, samples};
 
+use fit::How;
 use serde_json::{Value, json};
-use shardc_cost::device::{Device, Fit};
+use shardc_cost::device::{Device, Fit, Precision};
 use shardc_ir::diag::Result;
 use shardc_ir::files;
 use shardc_ir::plan::Plan;
@@ -128,9 +134,17 @@ impl Measuring {
         let all = self.kernels.iter().zip(&self.steps);
         let all: Vec<Sample> =
             all.flat_map(|(own, steps)| samples(&own.plan, &device, steps)).collect();
-        fit::fit(&mut device, &all, self.ranks, copy(self.ranks));
+        device.hbm = copy(self.ranks);
+        device.source.insert("hbm".into(), format!("copies, {}", today()));
+        fit::fit(&mut device, &all, &on_cpu(self.ranks));
         device
     }
+}
+
+/// What is fitted to launches of a processor, whose products have no tiles that count.
+fn on_cpu(ranks: usize) -> How {
+    let types = vec![Precision::F32, Precision::Bf16, Precision::F16];
+    How { ranks, types, tiles: vec![vec![[1.0, 1.0, 1.0]]], epilogues: None }
 }
 
 /// Before anything is measured: what the system says, and priors.
@@ -168,9 +182,11 @@ fn blank(ranks: usize, threads: usize) -> Device {
         short: Some([0.0; 3]),
         queries: Some(shardc_runtime::QUERIES as u32),
         weighing: Some(0.0),
+        backward: None,
         overlaps: false,
-        peak: fit::TYPES.into_iter().map(|p| (p, 1e11)).collect(),
+        peak: BTreeMap::new(),
         attention: [("flash2".to_string(), 0.3)].into_iter().collect(),
+        epilogue: None,
         source,
         fit: Fit::default(),
     }

@@ -29,6 +29,15 @@ pub struct Sample {
     pub seconds: f64,
     /// How often a step has it.
     pub calls: usize,
+    /// A product by NVIDIA's library.
+    pub library: bool,
+}
+
+impl Sample {
+    /// A launch, by the compiler's own kernel.
+    pub fn of(work: Work, seconds: f64, calls: usize) -> Sample {
+        Sample { work: Some(work), bytes: 0.0, seconds, calls, library: false }
+    }
 }
 
 /// Seconds of a step, and what every rank did in it.
@@ -127,7 +136,8 @@ pub fn samples(plan: &Plan, device: &Device, steps: &[Step]) -> Vec<Sample> {
         if f == RECEIVED {
             let Some(Instr::Recv(t)) = plan.classes[node].step.get(i) else { continue };
             let least = by_rank.values().flatten().copied().fold(f64::INFINITY, f64::min);
-            out.push(Sample { work: None, bytes: t.bytes as f64, seconds: least, calls: 1 });
+            let bytes = t.bytes as f64;
+            out.push(Sample { work: None, bytes, seconds: least, calls: 1, library: false });
             continue;
         }
         let func = &plan.module.funcs[f];
@@ -144,7 +154,7 @@ pub fn samples(plan: &Plan, device: &Device, steps: &[Step]) -> Vec<Sample> {
             | Work::Attention { .. }
             | Work::Rows { .. } => median(by_rank.values().flatten().copied().collect()),
         };
-        out.push(Sample { work: Some(work), bytes: 0.0, seconds, calls: plan.times(f) });
+        out.push(Sample::of(work, seconds, plan.times(f)));
     }
     out
 }

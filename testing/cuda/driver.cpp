@@ -195,6 +195,14 @@ int cuDeviceGetAttribute(int* value, int attribute, int) {
     }
     return OK;
 }
+int cuDeviceGetName(char* name, int bytes, int) {
+    snprintf(name, bytes, "NVIDIA H100 that a CPU stands in for");
+    return OK;
+}
+int cuDeviceTotalMem_v2(size_t* bytes, int) {
+    *bytes = MEMORY;
+    return OK;
+}
 int cuDeviceCanAccessPeer(int* can, int, int) {
     *can = 1;
     return OK;
@@ -386,6 +394,11 @@ int cuMemcpyHtoDAsync_v2(uint64_t to, const void* from, size_t bytes, void* s) {
 int cuMemcpyDtoHAsync_v2(void* to, uint64_t from, size_t bytes, void* s) {
     if (!inside(from, bytes)) return INVALID_VALUE;
     put(s, [=] { memcpy(to, (void*)from, bytes); });
+    return OK;
+}
+int cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t bytes, void* s) {
+    if (!inside(to, bytes) || !inside(from, bytes)) return INVALID_VALUE;
+    put(s, [=] { memcpy((void*)to, (void*)from, bytes); });
     return OK;
 }
 int cuMemsetD8Async(uint64_t at, unsigned char x, size_t bytes, void* s) {

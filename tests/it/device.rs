@@ -2,6 +2,7 @@
 //! compiler, which run kernels on the CPU. The numbers are those of `--device cpu`.
 
 mod machine;
+mod measured;
 mod nccl;
 mod queues;
 

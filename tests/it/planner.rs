@@ -743,6 +743,12 @@ fn a_table_is_priced_in_its_order() {
 fn a_measured_machine_prices_plans() {
     let lab = lab("measure", "llama_gqa");
     lab.refuses(&["measure", "--ranks", "0", "-o", "d.toml"], 2, "flag");
+    // Of a GPU one rank is measured; a library and a likeness are a GPU's.
+    lab.refuses(&["measure", "--device", "cuda", "--ranks", "2", "-o", "d.toml"], 2, "flag");
+    for of_gpu in [["--products", "cublaslt"], ["--like", "h100"]] {
+        let said = lab.refuses(&[&["measure", "-o", "d.toml"], &of_gpu[..]].concat(), 2, "flag");
+        assert!(said.contains("--device cuda"), "{said}");
+    }
     lab.write("taken.toml", "name = 3");
     lab.refuses(&["measure", "-o", "taken.toml"], 2, "output");
     if !shardc_testing::nightly() {

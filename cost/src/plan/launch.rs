@@ -23,8 +23,9 @@ const KERNELS: Kernels = Kernels::Flash(2);
 pub enum Work {
     /// Nothing: what is there is seen in another way.
     View,
-    /// A product, and bytes that are not its operands' or result's.
-    Product { gemm: Gemm, precision: Precision, beside: f64 },
+    /// A product, and bytes that are not its operands' or result's; those that work on the result moves in the same
+    /// launch, if there is some (none, if it only changes the element type).
+    Product { gemm: Gemm, precision: Precision, beside: f64, epilogue: Option<f64> },
     /// Products of experts, for an even load.
     Grouped { gemm: Gemm, precision: Precision },
     /// Attention forward, or its gradient.
@@ -166,10 +167,17 @@ impl<'a> Pricer<'a> {
         }
         let gemm = self.gemm(f, n);
         let all = self.bytes(f, &x.ins) + self.bytes(f, &x.outs);
-        let beside = (all - self.bytes(f, &[n.ins[0], n.ins[1], n.outs[0]])).max(0.0);
+        let more = (all - self.bytes(f, &[n.ins[0], n.ins[1], n.outs[0]])).max(0.0);
+        let rest = || f.nodes[x.nodes.clone()].iter().filter(|m| !std::ptr::eq(*m, n));
+        let casts = rest().all(|m| matches!(m.op, Op::Cast(_)));
+        let (beside, epilogue) = match rest().next() {
+            None => (more, None),
+            Some(_) if casts => (more, Some(0.0)),
+            Some(_) => (0.0, Some(more)),
+        };
         // Of two types the wider one is computed in.
         let widest = if ty(0).dtype.bytes() >= ty(1).dtype.bytes() { ty(0) } else { ty(1) };
-        Some(Work::Product { gemm, precision: Precision::of(widest.dtype)?, beside })
+        Some(Work::Product { gemm, precision: Precision::of(widest.dtype)?, beside, epilogue })
     }
 
     /// Sizes of a product: letters of its left operand, of its right one, of both, and of all three.
@@ -232,10 +240,14 @@ impl<'a> Pricer<'a> {
         let d = self.device;
         Ok(match *w {
             Work::View => 0.0,
-            Work::Product { gemm, precision, beside } => {
-                gemm.seconds(d, precision)? + rows(d, beside, 0.0)
+            Work::Product { gemm, precision, beside, epilogue } => {
+                let product = match epilogue {
+                    Some(bytes) => gemm.seconds_then(d, precision, bytes)?,
+                    None => gemm.seconds(d, precision)?,
+                };
+                product + rows(d, beside, 0.0)
             }
-            Work::Grouped { gemm, precision } => gemm.seconds(d, precision)?,
+            Work::Grouped { gemm, precision } => gemm.seconds_then(d, precision, 0.0)?,
             Work::Attention { sizes, precision, backward } => {
                 let (f, b) = sizes.seconds(d, KERNELS.share(d)?, precision)?;
                 if backward { b } else { f }

@@ -80,6 +80,24 @@ impl Arena {
         Ok(())
     }
 
+    /// Fills the first bytes with copies of a block.
+    pub fn fill(&mut self, bytes: usize, block: &[u8]) -> Result<()> {
+        self.check(0, bytes)?;
+        let mut filled = block.len().min(bytes);
+        self.write(0, &block[..filled])?;
+        while (1..bytes).contains(&filled) {
+            let more = filled.min(bytes - filled);
+            // SAFETY: both ranges were checked, and do not overlap.
+            unsafe {
+                let to = self.address(filled);
+                result::memcpy_dtod_async(to, self.first, more, self.stream.stream)
+                    .called("cuMemcpyDtoDAsync")?;
+            }
+            filled += more;
+        }
+        Ok(())
+    }
+
     /// Makes bytes zero, for what is queued afterwards.
     pub fn clear(&mut self, byte: usize, len: usize) -> Result<()> {
         self.check(byte, len)?;

@@ -1,5 +1,6 @@
 //! A device, its context, its streams and their events; errors of the driver as diagnostics.
 
+use cudarc::driver::sys::CUdevice_attribute_enum as Is;
 use cudarc::driver::{DriverError, result, sys};
 use shardc_ir::diag::{Diag, Result};
 use std::sync::{Arc, OnceLock};
@@ -115,6 +116,29 @@ impl Device {
         Ok(uuid.bytes.iter().map(|b| format!("{:02x}", *b as u8)).collect())
     }
 
+    /// What its maker calls it, as `NVIDIA H100 80GB HBM3`.
+    pub fn title(&self) -> Result<String> {
+        result::device::get_name(self.number).called("cuDeviceGetName")
+    }
+
+    /// Bytes of its memory.
+    pub fn memory(&self) -> Result<usize> {
+        // SAFETY: the device exists.
+        unsafe { result::device::total_mem(self.number) }.called("cuDeviceTotalMem")
+    }
+
+    /// How many multiprocessors it has.
+    pub fn multiprocessors(&self) -> Result<usize> {
+        let count = self.attribute(Is::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
+        Ok(usize::try_from(count?).unwrap_or(1).max(1))
+    }
+
+    fn attribute(&self, attribute: Is) -> Result<i32> {
+        // SAFETY: the device exists.
+        unsafe { result::device::get_attribute(self.number, attribute) }
+            .called("cuDeviceGetAttribute")
+    }
+
     /// Makes the device that of this thread.
     pub fn bind(&self) -> Result<()> {
         // SAFETY: the context is retained as long as `self` lives.
@@ -123,14 +147,8 @@ impl Device {
 
     /// The architecture that code for this device is compiled for, as `sm_90a`.
     pub fn arch(&self) -> Result<String> {
-        use sys::CUdevice_attribute_enum as Is;
-        let number = |attribute| {
-            // SAFETY: the device exists.
-            unsafe { result::device::get_attribute(self.number, attribute) }
-                .called("cuDeviceGetAttribute")
-        };
-        let major = number(Is::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
-        let minor = number(Is::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+        let major = self.attribute(Is::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
+        let minor = self.attribute(Is::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
         // From Hopper on, what is special to an architecture needs its own name.
         Ok(format!("sm_{major}{minor}{}", if major >= 9 { "a" } else { "" }))
     }

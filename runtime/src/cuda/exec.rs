@@ -78,6 +78,11 @@ impl Executor {
         self.graphs.keep()
     }
 
+    /// Forgets all runs: their numbers may be given to others.
+    pub fn forget(&mut self) {
+        self.graphs.forget();
+    }
+
     /// Queues a kernel, of which `launches` were made, on the addresses of its operands, results and
     /// workspace, in this order.
     ///

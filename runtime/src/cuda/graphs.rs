@@ -117,6 +117,12 @@ impl Graphs {
         Ok(true)
     }
 
+    /// Forgets all runs and their graphs.
+    pub fn forget(&mut self) {
+        self.known.clear();
+        self.kept = 0;
+    }
+
     /// Leaves a run in whose midst something failed; nothing of it is done.
     pub fn abandon(&mut self) {
         if self.open.take().is_some() {

@@ -15,6 +15,7 @@ mod modules;
 mod movement;
 mod nccl;
 mod products;
+mod timing;
 
 pub use arena::Arena;
 pub use device::{Device, Stream};
@@ -24,3 +25,4 @@ pub use modules::{Code, Modules};
 pub use movement::OnDevice;
 pub use nccl::{Id, Nccl, id, version};
 pub use products::Products;
+pub use timing::{Timed, Timer};

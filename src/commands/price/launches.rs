@@ -53,9 +53,9 @@ pub(super) fn json(&(func, calls, i): &Each) -> Value {
 fn sizes(w: &Work) -> Value {
     match w {
         Work::View => json!({ "kind": "view" }),
-        Work::Product { gemm: g, precision, beside } => json!({
+        Work::Product { gemm: g, precision, beside, epilogue } => json!({
             "kind": "product", "batch": g.batch, "m": g.m, "n": g.n, "k": g.k,
-            "precision": precision.name(), "other_bytes": beside,
+            "precision": precision.name(), "other_bytes": beside + epilogue.unwrap_or(0.0),
         }),
         Work::Grouped { gemm: g, precision } => json!({
             "kind": "grouped product", "batch": g.batch, "m": g.m, "n": g.n, "k": g.k,

@@ -14,7 +14,7 @@ use shardc_ir::plan::{Plan, calls};
 const FORMULAS: [(&str, &str); 11] = [
     (
         "products",
-        "max(2 m n k (1 + a/m + b/n + c/k) / (peak gemm tiles), bytes / (hbm share)) + kernel; [a, b, c] is short of the machine, else 0, 0, 160",
+        "max(2 m n k (1 + a/m + b/n + c/k) / (peak gemm tiles), bytes / (hbm share)) + kernel; [a, b, c] is short of the machine, else 0, 0, 160; with an epilogue also the bytes that it moves, all by the machine's table epilogue if it has one",
     ),
     ("attention", "FLOPs of scores that are computed / (peak share of FlashAttention-2) + kernel"),
     ("memory", "bytes / (hbm share) + kernel"),

@@ -9,7 +9,8 @@
 // of ROWS queries, and tiles of COLS keys and values.
 //
 // Defined before: ELEM (Bf16, F16 or float), WIDTH and VALUE_WIDTH (multiples of 16, at least the widths
-// of p), ROWS and COLS (multiples of 16), ALIGNED (see load_tile; for out, even strides), CAPPED, SLOPED, SEGMENTS, DROPS.
+// of p), ROWS and COLS (multiples of 16), ALIGNED (see load_tile; for out, even strides), CAPPED, SLOPED, SEGMENTS, DROPS,
+// POSITIVE (the scale is).
 #include "attention.cuh"
 
 struct Params {
@@ -87,7 +88,7 @@ KERNEL void __launch_bounds__(THREADS, BLOCKS) attention(const Params p) {
     // Scores are in units of log 2, once they are multiplied by `unit`: that is done together with the
     // subtraction of the largest, if the order is the same without.
     const float scale = (float)p.scale * LOG2_E, cap = (float)p.softcap * LOG2_E;
-    const bool late = !CAPPED && !SLOPED && scale > 0.0f;
+    const bool late = !CAPPED && !SLOPED && POSITIVE;
     const float unit = late ? scale : 1.0f;
     const int first = of_all_lanes(warp_id() * 16);
     const float slope = SLOPED ? p.slopes[head] * LOG2_E : 0.0f;

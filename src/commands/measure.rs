@@ -58,7 +58,7 @@ pub fn measure(what: &Measure) -> Result<i32> {
         }
         On::Cuda => {
             let like = what.like.as_deref().map(machine::device).transpose()?;
-            let library = what.products == Products::Cublaslt;
+            let library = what.products.library();
             let device = of_device(like, library, &mut |text| note(text))?;
             let by = if library { "cuBLASLt" } else { "own kernels" };
             (device, format!("a GPU, products by {by}"))
@@ -87,10 +87,8 @@ fn goes_together(what: &Measure) -> Result<()> {
                 .help("leave --ranks out")),
         };
     }
-    let on_gpu = [
-        ("--products cublaslt", what.products == Products::Cublaslt),
-        ("--like", what.like.is_some()),
-    ];
+    let own = format!("--products {}", what.products.word());
+    let on_gpu = [(own.as_str(), what.products != Products::Own), ("--like", what.like.is_some())];
     match on_gpu.into_iter().find(|f| f.1) {
         None => Ok(()),
         Some((flag, _)) => {

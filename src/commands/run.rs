@@ -113,8 +113,8 @@ pub struct Run {
     /// Where ranks run: cpu, or cuda, with rank r on device r modulo the number of devices
     #[arg(long, value_enum, default_value_t)]
     pub device: On,
-    /// Matrix products on a device: own kernels, or NVIDIA's cuBLASLt (for two operands of the same type in plain
-    /// batches)
+    /// Matrix products on a device: own kernels, NVIDIA's cuBLASLt (for two operands of the same type in plain
+    /// batches), or auto: cuBLASLt where it is installed
     #[arg(long, value_enum, default_value_t)]
     pub products: Products,
     /// Row kernels on the CPU: compiled by the machine's C compiler, or interpreted, which is several times
@@ -153,6 +153,28 @@ pub enum Products {
     #[default]
     Own,
     Cublaslt,
+    /// The library where it is installed.
+    Auto,
+}
+
+impl Products {
+    /// As it is given.
+    pub fn word(self) -> &'static str {
+        match self {
+            Products::Own => "own",
+            Products::Cublaslt => "cublaslt",
+            Products::Auto => "auto",
+        }
+    }
+
+    /// Whether NVIDIA's library is asked for products.
+    pub fn library(self) -> bool {
+        match self {
+            Products::Own => false,
+            Products::Cublaslt => true,
+            Products::Auto => shardc_runtime::cuda::Products::are_here(),
+        }
+    }
 }
 
 /// Where ranks run.
@@ -182,9 +204,9 @@ fn check(how: &Run, transport: Transport) -> Result<()> {
         (Some(_), Some(_)) => how.saving.refuse_for(CHECKPOINTS, true)?,
         (Some(_), None) => {}
     }
-    if (how.device, how.products) == (On::Cpu, Products::Cublaslt) {
+    if how.device == On::Cpu && how.products != Products::Own {
         return Err(Diag::new("flag", "on the CPU, products use shardc's own kernels")
-            .at("--products cublaslt")
+            .at(format!("--products {}", how.products.word()))
             .help("add --device cuda, or leave --products out"));
     }
     let files = [

@@ -137,6 +137,8 @@ int cublasLtMatmulAlgoGetHeuristic(void*, const Product* p, const Layout* a, con
     }
     if (a->batch != b->batch || a->batch != d->batch || a->type != b->type) return INVALID_VALUE;
     if (wanted < 1 || w->scheme & 1) return NOT_SUPPORTED;
+    // Some products there is no way to do.
+    if (k == 2) return NOT_SUPPORTED;
     *found = Result{};
     for (int i = 0; i < 4; i++) found->algorithm.data[i] = w->aligned[i];
     *count = 1;

@@ -32,7 +32,7 @@ fn same(model: &str, flags: &[&str], (devices, products): (&str, &str), toleranc
 
 #[test]
 fn ranks_share_a_device() {
-    same("llama_gqa", &["--mesh", "dp=2,tp=2", "--sp", "--microbatch", "2"], ("1", "own"), 1e-4);
+    same("llama_gqa", &["--mesh", "dp=2,tp=2", "--sp", "--microbatch", "2"], ("1", "auto"), 1e-4);
 }
 
 #[test]
@@ -122,6 +122,7 @@ fn code_of_a_plan() {
     let said = String::from_utf8_lossy(&out.stderr);
     assert_eq!(out.status.code(), Some(5), "{said}");
     assert!(said.contains("error[missing-library]: libcublasLt.so.13 is not here"), "{said}");
+    m.ok(&[&run[..], &["--products", "auto"]].concat(), &[("LD_LIBRARY_PATH", &driver)]);
 }
 
 /// A kernel that the compiler refuses is shown with its lines and with what it does.

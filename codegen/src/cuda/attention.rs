@@ -60,6 +60,7 @@ impl Tiles {
             .define("SLOPED", h.slopes.is_some())
             .define("SEGMENTS", u8::from(h.segments.is_some()))
             .define("DROPS", u8::from(h.kept.is_some()))
+            .define("POSITIVE", h.scale > 0.0)
     }
 
     fn threads(&self) -> u32 {

@@ -12,6 +12,8 @@ use std::sync::Arc;
 
 /// Bytes of the library's own memory, as its maker advises for Hopper.
 const WORKSPACE: usize = 32 << 20;
+/// What the library says if it has no way to do a product.
+const NONE: sys::cublasStatus_t = sys::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED;
 /// Places in an arena begin at multiples of this.
 const ALIGN: usize = shardc_ir::plan::ALIGN;
 
@@ -20,7 +22,7 @@ pub struct Products {
     stream: Arc<Stream>,
     handle: sys::cublasLtHandle_t,
     workspace: Arena,
-    /// `None` for products that the library cannot be told of.
+    /// `None` for products that the library cannot be told of, or has no way to do.
     known: HashMap<Gemm, Option<Known>>,
 }
 
@@ -147,11 +149,16 @@ impl Products {
         tell(k).is_some()
     }
 
+    /// True if the library is here.
+    pub fn are_here() -> bool {
+        // SAFETY: looks for the library by name, as every later call does.
+        unsafe { sys::is_culib_present() }
+    }
+
     /// # Errors
     /// `missing-library` without the library.
     pub fn open(stream: &Arc<Stream>) -> Result<Products> {
-        // SAFETY: looks for the library by name, as every later call does.
-        if !unsafe { sys::is_culib_present() } {
+        if !Products::are_here() {
             return Err(Diag::new("missing-library", "libcublasLt.so.13 is not here")
                 .rule("--products cublaslt needs NVIDIA's library of products")
                 .help("install CUDA 12 or 13, or leave --products out"));
@@ -162,14 +169,14 @@ impl Products {
         Ok(Products { stream: stream.clone(), handle, workspace, known: HashMap::new() })
     }
 
-    /// Queues a product on the memory of its operands; false if the library cannot be told of it.
+    /// Queues a product on the memory of its operands; false if the library cannot be told of it, or has no way to do it.
     ///
     /// # Safety
     /// As for [`super::Executor::run`].
     pub(super) unsafe fn run(&mut self, k: &Gemm, memory: &[u64]) -> Result<bool> {
         if !self.known.contains_key(k) {
             let made = tell(k).map(|told| self.make(k, told)).transpose()?;
-            self.known.insert(k.clone(), made);
+            self.known.insert(k.clone(), made.flatten());
         }
         let Some(Some(p)) = self.known.get(k) else { return Ok(false) };
         let (one, add) = (1.0f32, if k.accumulate { 1.0f32 } else { 0.0 });
@@ -208,7 +215,7 @@ impl Products {
     }
 
     /// Describes a product, and lets the library choose how to do it.
-    fn make(&self, k: &Gemm, told: ProductCall) -> Result<Known> {
+    fn make(&self, k: &Gemm, told: ProductCall) -> Result<Option<Known>> {
         use sys::cublasLtMatmulDescAttributes_t as Of;
         use sys::cublasLtMatrixLayoutAttribute_t as In;
         let single = sys::cudaDataType::CUDA_R_32F;
@@ -243,18 +250,22 @@ impl Products {
                 called(set, "cublasLtMatrixLayoutSetAttribute")?;
             }
         }
-        let algorithm = self.choose(k, &told, product, layouts)?;
-        Ok(Known { told, product, layouts, algorithm })
+        if let Some(algorithm) = self.choose(k, &told, product, layouts)? {
+            return Ok(Some(Known { told, product, layouts, algorithm }));
+        }
+        // SAFETY: made above, and used no more.
+        unsafe { destroy(product, layouts) };
+        Ok(None)
     }
 
-    /// The way that the library takes to be the fastest.
+    /// The way that the library takes to be the fastest, if it has one.
     fn choose(
         &self,
         k: &Gemm,
         told: &ProductCall,
         product: sys::cublasLtMatmulDesc_t,
         layouts: [sys::cublasLtMatrixLayout_t; 3],
-    ) -> Result<sys::cublasLtMatmulAlgo_t> {
+    ) -> Result<Option<sys::cublasLtMatmulAlgo_t>> {
         use sys::cublasLtMatmulPreferenceAttributes_t as Is;
         let wish = called(result::create_matmul_pref(), "cublasLtMatmulPreferenceCreate")?;
         // Parts of a sum are added in the type of the computation, behind the product.
@@ -284,11 +295,27 @@ impl Products {
             let found = unsafe {
                 result::get_matmul_algo_heuristic(self.handle, product, a, b, c, c, wish)
             };
-            called(found, &format!("cublasLtMatmulAlgoGetHeuristic of {}x{}x{}", k.m, k.n, k.k))
+            if found.as_ref().is_err_and(|e| e.0 == NONE) {
+                return Ok(None);
+            }
+            let what = format!("cublasLtMatmulAlgoGetHeuristic of {}x{}x{}", k.m, k.n, k.k);
+            called(found, &what).map(|found| Some(found.algo))
         });
         // SAFETY: made above, and used no more.
         let _ = unsafe { result::destroy_matmul_pref(wish) };
-        found.map(|f| f.algo)
+        found
+    }
+}
+
+/// # Safety
+/// Both are used no more.
+unsafe fn destroy(product: sys::cublasLtMatmulDesc_t, layouts: [sys::cublasLtMatrixLayout_t; 3]) {
+    // SAFETY: by the caller.
+    unsafe {
+        for l in layouts {
+            let _ = result::destroy_matrix_layout(l);
+        }
+        let _ = result::destroy_matmul_desc(product);
     }
 }
 
@@ -297,12 +324,7 @@ impl Drop for Products {
         let _ = self.stream.wait();
         for p in self.known.values().flatten() {
             // SAFETY: made by `make`, and no queued work uses them any more.
-            unsafe {
-                for &l in &p.layouts {
-                    let _ = result::destroy_matrix_layout(l);
-                }
-                let _ = result::destroy_matmul_desc(p.product);
-            }
+            unsafe { destroy(p.product, p.layouts) };
         }
         // SAFETY: made by `open`.
         let _ = unsafe { result::destroy_handle(self.handle) };

@@ -292,6 +292,8 @@ fn products_of_the_library() {
         ("dot[abmk,abkn->bmna] f32[3,2,5,9], f32[3,2,9,7]", false),
         ("dot[abmk,abkn->bamn] bf16[3,2,5,8], bf16[3,2,8,7]", true),
         ("dot[bmk,kn->bmn] f32[3,5,9], f32[9,7]", true),
+        // The stand-in has no way to do it, and our kernel does.
+        ("dot[mk,kn->mn] f32[6,2], f32[2,3]", true),
         // Mixed types, and sums of several loops, are our kernels'.
         ("dot[mk,kn->mn] bf16[7,9], f32[9,5]", false),
         ("dot[amb,bna->mn] f32[3,5,4], f32[4,7,3]", false),

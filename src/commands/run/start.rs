@@ -1,6 +1,6 @@
 //! How the ranks of a run are started, and from which values.
 
-use super::{Kernels, On, Products, Run};
+use super::{Kernels, On, Run};
 use crate::checkpoint::Saved;
 use crate::cluster::Job;
 use crate::device;
@@ -104,9 +104,8 @@ pub(super) fn launch(
     let devices = match how.device {
         On::Cpu => None,
         On::Cuda => {
-            let library = how.products == Products::Cublaslt;
             let one = job.and_then(Job::device);
-            Some(device::open(plan, &programs, (own.start, one), dir, library)?)
+            Some(device::open(plan, &programs, (own.start, one), dir, how.products.library())?)
         }
     };
     let options = Options {

@@ -103,6 +103,13 @@ fn attention_in_f32() {
     check(
         "attention[0.9; mask=-19..0; softcap=2.5] f32[1,40,2,8], f32[1,40,1,8], f32[1,40,1,8], i32[40], i32[40]",
     );
+    for scale in ["-0.7", "0"] {
+        let sizes = "f32[1,40,2,8], f32[1,40,1,8], f32[1,40,1,8]";
+        check(&format!("attention[{scale}; mask=-19..0] {sizes}, i32[40], i32[40]"));
+        check(&format!(
+            "attention_grad[{scale}; mask=-19..0] {sizes}, f32[1,40,2], f32[1,40,2,8], f32[1,40,2], i32[40], i32[40]"
+        ));
+    }
 }
 
 /// All, both sides, and chunks: forward and backward, also with products by groups.
@@ -415,10 +422,10 @@ fn products_by_groups() {
 /// With as many steps as there are stages, one less, and more.
 #[test]
 fn products_by_blocks_that_are_alone() {
-    check_alone("dot[mk,nk->mn] bf16[140,256], bf16[264,256]");
-    check_alone("dot[km,kn->nm] bf16[392,136], bf16[392,264]");
+    check_alone("dot[mk,nk->mn] bf16[140,256], bf16[40,256]");
+    check_alone("dot[km,kn->nm] bf16[392,264], bf16[392,40]");
     check_alone("dot[mk,kn->mn] bf16[3,30], bf16[30,8]");
-    check_alone("dot[bmk,bkn->mn] bf16[5,130,72], bf16[5,72,264]");
+    check_alone("dot[bmk,bkn->mn] bf16[3,70,72], bf16[3,72,40]");
     check_alone("dot[mk,kn->mn] f16[33,192], f16[192,35]");
 }
 

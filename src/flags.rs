@@ -373,6 +373,8 @@ pub fn read_toml(path: &Path) -> Result<(String, Flags)> {
     };
     let text = files::read_text(path, MAX_TOML)?;
     let file: WithModel = toml::from_str(&text).map_err(|e| bad(e.message().to_string()))?;
-    let flags = file.rest.try_into().map_err(|e: toml::de::Error| bad(e.message().to_string()))?;
+    // The second line of the error names the key.
+    let named = |e: toml::de::Error| bad(e.to_string().trim().replace('\n', ", "));
+    let flags = file.rest.try_into().map_err(named)?;
     Ok((file.model, flags))
 }

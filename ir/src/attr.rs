@@ -176,7 +176,10 @@ impl Attr for Sizes {
 pub const MAX_SIZE: usize = 1 << 40;
 
 pub(crate) fn read_size(text: &str) -> Result<usize, String> {
-    let n: usize = text.parse().map_err(|_| format!("`{text}` is not a size"))?;
+    // Rust reads a sign, too.
+    let digits = Some(text).filter(|t| t.bytes().all(|b| b.is_ascii_digit()));
+    let n: usize =
+        digits.and_then(|t| t.parse().ok()).ok_or_else(|| format!("`{text}` is not a size"))?;
     if n > MAX_SIZE {
         Err(format!("{n} is larger than the largest size, {MAX_SIZE}"))
     } else {

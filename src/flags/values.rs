@@ -43,7 +43,8 @@ pub(super) fn recompute(text: &str) -> Result<Recompute> {
 }
 
 pub(super) fn loss_chunks(text: &str) -> Result<LossChunks> {
-    let number = || text.parse().ok().filter(|n| (1..=MOST_CHUNKS).contains(n));
+    let digits = Some(text).filter(|t| t.bytes().all(|b| b.is_ascii_digit()));
+    let number = || digits.and_then(|t| t.parse().ok()).filter(|n| (1..=MOST_CHUNKS).contains(n));
     let d = || {
         Diag::new("flag", format!("`{text}` is not a number of chunks"))
             .at(format!("--loss-chunks {text}"))

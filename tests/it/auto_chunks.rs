@@ -272,10 +272,17 @@ fn the_number_is_in_the_plan() {
         let stored = std::fs::read_to_string(lab.path("q/options.toml")).expect("options");
         assert!(stored.contains(&format!("loss_chunks = {is}\n")), "{stored}");
     }
-    for bad in ["0", "25", "-1", "many", "AUTO", "1.5", ""] {
+    for bad in ["0", "25", "-1", "many", "AUTO", "1.5", "+4", ""] {
         let flag = format!("--loss-chunks={bad}");
         let said = lab.refuses(&[&["compile", &model, &flag], &sizes[..]].concat(), 2, "flag");
         assert!(said.contains("use 1 to 24 chunks, or auto"), "{said}");
+    }
+    for bad in ["0", "25", "-1", "\"many\"", "1.5", "true", "[2]"] {
+        lab.write("shardc.toml", format!("model = \"config.json\"\nloss-chunks = {bad}\n"));
+        let out = lab.shardc(&["compile", "shardc.toml", "-o", "r"]);
+        let said = String::from_utf8_lossy(&out.stderr);
+        assert_eq!(out.status.code(), Some(2), "{bad}: {said}");
+        assert!(said.contains("loss-chunks") && !lab.path("r").exists(), "{bad}: {said}");
     }
     let args =
         [&["compile", &model, "--loss-chunks", "auto", "--memory", "300KiB"], &sizes[..]].concat();

@@ -119,6 +119,21 @@ fn layout_of_the_text_is_free() {
     insta::assert_snapshot!(print(&m));
 }
 
+/// A number has one form.
+#[test]
+fn sizes_have_no_sign() {
+    let of = |start: &str| {
+        let node = format!("%y = narrow[p=2; start={start}] %x : f32[2]");
+        shardc_ir::text::parse(&format!(
+            "mesh []\n\nfunc @f(%x: f32[4]) -> f32[2] {{\n  {node}\n  return %y\n}}\n"
+        ))
+    };
+    of("1").expect("a size");
+    for bad in ["+1", "-1", "1.0", "0x1", "one", ""] {
+        assert!(of(bad).is_err(), "{bad}");
+    }
+}
+
 #[test]
 fn names_keep_their_numbers() {
     // A `.1` above the name itself, as passes leave them that move ops.

@@ -48,7 +48,7 @@ impl Answer {
     }
 
     /// The text a person reads: part names in a column, lines beside them.
-    fn text(&self) -> String {
+    pub fn text(&self) -> String {
         let mut out = self.subject.clone() + "\n";
         for (name, lines) in &self.parts {
             for (i, l) in lines.iter().enumerate() {
@@ -112,25 +112,33 @@ pub fn explain(s: &Stored, what: &str, json: bool) -> Result<String> {
     if let Some(code) = what.strip_prefix("rule:") {
         return rule(code, json);
     }
-    let why = trace::Why::of(s)?;
-    let answer = if what == "price" {
-        Ok(price::explain(&why))
-    } else if what == "memory" {
-        Ok(memory::explain(s))
-    } else if what == "schedule" {
-        Ok(schedule::explain(s))
-    } else if what == "transfers" {
-        transfers::explain(&why)
-    } else if let Some(n) = what.strip_prefix("collective:") {
-        collective::explain(&why, n)
-    } else if let Some(name) = what.strip_prefix("tensor:") {
-        tensor::explain(&why, name)
-    } else if tensor::is_one(&why, what) {
-        tensor::explain(&why, what)
-    } else {
-        value::explain(&why, what).map_err(|d| meant(what, d))
-    }?;
+    let answer = answer(&Why::of(s)?, what)?;
     Ok(if json { answer.json() } else { answer.text() })
+}
+
+/// One of many answers about a plan, which is compiled again only once for all of them; see [`explain`].
+///
+/// # Errors
+/// Those of [`explain`].
+pub fn answer(why: &Why, what: &str) -> Result<Answer> {
+    let what = what.trim();
+    if what == "price" {
+        Ok(price::explain(why))
+    } else if what == "memory" {
+        Ok(memory::explain(why.s))
+    } else if what == "schedule" {
+        Ok(schedule::explain(why.s))
+    } else if what == "transfers" {
+        transfers::explain(why)
+    } else if let Some(n) = what.strip_prefix("collective:") {
+        collective::explain(why, n)
+    } else if let Some(name) = what.strip_prefix("tensor:") {
+        tensor::explain(why, name)
+    } else if tensor::is_one(why, what) {
+        tensor::explain(why, what)
+    } else {
+        value::explain(why, what).map_err(|d| meant(what, d))
+    }
 }
 
 /// The page of a diagnostic's code.

@@ -461,7 +461,7 @@ fn no_flag_is_silently_ignored() {
         let (status, before) = said(&base);
         assert_eq!(status, Some(0), "{base:?}: {before}");
         let plain = of_plan(&lab);
-        let some = FLAGS.iter().enumerate().filter(|(j, _)| taken(i + j, 2)).map(|(_, f)| f);
+        let some = FLAGS.iter().enumerate().filter(|(j, _)| taken(i + j, 3)).map(|(_, f)| f);
         // Where a text asks for no layout, it is what is done anyway, and said.
         let anyway = |f: &&(&str, &str)| f.1 == "auto" && before.contains(&format!("{} auto", f.0));
         for (flag, value) in some.filter(|f| !case.contains(&f.0) && !anyway(f)) {

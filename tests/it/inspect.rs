@@ -4,7 +4,7 @@
 mod docs;
 mod explained;
 use crate::fixture::*;
-use shardc::commands::explain::{PAGES, explain};
+use shardc::commands::explain::{self, PAGES, Why, explain};
 use shardc::commands::inspect::{Inspect, LayerCollectives, inspect, layer_collectives, numbered};
 use shardc::plan_dir::Stored;
 use shardc::report;
@@ -26,7 +26,19 @@ fn stored(name: &str, mesh: &[(&str, usize)], sp: bool, microbatch: usize) -> St
 }
 
 fn answer(s: &Stored, what: &str) -> String {
-    explain(s, what, false).unwrap_or_else(|e| panic!("{e}"))
+    answers(s, [what.to_string()]).remove(0)
+}
+
+/// Answers to many questions, for which the plan is compiled again once.
+fn answers(s: &Stored, all: impl IntoIterator<Item = String>) -> Vec<String> {
+    let why = Why::of(s).unwrap_or_else(|e| panic!("{e}"));
+    let one = |what: String| explain::answer(&why, &what).unwrap_or_else(|e| panic!("{e}")).text();
+    all.into_iter().map(one).collect()
+}
+
+/// The answers about all collectives.
+fn of_collectives(s: &Stored) -> Vec<String> {
+    answers(s, (1..=numbered(&s.plan).len()).map(|n| format!("collective:{n}")))
 }
 
 /// The collectives of a fixture; all its layers are alike.
@@ -123,9 +135,9 @@ fn a_ring_has_its_steps_in_every_layer() {
     ] {
         assert!(text.contains(part), "no {part}: {text}");
     }
-    let again = (1..=numbered(&s.plan).len()).map(|n| answer(&s, &format!("collective:{n}")));
+    let again = of_collectives(&s);
     let needs = "forward saves a rank's own block, backward needs all of them";
-    assert_eq!(again.filter(|t| t.contains(needs)).count(), 3 * 2 * 3);
+    assert_eq!(again.iter().filter(|t| t.contains(needs)).count(), 3 * 2 * 3);
 }
 
 #[test]
@@ -269,8 +281,8 @@ fn the_groups_of_a_grid_are_shown() {
         let text = show(&s, |w| w.ranks = Some(String::new()), false);
         assert!(parts.iter().all(|p| text.contains(&format!("group over {p}"))), "{text}");
         // Every collective can be asked why it is there, and how to be rid of it.
-        for n in 1..=report::collectives(&s.plan, &s.plan.classes[0]).len() {
-            let said = answer(&s, &format!("collective:{n}"));
+        let all = report::collectives(&s.plan, &s.plan.classes[0]).len();
+        for said in answers(&s, (1..=all).map(|n| format!("collective:{n}"))) {
             assert!(!said.contains("--sp"), "{said}");
         }
     }

@@ -38,7 +38,8 @@ const MESHES: &[(Axes, bool, usize)] = &[
 fn every_family_in_pieces() {
     for (f, name) in ALL.iter().enumerate() {
         for (m, &(mesh, sp, microbatch)) in MESHES.iter().enumerate() {
-            for (_, stage) in [1, 2, 3].into_iter().enumerate().filter(|(k, _)| taken(f + m + k, 3))
+            // Each family and each mesh meets each stage.
+            for (_, stage) in [1, 2, 3].into_iter().enumerate().filter(|(k, _)| taken(f + m + k, 8))
             {
                 eprintln!("{name} {mesh:?} zero={stage} sp={sp} microbatch={microbatch}");
                 train_and_compare(name, &zero(mesh, stage, sp, microbatch));
@@ -82,7 +83,7 @@ fn every_stage_with_everything_else() {
         ("gemma2", both, AllGather, Full, false, 2),
     ];
     for (i, (name, mesh, cp_mode, recompute, sp, microbatch)) in rows.into_iter().enumerate() {
-        for stage in (0..=3).filter(|k| taken(i + i / 4 + *k as usize, 2)) {
+        for stage in (0..=3).filter(|k| taken(i + i / 4 + *k as usize, 3)) {
             let zero_accumulate = Accumulate::ALL[(i + stage as usize) % 4];
             let recompute = recompute.clone();
             let more = zero(mesh, stage, sp, microbatch);
@@ -113,7 +114,7 @@ fn whole_over_microbatches() {
             ];
             let first = k + stage as usize;
             for (_, (name, mesh, schedule)) in
-                rows.into_iter().enumerate().filter(|(i, _)| taken(first + i, 2))
+                rows.into_iter().enumerate().filter(|(i, _)| taken(first + i, 3))
             {
                 let mut o = zero(mesh, stage, false, 1);
                 (o.zero_accumulate, o.schedule) = (keep, Order::Named(schedule.into()));

@@ -3,7 +3,7 @@
 use crate::diag::{Diag, Result};
 use crate::mesh::{AtomSet, Mesh};
 use crate::rng::Stream;
-use crate::tensor::{Tensor, each_index};
+use crate::tensor::{Tensor, each_offset, strides};
 use crate::types::{DType, Type};
 
 /// The true pieces of a global tensor, one per rank. Where a sum (max, min) is still to be taken,
@@ -105,9 +105,10 @@ pub fn gather(mesh: &Mesh, ty: &Type, ranks: &[Tensor]) -> Result<Tensor> {
         let part = part.get_or_insert_with(|| Tensor::full(&ty.sizes(), 0.0));
         let offsets: Vec<usize> =
             (0..ty.rank()).map(|d| ty.extent(mesh, d, &coords).offset).collect();
-        each_index(&t.shape, |i| {
-            let at: Vec<usize> = i.iter().zip(&offsets).map(|(i, o)| i + o).collect();
-            *part.at_mut(&at) = t.at(i);
+        let steps = [strides(&part.shape), strides(&t.shape)];
+        let first: usize = offsets.iter().zip(&steps[0]).map(|(o, step)| o * step).sum();
+        each_offset(&t.shape, [&steps[0], &steps[1]], |[to, from]| {
+            part.data[first + to] = t.data[from];
         });
     }
     let parts: Vec<Tensor> = parts.into_iter().flatten().collect();

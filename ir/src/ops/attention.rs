@@ -177,9 +177,9 @@ pub(crate) fn each_pair(
     let one = |b, s, t| seeing.segments.is_none_or(|[q, k]| q.at(&[b, s]) == k.at(&[b, t]));
     for b in 0..q.shape[0] {
         for s in 0..q.shape[1] {
+            let [first, last] = mask.reach(q_pos.data[s] as i32).map(f64::from);
             for h in 0..n {
                 for t in 0..k.shape[1] {
-                    let [first, last] = mask.reach(q_pos.data[s] as i32).map(f64::from);
                     if (first..=last).contains(&k_pos.data[t]) && one(b, s, t) {
                         f(b, s, h, h / r, t);
                     }
@@ -293,8 +293,9 @@ impl OpDef for Attention {
         let factors = factors(self.kept.as_ref(), behind, ins, [ins[3], ins[4]], first);
         let (pairs, seeing) = ([q, k], behind.seeing(ins, [3, 4]));
         let score = |b, s, h, g, t| {
-            let dot = |d| q.at(&[b, s, h, d]) * k.at(&[b, t, g, d]);
-            let x = capped(self.scale * (0..q.shape[3]).map(dot).sum::<f64>(), self.softcap);
+            let pairs = q.row(&[b, s, h]).iter().zip(k.row(&[b, t, g]));
+            let dot: f64 = pairs.map(|(x, y)| x * y).sum();
+            let x = capped(self.scale * dot, self.softcap);
             x - far_off(ins[3], ins[4], behind.slopes.map(|i| ins[i]), [s, t, h])
         };
         let mut max = Tensor::full(&cx.out_shape(1), f64::NEG_INFINITY);
@@ -308,9 +309,8 @@ impl OpDef for Attention {
             let p = (score(b, s, h, g, t) - max.at(&[b, s, h])).exp();
             *sum.at_mut(&[b, s, h]) += p;
             let p = p * factors.as_ref().map_or(1.0, |f| f.at(&[b, s, h, t]));
-            for e in 0..v.shape[3] {
-                *out.at_mut(&[b, s, h, e]) += p * v.at(&[b, t, g, e]);
-            }
+            let row = out.row_mut(&[b, s, h]).iter_mut();
+            row.zip(v.row(&[b, t, g])).for_each(|(o, v)| *o += p * v);
         });
         let shape = out.shape.clone();
         let out = Tensor::from_fn(&shape, |i| {

@@ -89,25 +89,24 @@ impl OpDef for AttentionGrad {
             (Tensor::full(&q.shape, 0.0), Tensor::full(&k.shape, 0.0), Tensor::full(&v.shape, 0.0));
         let seeing = behind.seeing(ins, [6, 7]);
         attention::each_pair([q, k], seeing, self.mask, |b, s, h, g, t| {
-            let row = [b, s, h];
-            let dot: f64 = (0..q.shape[3]).map(|d| q.at(&[b, s, h, d]) * k.at(&[b, t, g, d])).sum();
+            let (row, key) = ([b, s, h], [b, t, g]);
+            let product = |x: &[f64], y: &[f64]| x.iter().zip(y).map(|(x, y)| x * y).sum::<f64>();
+            let add = |to: &mut [f64], by: f64, x: &[f64]| {
+                to.iter_mut().zip(x).for_each(|(to, x)| *to += by * x);
+            };
+            let dot = product(q.row(&row), k.row(&key));
             let score = attention::capped(self.scale * dot, self.softcap);
             // d (c tanh(x / c)) / dx = 1 - tanh²(x / c)
             let slope = self.softcap.map_or(1.0, |c| 1.0 - (score / c).powi(2));
             let slopes = behind.slopes.map(|i| ins[i]);
             let score = score - attention::far_off(ins[6], ins[7], slopes, [s, t, h]);
             let p = (score - lse.at(&row)).exp();
-            let dp: f64 =
-                (0..v.shape[3]).map(|e| d_o.at(&[b, s, h, e]) * v.at(&[b, t, g, e])).sum();
+            let dp = product(d_o.row(&row), v.row(&key));
             let kept = factors.as_ref().map_or(1.0, |f| f.at(&[b, s, h, t]));
             let ds = self.scale * slope * p * (kept * dp - delta.at(&row));
-            for e in 0..v.shape[3] {
-                *dv.at_mut(&[b, t, g, e]) += kept * p * d_o.at(&[b, s, h, e]);
-            }
-            for d in 0..q.shape[3] {
-                *dq.at_mut(&[b, s, h, d]) += ds * k.at(&[b, t, g, d]);
-                *dk.at_mut(&[b, t, g, d]) += ds * q.at(&[b, s, h, d]);
-            }
+            add(dv.row_mut(&key), kept * p, d_o.row(&row));
+            add(dq.row_mut(&row), ds, k.row(&key));
+            add(dk.row_mut(&key), ds, q.row(&row));
         });
         vec![dq, dk, dv]
     }

@@ -3,7 +3,7 @@
 use super::*;
 use crate::attr::RuleAttr;
 use crate::rule::{Dims, has_letter};
-use crate::tensor::each_index;
+use crate::tensor::each_offset;
 use std::sync::Arc;
 
 op! {
@@ -97,11 +97,11 @@ impl OpDef for Dot {
         for i in 0..2 {
             at[i].iter().zip(&ins[i].shape).for_each(|(&p, &n)| shape[p] = n);
         }
-        let pick = |i: &[usize], at: &Shape| at.iter().map(|&p| i[p]).collect::<Shape>();
         let mut out = Tensor::full(&cx.out_shape(0), 0.0);
-        each_index(&shape, |i| {
-            *out.at_mut(&pick(i, &at[2])) +=
-                ins[0].at(&pick(i, &at[0])) * ins[1].at(&pick(i, &at[1]))
+        let steps = [ins[0], ins[1], &out];
+        let steps: Vec<Shape> = steps.iter().zip(&at).map(|(t, at)| t.steps(&shape, at)).collect();
+        each_offset(&shape, [&steps[0], &steps[1], &steps[2]], |[x, y, o]| {
+            out.data[o] += ins[0].data[x] * ins[1].data[y];
         });
         vec![out]
     }

@@ -58,7 +58,7 @@ pub(crate) fn spread(cx: &EvalCx, rule: &Rule, ins: &[&Tensor]) -> Vec<Tensor> {
             .iter()
             .map(|g| out.iter().position(|o| o == g).expect("checked by accepts"))
             .collect();
-        Tensor::from_fn(&shape, |i| t.at(&at.iter().map(|&p| i[p]).collect::<Shape>()))
+        t.spread(&shape, &at)
     };
     rule.ins.iter().zip(ins).map(one).collect()
 }

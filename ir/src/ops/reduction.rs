@@ -4,7 +4,7 @@
 use super::*;
 use crate::attr::{Broadcast, RuleAttr, Sizes};
 use crate::rule::has_letter;
-use crate::tensor::each_index;
+use crate::tensor::{each_offset, strides};
 use std::sync::Arc;
 
 /// Declares folds; `passes` says how the cotangent goes back: to every element, or to none.
@@ -83,10 +83,9 @@ fn fold(rule: &Rule, shape: &[usize], x: &Tensor, by: Reduction) -> Tensor {
         .map(|g| rule.ins[0].iter().position(|i| i == g).expect("kept"))
         .collect();
     let mut out = Tensor::full(shape, by.start());
-    each_index(&x.shape, |i| {
-        let j: Shape = at.iter().map(|&p| i[p]).collect();
-        let o = out.at_mut(&j);
-        *o = by.of(*o, x.at(i));
+    let steps = [out.steps(&x.shape, &at), strides(&x.shape)];
+    each_offset(&x.shape, [&steps[0], &steps[1]], |[o, x_at]| {
+        out.data[o] = by.of(out.data[o], x.data[x_at]);
     });
     out
 }

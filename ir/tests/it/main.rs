@@ -7,5 +7,6 @@ mod house;
 mod interp;
 mod ops;
 mod ops_page;
+mod tensor;
 mod text;
 mod verify;

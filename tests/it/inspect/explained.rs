@@ -31,9 +31,12 @@ fn explained_values_collectives_and_tensors() {
 fn a_collective_has_its_mirror_in_its_stage() {
     let mirrors = |mesh: &[(&str, usize)]| {
         let s = stored("llama_gqa", mesh, true, 4);
-        let answers = (1..=numbered(&s.plan).len()).map(|n| answer(&s, &format!("collective:{n}")));
         let found = |a: String| Some(a.split_once("\nmirror ")?.1.lines().next()?.to_string());
-        answers.filter_map(found).filter(|m| m.contains("gradient")).collect::<Vec<_>>()
+        of_collectives(&s)
+            .into_iter()
+            .filter_map(found)
+            .filter(|m| m.contains("gradient"))
+            .collect::<Vec<_>>()
     };
     let (one, two) = (mirrors(&[("tp", 2)]), mirrors(&[("pp", 2), ("tp", 2)]));
     let of = |stage: &str| two.iter().filter(|m| m.ends_with(stage)).count();
@@ -47,19 +50,18 @@ fn everything_in_a_plan_can_be_explained() {
         [(&[("tp", 4)][..], false), (&[("dp_replicate", 2), ("tp", 2)], true), (&[], false)]
     {
         let s = stored("llama_gqa", mesh, sp, if sp { 2 } else { 4 });
-        for n in 1..=numbered(&s.plan).len() {
-            let a = answer(&s, &format!("collective:{n}"));
+        for a in of_collectives(&s) {
             assert!(a.contains("\nwhy ") && a.contains("\nremove "), "{a}");
         }
-        for w in &s.plan.weights {
-            let a = answer(&s, &format!("tensor:{}", w.param));
+        for a in answers(&s, s.plan.weights.iter().map(|w| format!("tensor:{}", w.param))) {
             assert!(a.contains("\ngradient ") && a.contains("exp_avg_sq"), "{a}");
         }
         // Every split of a few values of each function is led back to somebody who asked for it.
         for f in &s.plan.module.funcs {
             let made: Vec<_> = f.nodes.iter().map(|n| n.outs[0]).collect();
-            for v in made.into_iter().step_by(1 + f.nodes.len() / 12) {
-                let a = answer(&s, &format!("@{} {}", f.name, f.name(v)));
+            let some: Vec<_> = made.into_iter().step_by(1 + f.nodes.len() / 12).collect();
+            let asked = some.iter().map(|&v| format!("@{} {}", f.name, f.name(v)));
+            for (v, a) in some.iter().copied().zip(answers(&s, asked)) {
                 let asked = ["recipe", "data parallelism", "--sp splits"];
                 let split = !f.ty(v).sharded().is_empty();
                 assert!(!split || asked.iter().any(|x| a.contains(x)), "{a}");
@@ -245,8 +247,7 @@ fn collectives_that_are_much_alike_are_told_apart() {
     let cp = Options { cp_mode: CpMode::Ring, ..options(&[("cp", 4)], false, 4) };
     let ring = compiled("llama_gqa", &Options { observe: false, ..cp });
     let mut twins = vec![];
-    for n in 1..=numbered(&ring.plan).len() {
-        let a = answer(&ring, &format!("collective:{n}"));
+    for a in of_collectives(&ring) {
         if let Some((_, twin)) = a.split_once("it is collective:") {
             twins.push(twin.split_once(' ').expect("words").0.to_string());
         }
@@ -262,8 +263,8 @@ fn collectives_that_are_much_alike_are_told_apart() {
 
     let moe = Options { ep: 2, ..options(&[("dp_shard", 2)], false, 4) };
     let moe = compiled("mixtral", &Options { observe: false, ..moe });
-    let answers = (1..=numbered(&moe.plan).len()).map(|n| answer(&moe, &format!("collective:{n}")));
-    let of_ep: Vec<String> = answers.filter(|a| a.contains(" over ep in")).collect();
+    let of_ep = of_collectives(&moe).into_iter().filter(|a| a.contains(" over ep in"));
+    let of_ep: Vec<String> = of_ep.collect();
     let says = |a: &String| a.contains("with ep=1 each rank holds all experts, 2 times");
     assert!(!of_ep.is_empty() && of_ep.iter().all(says), "{of_ep:#?}");
 
@@ -273,9 +274,8 @@ fn collectives_that_are_much_alike_are_told_apart() {
         ..options(&[("dp_shard", 2)], false, 4)
     };
     let zero = compiled("llama_gqa", &Options { observe: false, ..zero });
-    let answers =
-        (1..=numbered(&zero.plan).len()).map(|n| answer(&zero, &format!("collective:{n}")));
-    let together = answers.filter(|a| a.contains("sent in 1 call: collective:")).count();
+    let answers = of_collectives(&zero);
+    let together = answers.iter().filter(|a| a.contains("sent in 1 call: collective:")).count();
     assert!(together > 10, "{together}");
 
     let weight = "model.layers.1.self_attn.k_proj.weight";

@@ -52,17 +52,30 @@ fn purpose(plan: &Plan, all: &[Launches], source: &Source, d: Diag) -> Diag {
 /// A text and an architecture.
 pub type Key = (Arc<Source>, String);
 
-/// What ranks launch on devices of an architecture.
+/// What ranks launch that run code for one architecture on devices of another.
 ///
 /// # Errors
-/// `cuda-limit` if it can launch something of it not at all.
-fn launches(plan: &Plan, programs: &[Program], arch: &str) -> Result<Vec<Launches>> {
-    let limits = Limits::of(arch);
-    let all: Vec<Launches> = programs.iter().map(|p| cuda::program(p, &limits)).collect();
+/// `cuda-limit` if these can launch something of it not at all.
+fn launches(plan: &Plan, programs: &[Program], code: &str, device: &str) -> Result<Vec<Launches>> {
+    let (made, limits) = (Limits::of(code), Limits::of(device));
+    let all: Vec<Launches> = programs.iter().map(|p| cuda::program(p, &made)).collect();
     for l in all.iter().flatten().flatten().flatten() {
         limits.check(l).map_err(|d| purpose(plan, &all, &l.source, d))?;
     }
     Ok(all)
+}
+
+/// What ranks launch on devices of an architecture: what the plan's own code is for, if the devices run it and
+/// can launch it, as there may be no compiler.
+fn launched(
+    plan: &Plan,
+    programs: &[Program],
+    device: &str,
+    own: Option<&kept::Own>,
+) -> Result<Vec<Launches>> {
+    let archs = own.map(|own| own.archs(device)).unwrap_or_default();
+    let of = |code: &String| launches(plan, programs, code, device).ok();
+    archs.iter().find_map(of).map_or_else(|| launches(plan, programs, device, device), Ok)
 }
 
 /// Calls `one` for every text and architecture, on several threads.
@@ -91,8 +104,7 @@ pub fn made_for(
     arch: &str,
     own: Option<&kept::Own>,
 ) -> Result<(Vec<Launches>, Code)> {
-    let least = own.map_or_else(|| arch.to_string(), |own| own.arch(arch));
-    let mut all = BTreeMap::from([(arch.to_string(), launches(plan, programs, &least)?)]);
+    let mut all = BTreeMap::from([(arch.to_string(), launched(plan, programs, arch, own)?)]);
     let made = each(plan, &all, |source, arch| kept::find(source, arch, own))?;
     let code = made.into_iter().map(|((source, _), code)| (source, code)).collect();
     Ok((all.remove(arch).unwrap_or_default(), code))
@@ -117,9 +129,9 @@ pub fn open(
     let archs: Vec<String> = devices.iter().map(|d| d.arch()).collect::<Result<_>>()?;
     let own = dir.map(plan_dir::device_code).transpose()?;
     // Ranks launch the same wherever they are: what the least of the devices can.
-    let least = archs.iter().min_by_key(|a| Limits::of(a).shared).map_or("", |a| a);
-    let least = own.as_ref().map_or_else(|| least.to_string(), |own| own.arch(least));
-    let launches = launches(plan, programs, &least)?;
+    let can = |a: &&String| (Limits::of(a).shared, Limits::of(a).groups);
+    let least = archs.iter().min_by_key(can).map_or("", |a| a);
+    let launches = launched(plan, programs, least, own.as_ref())?;
     let distinct = archs.iter().map(|a| (a.clone(), launches.clone())).collect();
     let made = each(plan, &distinct, |source, arch| kept::find(source, arch, own.as_ref()))?;
     let code = |arch: &String| -> Code {
@@ -140,7 +152,7 @@ pub fn compile(plan: &Plan, archs: &BTreeSet<String>) -> Result<BTreeMap<Key, Ve
     let ranks = 0..plan.module.mesh.ranks();
     let programs: Vec<Program> =
         ranks.map(|r| shardc_codegen::program(plan, r)).collect::<Result<_>>()?;
-    let of = |arch: &String| Ok((arch.clone(), launches(plan, &programs, arch)?));
+    let of = |arch: &String| Ok((arch.clone(), launches(plan, &programs, arch, arch)?));
     let all = archs.iter().map(of).collect::<Result<_>>()?;
     each(plan, &all, |source, arch| kept::find(source, arch, None))
 }
@@ -153,4 +165,52 @@ pub fn write(made: &BTreeMap<Key, Vec<u8>>, dir: &Path) -> Result<()> {
     let folder = dir.join(FOLDER);
     made.iter().try_for_each(|((source, arch), code)| kept::put(source, arch, code, &folder))?;
     plan_dir::reseal(dir)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::flags::Flags;
+
+    /// Code for sm_80 runs on sm_89, which has less shared memory: launches of wide heads are made for it.
+    #[test]
+    fn a_device_launches_what_it_can() {
+        let dir = std::env::temp_dir().join(format!("shardc-launched-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).expect("a folder");
+        let config = serde_json::json!({
+            "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_act": "silu",
+            "hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 1,
+            "num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 256, "vocab_size": 128,
+            "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "rope_theta": 1e4,
+            "tie_word_embeddings": false, "torch_dtype": "bfloat16",
+        });
+        let file = dir.join("config.json");
+        std::fs::write(&file, config.to_string()).expect("a file");
+        let flags = Flags {
+            global_batch: Some(1),
+            seq: Some(32),
+            dtype: Some("bf16".into()),
+            ..Flags::default()
+        };
+        let o = flags.options().expect("options");
+        let plan = crate::compile(&file, &o, &mut |_, _| {}).expect("a plan").stored.plan;
+        std::fs::remove_dir_all(&dir).expect("removed");
+        let programs = [shardc_codegen::program(&plan, 0).expect("a program")];
+        let most = |all: &[Launches]| {
+            let shared = all.iter().flatten().flatten().flatten().map(|l| l.shared);
+            shared.max().expect("launches")
+        };
+        let own = |arch: &str| kept::Own {
+            hashes: BTreeMap::from([(format!("attention-{arch}-0.cubin"), String::new())]),
+            ..kept::Own::default()
+        };
+        let made = |device: &str, arch: &str| {
+            most(&launched(&plan, &programs, device, Some(&own(arch))).expect("launches"))
+        };
+        let limit = Limits::of("sm_89").shared;
+        assert!(made("sm_80", "sm_80") > limit);
+        assert!(made("sm_89", "sm_80") <= limit);
+        // Hopper's own products take more than those that its plain code has.
+        assert!(made("sm_90a", "sm_90a") >= made("sm_90a", "sm_90"));
+    }
 }

@@ -179,7 +179,8 @@ KERNEL void __launch_bounds__(THREADS, BLOCKS) attention(const Params p) {
             top[h] = max_lanes<4>(top[h]);
             // Where nothing was seen yet, any finite base gives weights 0.
             base[h] = top[h] == minus_infinity() ? 0.0f : top[h] * unit;
-            shrink[h] = exp2_fast(most[h] * unit - base[h]);
+            // Exactly 1, which the rounded product may miss: it would be multiplied by for every tile.
+            shrink[h] = most[h] == top[h] ? 1.0f : exp2_fast(most[h] * unit - base[h]);
             most[h] = top[h];
             sum[h] *= shrink[h];
         }
@@ -201,7 +202,7 @@ KERNEL void __launch_bounds__(THREADS, BLOCKS) attention(const Params p) {
             }
 #endif
         }
-        // Mostly the largest stays what it was.
+        // Where the largest stays what it was in all rows of the warp, so do the sums.
         if (__any_sync(ALL_LANES, shrink[0] != 1.0f || shrink[1] != 1.0f)) {
             #pragma unroll
             for (int i = 0; i < VALUE_WIDTH / 8; i++) {

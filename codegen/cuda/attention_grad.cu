@@ -183,7 +183,9 @@ DEVICE void gradients(const Params& p) {
         row_delta[h] = there ? p.delta[at(p.delta_stride, b, row + r, row_head)] : 0.0f;
     }
 
-    // Scores in units of log 2; what is left of their scale the results are multiplied by at the end.
+    // Scores in units of log 2; the results are multiplied by their scale at the end, but for f16: without it,
+    // gradients of scores are larger than an f16 may be.
+    const bool LATE = sizeof(ELEM) == 4 || IS_BF16<ELEM>;
     const float scale = (float)p.scale, cap = (float)p.softcap, unit = (CAPPED ? cap : scale) * LOG2_E;
     #pragma unroll
     for (int h = 0; h < 2; h++) row_lse[h] *= LOG2_E;
@@ -248,6 +250,7 @@ DEVICE void gradients(const Params& p) {
 #endif
                 s[j][e] = w[j][e] * (s[j][e] - delta);
                 if (CAPPED) s[j][e] *= slope;
+                if (!LATE) s[j][e] *= scale;
 #if DROPS
                 w[j][e] *= kept;
 #endif
@@ -277,7 +280,7 @@ DEVICE void gradients(const Params& p) {
     #pragma unroll
     for (int j = 0; j < WIDTH / 8 / SPLIT; j++) {
         #pragma unroll
-        for (int e = 0; e < 4; e++) made[j][e] *= scale;
+        for (int e = 0; e < 4; e++) made[j][e] *= LATE ? scale : 1.0f;
     }
     const i64 place = row + first;
     if (KEYS) {

@@ -565,29 +565,22 @@ DEVICE void sum_rows(float (&acc)[N][4], const float (&w)[K][4],
     }
 }
 
-// Rounds a result of the warp to rows of memory, `stride` apart, the elements `step` apart, as far as
-// they are there. With Aligned, pairs are adjacent and begin at multiples of two elements.
-// With Add, it is added to what is there.
-template <bool Aligned, bool Add = false, int N, class T>
-DEVICE void store_rows(const float (&acc)[N][4], T* to, i64 stride, int rows, int width,
-                       i64 step = 1) {
+// Rounds a result of the warp to rows of memory, `stride` apart, as far as they are there. With Aligned, pairs
+// begin at multiples of two elements.
+template <bool Aligned, int N, class T>
+DEVICE void store_rows(const float (&acc)[N][4], T* to, i64 stride, int rows, int width) {
     #pragma unroll
     for (int n = 0; n < N; n++) {
         #pragma unroll
         for (int e = 0; e < 4; e += 2) {
             const int r = row_of(e), c = col_of(n, e);
             if (r >= rows || c >= width) continue;
-            T* at = to + r * stride + c * step;
-            float x = acc[n][e], y = acc[n][e + 1];
-            if (Add) {
-                x += number(at[0]);
-                if (c + 1 < width) y += number(at[step]);
-            }
+            T* at = to + r * stride + c;
             if (Aligned) {
-                assign_pair(at, x, y);
+                assign_pair(at, acc[n][e], acc[n][e + 1]);
             } else {
-                assign(at[0], x);
-                if (c + 1 < width) assign(at[step], y);
+                assign(at[0], acc[n][e]);
+                if (c + 1 < width) assign(at[1], acc[n][e + 1]);
             }
         }
     }

@@ -3,7 +3,8 @@
 // Bytes: out once; a once per TILE_N columns and b once per TILE_M rows, mostly from the L2 cache.
 // Launch: ceil(m / TILE_M) x ceil(n / TILE_N) x batches blocks (see
 // place_in_bands) of 32 WARPS_M WARPS_N threads; the
-// shared memory of STAGES tiles of each operand.
+// shared memory of STAGES tiles of each operand, or of the
+// tile of the result in f32 if that is more.
 //
 // Defined before: those of product.cuh; BATCHES and SUMS, the numbers of loops; if THEN is, the struct
 // of what becomes of the result, which is not written then.

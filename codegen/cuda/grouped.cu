@@ -8,7 +8,8 @@
 // of no expert are not touched. Launch, of 32 WARPS_M WARPS_N threads (see
 // place_in_bands): the tiles of rows that
 // there may be in a buffer x ceil(n / TILE_N) x groups * shards, or ceil(m / TILE_M) x ceil(n / TILE_N) x
-// experts of all groups; the shared memory of STAGES tiles of each operand.
+// experts of all groups; the shared memory of STAGES tiles of each operand, or of the
+// tile of the result in f32 if that is more.
 //
 // Defined before: those of product.cuh; of b, B_ALONG_K says which of both forms of w it is.
 #include "product.cuh"

@@ -20,6 +20,7 @@ const bool GROUPS = for_groups<TILE>(A_COLS) && for_groups<TILE>(B_COLS);
 // No other block of the multiprocessor computes while this one waits; tiles are copied so many pieces ahead.
 const bool ALONE = BLOCKS == 1;
 const int AHEAD = GROUPS && ALONE ? STAGES - 2 : STAGES - 1;
+static_assert(AHEAD >= 1, "a tile is copied while another is used");
 typedef Tile<TILE, A_ALONG_K ? TILE_M : TILE_K, A_COLS, GROUPS> ATile;
 typedef Tile<TILE, B_ALONG_K ? TILE_N : TILE_K, B_COLS, GROUPS> BTile;
 const int ACROSS = GROUPS ? 1 : WARPS_N, ROWS = TILE_M * ACROSS / (WARPS_M * WARPS_N);
@@ -221,7 +222,7 @@ struct Stored {
 template <class Then>
 DEVICE void take_tile(const Sums& acc, const Then& then, int m, int n) {
     DYNAMIC_SHARED(float, staged);
-    // Two rows of a warp's, four apart, lie in different banks.
+    // The four rows that half a warp writes to at once lie in different banks.
     const int LD = TILE_N + 8;
     // What is multiplied lies there still.
     __syncthreads();

@@ -47,14 +47,13 @@ pub struct Own {
 }
 
 impl Own {
-    /// The architecture whose launches a device with this one makes: that of the plan's code which it runs,
-    /// else its own.
-    pub fn arch(&self, device: &str) -> String {
+    /// The architectures of the plan's code that a device with this one runs, the best first.
+    pub fn archs(&self, device: &str) -> Vec<String> {
         let has = |arch: &String| {
             let of = |name: &String| name.rsplit('-').nth(1) == Some(arch);
             self.hashes.keys().any(of)
         };
-        run_by(device).into_iter().find(has).unwrap_or_else(|| device.to_string())
+        run_by(device).into_iter().filter(has).collect()
     }
 
     /// A file of it, as the plan states it.
@@ -227,7 +226,7 @@ mod tests {
                 // Without a compiler of CUDA, what is in no plan is not found at all.
                 let got = find(&source, arch, Some(&own)).ok();
                 assert_eq!(got, want.and_then(found), "{arch} of {archs:?}");
-                assert_eq!(own.arch(arch), want.unwrap_or(arch), "{arch} of {archs:?}");
+                assert_eq!(own.archs(arch).first().map(|a| &**a), want, "{arch} of {archs:?}");
             }
             std::fs::remove_dir_all(&own.dir).expect("removed");
         }

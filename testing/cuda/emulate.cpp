@@ -355,8 +355,8 @@ void emulated::copies_end(size_t left) {
     for (size_t& g : f->groups) g -= n;
 }
 
-// ---- Products by groups. They read shared memory by the descriptors of their operands alone, as it
-// was shown to them, and as late as they may: sums are NaN until then.
+// ---- Products by groups. They read shared memory by the descriptors of their operands alone, as it was shown
+// to them, as soon or as late as they may: sums are NaN until they are waited for.
 
 namespace emulated {
 
@@ -459,8 +459,14 @@ unsigned shared_address(const void* at) { return emulated::address(at); }
 void show_groups() { me()->showing = true; }
 void group_begin() { me()->begun = true; }
 void group_begun() {
-    me()->times.push_back(me()->products.size());
-    me()->begun = false;
+    Fiber* me = emulated::me();
+    const size_t before = me->times.empty() ? 0 : me->times.back(), now = me->products.size();
+    me->times.push_back(now);
+    me->begun = false;
+    // Either at once, or when they are waited for: where copies come late, products read early.
+    if (emulated::mine()->reversed) return;
+    emulated::meet();
+    for (size_t i = before; i < now; i++) emulated::multiply(me->products[i]);
 }
 // Sums that products under way still add to are no numbers until all of these have ended.
 void emulated::group_wait(size_t left) {
@@ -471,7 +477,7 @@ void emulated::group_wait(size_t left) {
     }
     if (me->times.size() <= left) return;
     const size_t times = me->times.size() - left, n = me->times[times - 1];
-    for (size_t i = 0; i < n; i++) multiply(me->products[i]);
+    for (size_t i = 0; i < n && mine()->reversed; i++) multiply(me->products[i]);
     me->products.erase(me->products.begin(), me->products.begin() + n);
     me->times.erase(me->times.begin(), me->times.begin() + times);
     for (size_t& t : me->times) t -= n;

@@ -1,8 +1,8 @@
 // Runs kernels written in CUDA C++ on the CPU, for tests of their numbers: one fiber per thread, a
 // block after the other. What is checked beside results: accesses outside of an allocation (with the
 // address sanitizer), barriers that not all threads reach, and, by running threads in the opposite
-// order, results that depend on their order. Asynchronous copies happen as late as they may, in the
-// opposite order at once.
+// order, results that depend on their order. Asynchronous copies happen as late as they may, and products by
+// groups at once; in the opposite order it is the other way round.
 //
 // Kernels use the helpers of device.cuh only; those that stand for instructions are here. What is the
 // same for all kernels is compiled once, in emulate.cpp, and this file includes little: some hundred

@@ -144,9 +144,12 @@ fn launch(k: &Gemm, epilogue: Option<&Then>, limits: &Limits) -> Vec<Launch> {
     if limits.groups && t.elem().half().is_some() {
         t.alone = true;
         let busy = tiles(&t).into_iter().fold(1, usize::saturating_mul) >= limits.multiprocessors;
-        let moved = epilogue.map_or(k.out.elem.bytes(), then::bytes);
+        let times = if k.accumulate { 2 } else { 1 };
+        let moved = epilogue.map_or(times * k.out.elem.bytes(), then::bytes);
+        // Columns that are not there are multiplied, too.
+        let padded = 20 * k.n.next_multiple_of(256) > 21 * k.n.next_multiple_of(128);
         let depth = k.sum.iter().fold(k.k, |all, n| all.saturating_mul(*n));
-        t.alone = busy && depth >= limits.depth * moved;
+        t.alone = busy && !padded && depth >= limits.depth * moved;
     }
     let grid = row(tiles(&t));
     if grid.contains(&0) {

@@ -309,6 +309,17 @@ fn initial_values_do_not_depend_on_the_slice() {
     assert_eq!(part, want);
     let mean_square = all.iter().map(|x| f64::from(x * x)).sum::<f64>() / all.len() as f64;
     assert!((mean_square.sqrt() / 0.02 - 1.0).abs() < 0.05, "{mean_square}");
+    // Of more than a thread draws at once, from the middle of rows on.
+    let large =
+        Weight { tensor_shape: vec![40, 5, 700], shape: vec![40, 5, 700], ..w(Init::Normal(1.0)) };
+    let mut many = vec![0.0; 39 * 5 * 699];
+    init(&large, &[1..40, 0..5, 1..700], 3, &mut many).unwrap();
+    for (i, x) in many.iter().enumerate().step_by(97) {
+        let (a, b, c) = (1 + i / (5 * 699), i / 699 % 5, 1 + i % 699);
+        let mut one = [0.0];
+        init(&large, &[a..a + 1, b..b + 1, c..c + 1], 3, &mut one).unwrap();
+        assert_eq!(*x, one[0], "{i}");
+    }
     init(&w(Init::Ones), &[10..15, 40..47], 3, &mut part).unwrap();
     assert_eq!(part, [1.0; 35]);
     assert_eq!(init(&normal, &[0..65, 0..1], 3, &mut [0.0; 65]).unwrap_err().code, "slice");

@@ -1,6 +1,8 @@
-//! Runs launches on a CUDA device, where there is one: what `emulator` does without.
+//! Runs launches on a CUDA device, where there is one, beside the emulator.
 
+use super::emulator::AS_SM_90A;
 use cudarc::driver::{result, sys};
+use shardc_codegen::cuda::limits::Limits;
 use shardc_codegen::nvrtc;
 use shardc_ir::launch::{Launch, SCRATCH, Source, Word};
 use std::collections::HashMap;
@@ -25,18 +27,17 @@ unsafe impl Send for Device {}
 // SAFETY: as above; the table is behind a lock.
 unsafe impl Sync for Device {}
 
-/// The device, if there is a driver.
+/// The first device, if there is one.
 pub fn here() -> Option<&'static Device> {
     static DEVICE: OnceLock<Option<Device>> = OnceLock::new();
     let open = || {
         use sys::CUdevice_attribute_enum as Is;
         // SAFETY: looks for the library by name; the device that is asked exists.
         unsafe {
-            if !sys::is_culib_present() {
+            if !sys::is_culib_present() || result::init().is_err() {
                 return None;
             }
-            result::init().expect("a driver that starts");
-            let device = result::device::get(0).expect("a driver that has a device");
+            let device = result::device::get(0).ok()?;
             let context = result::primary_ctx::retain(device).expect("a context");
             let number = |a| result::device::get_attribute(device, a).expect("a number");
             let major = number(Is::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR);
@@ -85,11 +86,18 @@ impl Drop for Memory {
 }
 
 impl Device {
+    /// Whether it can run these launches: it has their shared memory, and groups of warps if they are to multiply.
+    pub fn can(&self, launches: &[Launch]) -> bool {
+        let limits = Limits::of(&self.archs[0]);
+        let groups = |l: &Launch| l.source.text.starts_with(AS_SM_90A);
+        launches.iter().all(|l| limits.check(l).is_ok() && (limits.groups || !groups(l)))
+    }
+
     fn module(&self, source: &Arc<Source>) -> sys::CUmodule {
         let mut known = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
         let made = *known.entry(source.clone()).or_insert_with(|| {
             // Texts that are to be those of groups of warps say so; all others show what older ones do.
-            let groups = source.text.starts_with(super::emulator::AS_SM_90A);
+            let groups = source.text.starts_with(AS_SM_90A);
             let made = nvrtc::compile(source, &self.archs[usize::from(!groups)]);
             let code = made.unwrap_or_else(|d| panic!("{}", d.render())).cubin;
             // SAFETY: an ELF file, as the compiler makes them.

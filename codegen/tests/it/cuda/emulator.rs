@@ -1,5 +1,5 @@
 //! Runs launches on the CPU: a C++ compiler makes a program of a kernel's text and `emulate.h`, and
-//! that runs the launches on a file of memory. Where there is a device, they run there instead.
+//! that runs the launches on a file of memory. Where there is a device, some of them run there instead.
 
 use super::device;
 use shardc_codegen::cuda::HEADERS;
@@ -32,13 +32,8 @@ pub fn modes(text: &str) -> Vec<Mode> {
     [Mode::Plain, Mode::Reversed].into_iter().chain(sanitized).collect()
 }
 
-/// Whether launches run here: on a device, or on the CPU.
-pub fn runs() -> bool {
-    device::here().is_some() || compiler().is_some()
-}
-
 /// The C++ compiler, if there is one.
-fn compiler() -> Option<&'static str> {
+pub fn compiler() -> Option<&'static str> {
     static FOUND: OnceLock<bool> = OnceLock::new();
     let runs = || Command::new("g++").arg("--version").output().is_ok_and(|o| o.status.success());
     FOUND.get_or_init(runs).then_some("g++")
@@ -77,7 +72,10 @@ pub fn run(launches: &[Launch], memory: &mut [Vec<u8>], mode: Mode) -> u64 {
         let arch = if l.source.text.starts_with(AS_SM_90A) { "sm_90a" } else { "sm_80" };
         Limits::of(arch).check(l).unwrap_or_else(|d| panic!("{d}"));
     }
-    if let Some(device) = device::here() {
+    // In the first of the modes, a device runs them instead; races and what is read where nothing is are the
+    // emulator's.
+    let device = device::here().filter(|d| mode == Mode::Plain && d.can(launches));
+    if let Some(device) = device {
         return device.run(launches, memory);
     }
     for l in launches {
@@ -142,7 +140,7 @@ fn build(source: &Source, sanitize: bool) -> PathBuf {
     let ours = ["emulate.h", "emulate.cpp", "run.cpp", "half.h"];
     let ours = ours.map(|f| std::fs::read_to_string(here.join(f)).unwrap());
     let mut hash = DefaultHasher::new();
-    (&source.text, &HEADERS, &ours, sanitize).hash(&mut hash);
+    (&source.text, &HEADERS, &ours, FLAGS, sanitize).hash(&mut hash);
     let stem = Path::new(source.file).file_stem().unwrap().to_string_lossy();
     let dir = Path::new(env!("CARGO_TARGET_TMPDIR"));
     let program = dir.join(format!("{stem}-{:016x}", hash.finish()));
@@ -178,11 +176,20 @@ fn runner(sanitize: bool) -> &'static [PathBuf; 2] {
     })
 }
 
+/// Words of a table of parameters are those of a kernel; a product and a sum are one instruction, as on devices.
+const FLAGS: [&str; 6] = [
+    "-std=c++17",
+    "-ffp-contract=fast",
+    "-fexpensive-optimizations",
+    "-fno-strict-aliasing",
+    "-march=native",
+    "-w",
+];
+
 /// The compiler with its flags.
 fn compile(sanitize: bool) -> Command {
     let mut command = Command::new(compiler().expect("looked for before"));
-    // Words of a table of parameters are those of a kernel.
-    command.args(["-std=c++17", "-w", "-fno-strict-aliasing", "-march=native", "-I"]);
+    command.args(FLAGS).arg("-I");
     command.arg(standin::sources());
     // Checks of null and of sizes are the address sanitizer's too; the compiler takes half as long
     // without them.

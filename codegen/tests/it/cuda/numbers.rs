@@ -6,6 +6,7 @@ use super::device;
 use super::emulator::{self, Mode};
 use shardc_codegen::cuda::launches;
 use shardc_codegen::cuda::limits::Limits;
+use shardc_ir::kernel::{Elem, Kernel};
 use shardc_ir::launch::{Launch, Source, Word};
 use shardc_ir::tensor::Tensor;
 use shardc_testing::{Tool, nightly, skip, taken};
@@ -25,7 +26,7 @@ fn run_as(
     (modes, limits): (&[Mode], Limits),
     change: fn(Launch, bool) -> Launch,
 ) {
-    if !emulator::runs() {
+    if emulator::compiler().is_none() {
         skip(Tool::Cpp, &format!("{text} would have been run on the CPU"));
         return;
     }
@@ -110,6 +111,18 @@ fn attention_in_f32() {
             "attention_grad[{scale}; mask=-19..0] {sizes}, f32[1,40,2], f32[1,40,2,8], f32[1,40,2], i32[40], i32[40]"
         ));
     }
+}
+
+/// Equal scores, which are large, have equal weights, in whichever tile of keys they are.
+#[test]
+fn attention_of_many_keys() {
+    let text = "attention[80.37; mask=full] f32[1,16,1,16], f32[1,4096,1,16], f32[1,4096,1,16], i32[16], i32[4096]";
+    let even = |args: &mut Vec<Tensor>| {
+        args[0] = Tensor::from_fn(&[1, 16, 1, 16], |_| 1.3);
+        args[1] = Tensor::from_fn(&[1, 4096, 1, 16], |_| 1.7);
+        args[2] = Tensor::from_fn(&[1, 4096, 1, 16], |i| if i[1] < 2048 { 0.0 } else { 2.0 });
+    };
+    run(text, &cases(text, even)[..1], &[Mode::Reversed]);
 }
 
 /// All, both sides, and chunks: forward and backward, also with products by groups.
@@ -396,6 +409,9 @@ fn products_in_bf16() {
     check("dot[mk,nk->mn] bf16[40,104], bf16[200,104]");
     check("dot[km,kn->nm] bf16[40,72], bf16[40,136]");
     check("dot[mk,kn->mn] bf16[33,67], bf16[67,35]");
+    // More steps than there are stages, twice over.
+    check("dot[mk,nk->mn] bf16[9,448], bf16[24,448]");
+    check("dot[mk,kn->mn] bf16[9,449], bf16[449,7]");
 }
 
 #[test]
@@ -415,24 +431,69 @@ fn products_by_groups() {
     check_groups("dot[mk,nk->mn] bf16[40,104], bf16[200,104]");
     check_groups("dot[km,kn->nm] bf16[140,72], bf16[140,136]");
     check_groups("dot[mk,kn->mn] bf16[33,67], bf16[67,35]");
+    check_groups("dot[mk,nk->mn] bf16[9,448], bf16[24,448]");
+    check_groups("dot[mk,kn->mn] bf16[9,449], bf16[449,7]");
     check_groups("grouped_dot bf16[2,2,150,40], i32[2,3,2], bf16[6,136,40]");
     check_groups("grouped_outer bf16[2,2,150,40], i32[2,3,2], bf16[2,2,150,136]");
+}
+
+/// Added to what is there, eight elements at once and one by one.
+#[test]
+fn products_that_are_added() {
+    for (text, width, limits) in [
+        ("dot[mk,kn->mn] f32[33,20], f32[20,40]", 8, Limits::of("sm_80")),
+        ("dot[mk,kn->mn] f32[33,20], f32[20,35]", 1, Limits::of("sm_80")),
+        ("dot[mk,kn->mn] bf16[33,24], bf16[24,40]", 8, Limits::of("sm_90a")),
+    ] {
+        if emulator::compiler().is_none() {
+            skip(Tool::Cpp, &format!("{text} would have been added to ones"));
+            continue;
+        }
+        let mut case = cases(text, |_| {}).swap_remove(0);
+        let Kernel::Gemm(k) = &mut case.kernel else { panic!("no product") };
+        (k.accumulate, k.out.elem) = (true, Elem::F32);
+        let mut memory = case.memory.clone();
+        let elements = k.m * k.n;
+        memory[2] = 1f32.to_le_bytes().repeat(elements);
+        let launches = launches(&case.kernel, &limits).expect("a written kernel");
+        assert!(launches[0].source.text.contains(&format!("#define WIDTH {width}\n")), "{text}");
+        let launches: Vec<Launch> = launches
+            .into_iter()
+            .map(|l| if limits.groups { with_groups(l, true) } else { l })
+            .collect();
+        assert_eq!(emulator::run(&launches, &mut memory, Mode::Plain), 0);
+        let added = numbers_of(&memory[2]);
+        case.memory[2] = vec![0; elements * 4];
+        let mut alone = case.memory.clone();
+        let Kernel::Gemm(k) = &mut case.kernel else { panic!("no product") };
+        k.accumulate = false;
+        let launches =
+            shardc_codegen::cuda::launches(&case.kernel, &Limits::of("sm_80")).expect("a kernel");
+        assert_eq!(emulator::run(&launches, &mut alone, Mode::Plain), 0);
+        for (x, y) in added.iter().zip(numbers_of(&alone[2])) {
+            assert!((x - y - 1.0).abs() < 1e-5 && y != 0.0, "{text}: {x} is not {y} and 1");
+        }
+    }
+}
+
+fn numbers_of(bytes: &[u8]) -> Vec<f32> {
+    bytes.chunks(4).map(|b| f32::from_le_bytes(b.try_into().expect("4 bytes"))).collect()
 }
 
 /// With as many steps as there are stages, one less, and more.
 #[test]
 fn products_by_blocks_that_are_alone() {
-    check_alone("dot[mk,nk->mn] bf16[140,256], bf16[40,256]");
-    check_alone("dot[km,kn->nm] bf16[392,264], bf16[392,40]");
-    check_alone("dot[mk,kn->mn] bf16[3,30], bf16[30,8]");
-    check_alone("dot[bmk,bkn->mn] bf16[3,70,72], bf16[3,72,40]");
-    check_alone("dot[mk,kn->mn] f16[33,192], f16[192,35]");
+    check_alone("dot[mk,nk->mn] bf16[140,256], bf16[136,256]");
+    check_alone("dot[km,kn->nm] bf16[392,136], bf16[392,24]");
+    check_alone("dot[mk,kn->mn] bf16[3,30], bf16[30,136]");
+    check_alone("dot[bmk,bkn->mn] bf16[3,70,72], bf16[3,72,136]");
+    check_alone("dot[mk,kn->mn] f16[33,192], f16[192,135]");
 }
 
 /// A buffer that is too small is told, and nothing is written outside of it.
 #[test]
 fn rows_beyond_the_bound_are_told() {
-    if !emulator::runs() {
+    if emulator::compiler().is_none() {
         skip(Tool::Cpp, "route would have been run on a buffer that is too small");
         return;
     }
@@ -441,7 +502,7 @@ fn rows_beyond_the_bound_are_told() {
         index[0] = Tensor::from_fn(&[1, 33, 2], |i| if i[1] == 4 { 5.0 } else { 0.0 });
     })
     .swap_remove(0);
-    let shardc_ir::kernel::Kernel::Route(k) = &mut case.kernel else { panic!("no route") };
+    let Kernel::Route(k) = &mut case.kernel else { panic!("no route") };
     k.rows = 60;
     let mut memory = case.memory.clone();
     let status = emulator::run(
@@ -474,7 +535,7 @@ fn attention_that_sees_nothing() {
 /// What a block has left in variables of shared memory is not what the next one finds.
 #[test]
 fn shared_variables_are_no_numbers_at_first() {
-    if !emulator::runs() {
+    if emulator::compiler().is_none() {
         skip(Tool::Cpp, "a kernel that reads what it has not written would have been run");
         return;
     }
@@ -493,7 +554,7 @@ KERNEL void __launch_bounds__(32) leaves(const Params p) {
     let words = vec![Word::Address { operand: 0, byte: 0 }];
     let l =
         Launch { source, entry: "leaves".into(), grid: [3, 1, 1], threads: 32, shared: 0, words };
-    for mode in [Mode::Plain, Mode::Reversed] {
+    for mode in [Mode::Reversed, Mode::Plain] {
         let mut memory = vec![vec![0; 3 * 32 * 4]];
         assert_eq!(emulator::run(std::slice::from_ref(&l), &mut memory, mode), 0);
         let numbers = memory[0].chunks(4).map(|b| f32::from_le_bytes(b.try_into().unwrap()));

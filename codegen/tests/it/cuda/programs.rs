@@ -8,13 +8,14 @@ use shardc_codegen::{cuda, launch};
 use shardc_ir::func::{Func, Module, Value};
 use shardc_ir::group::launches;
 use shardc_ir::interp::{self, Precision};
-use shardc_ir::launch::Launch;
+use shardc_ir::launch::{Launch, Source};
 use shardc_ir::mesh::Mesh;
 use shardc_ir::rng::Stream;
 use shardc_ir::tensor::Tensor;
 use shardc_ir::text;
 use shardc_ir::types::DType;
 use shardc_testing::{Tool, skip};
+use std::sync::Arc;
 
 /// Rows and elements of a program.
 type Size = (usize, usize);
@@ -105,14 +106,29 @@ struct Ready {
     home: Vec<usize>,
 }
 
-fn ready(p: &Program, size: Size) -> Ready {
+/// What products are launched as: for groups of warps, or by single ones.
+fn launched(limits: &Limits, all: Vec<Launch>) -> Vec<Launch> {
+    let of = |l: Launch| match limits.groups && l.source.file == "gemm.cu" {
+        true => {
+            let Source { file, text } = &*l.source;
+            let text = format!("{}{text}", emulator::AS_SM_90A);
+            Launch { source: Arc::new(Source { file, text }), ..l }
+        }
+        false => l,
+    };
+    all.into_iter().map(of).collect()
+}
+
+fn ready(p: &Program, size: Size, limits: &Limits) -> Ready {
     let (mesh, f) = (Mesh::default(), function(p.text, size));
     let args = draw(&f, size.1);
     let wide: Vec<Vec<Tensor>> = args.iter().map(|t| vec![t.clone()]).collect();
     let want = interp::call(&mesh, &f, &wide, Precision::F64).unwrap_or_else(|e| panic!("{e}"));
     let made = launches(&f);
-    let of =
-        |x: &_| cuda::launches(&launch(&mesh, &f, x, &[]).unwrap(), &Limits::of("sm_80")).unwrap();
+    let of = |x: &_| {
+        let made = cuda::launches(&launch(&mesh, &f, x, &[]).unwrap(), limits).unwrap();
+        launched(limits, made)
+    };
     let number = |name: &str| {
         let named = |v: &usize| f.name(Value(*v as u32)).to_string() == format!("%{name}");
         (0..f.values.len()).find(named).unwrap_or_else(|| panic!("no %{name}"))
@@ -169,12 +185,23 @@ impl Ready {
 
 /// Runs a program at these sizes, all as one text.
 fn check(text: &str, place: &[(&str, &str)], sizes: &[Size]) {
-    if !emulator::runs() {
+    check_for(&Limits::of("sm_80"), text, place, sizes);
+}
+
+/// The same for groups of warps, with two blocks on a multiprocessor and with one.
+fn check_groups(text: &str, place: &[(&str, &str)], sizes: &[Size]) {
+    let groups = Limits::of("sm_90a");
+    let alone = Limits { multiprocessors: 1, depth: 0, ..groups.clone() };
+    [groups, alone].iter().for_each(|limits| check_for(limits, text, place, sizes));
+}
+
+fn check_for(limits: &Limits, text: &str, place: &[(&str, &str)], sizes: &[Size]) {
+    if emulator::compiler().is_none() {
         skip(Tool::Cpp, &format!("{text} would have been run on the CPU"));
         return;
     }
     let p = Program { text, place };
-    let mut all: Vec<Ready> = sizes.iter().map(|&s| ready(&p, s)).collect();
+    let mut all: Vec<Ready> = sizes.iter().map(|&s| ready(&p, s, limits)).collect();
     cuda::join(all.iter_mut().flat_map(|r| &mut r.launches).flatten());
     for mode in emulator::modes(text) {
         all.iter().for_each(|r| r.check(mode));
@@ -382,7 +409,8 @@ fn several_updates() {
     let place = [("q.1", "h"), ("r.1", "r")];
     check(&plain, &place, &SIZES);
     for size in SIZES {
-        let made = ready(&Program { text: &plain, place: &place }, size).launches;
+        let made =
+            ready(&Program { text: &plain, place: &place }, size, &Limits::of("sm_80")).launches;
         assert_eq!(made.iter().map(Vec::len).collect::<Vec<_>>(), [1], "{size:?}");
     }
     let folded = format!(
@@ -469,16 +497,20 @@ pub const RESIDUAL: &str =
 #[test]
 fn biases_and_activations_of_products() {
     check(BIAS, &[], &PRODUCTS);
+    check_groups(BIAS, &[], &[(20, 136), (20, 135)]);
 }
 
 #[test]
 fn swiglu_and_its_gradient_of_products() {
     check(SWIGLU, &[("v", "g"), ("h", "u")], &PRODUCTS);
+    let half = SWIGLU.replace("f32", "bf16");
+    check_groups(&half, &[("v", "g"), ("h", "u")], &[(20, 136)]);
 }
 
 #[test]
 fn residuals_and_casts_of_products() {
     check(RESIDUAL, &[("z", "r")], &PRODUCTS);
+    check_groups(RESIDUAL, &[("z", "r")], &[(20, 136)]);
 }
 
 /// Several loops over results, and columns of the result that are rows of the product.

@@ -199,7 +199,7 @@ fn products_of_blocks_that_are_alone_fit() {
         "dot[mk,kn->mn] bf16[130,72], bf16[72,136]",
         "dot[mk,nk->mn] bf16[130,72], bf16[136,72]",
         "dot[km,kn->mn] bf16[72,136], bf16[72,136]",
-        "dot[mk,kn->mn] f16[33,67], f16[67,35]",
+        "dot[mk,kn->mn] f16[33,67], f16[67,135]",
     ] {
         let kernel = kernel(text);
         check_alone(text, |l| launches(&kernel, l).expect("a written kernel"));

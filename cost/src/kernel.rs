@@ -187,6 +187,19 @@ mod tests {
         Device::named("h100-sxm").expect("known")
     }
 
+    fn causal() -> Attention {
+        Attention {
+            rows: 4.0,
+            heads: 32.0,
+            queries: 8192.0,
+            keys: 8192.0,
+            width: 128.0,
+            values: 128.0,
+            seen: 0.5,
+            computed: 0.5,
+        }
+    }
+
     #[test]
     fn a_large_product_reaches_the_share_of_the_peak_and_small_ones_less() {
         let d = h100();
@@ -236,16 +249,7 @@ mod tests {
         assert!((of(&d, 1e9) - of(&d, 0.0) - 1e-3).abs() < 1e-9);
         assert_eq!(g.seconds(&d, p), g.seconds(&plain, p));
         let slow = Device { backward: Some(0.425), ..plain.clone() };
-        let a = Attention {
-            rows: 4.0,
-            heads: 32.0,
-            queries: 8192.0,
-            keys: 8192.0,
-            width: 128.0,
-            values: 128.0,
-            seen: 0.5,
-            computed: 0.5,
-        };
+        let a = causal();
         let time = |d: &Device| a.seconds(d, 0.5, p).expect("bf16");
         assert_eq!(time(&slow).0, time(&plain).0);
         let kernel = plain.fit.kernel.value;
@@ -255,16 +259,7 @@ mod tests {
     #[test]
     fn causal_attention_is_half_the_work_and_few_blocks_are_slow() {
         let d = h100();
-        let a = Attention {
-            rows: 4.0,
-            heads: 32.0,
-            queries: 8192.0,
-            keys: 8192.0,
-            width: 128.0,
-            values: 128.0,
-            seen: 0.5,
-            computed: 0.5,
-        };
+        let a = causal();
         let whole = Attention { seen: 1.0, computed: 1.0, ..a };
         assert_eq!(2.0 * a.flops(), whole.flops());
         // What is computed beside what counts takes time, and so does weighing scores.

@@ -4,6 +4,7 @@ use super::cases::kernel;
 use shardc_codegen::cuda::launches;
 use shardc_codegen::cuda::limits::Limits;
 use shardc_ir::diag::Exit;
+use shardc_ir::kernel::Kernel;
 
 /// Every architecture that a table of limits tells from others, and one that is not known.
 const ARCHS: [&str; 6] = ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_120", "sm_999"];
@@ -116,4 +117,34 @@ fn heads_too_wide_are_refused() {
     let named: Vec<&str> = named.map(str::trim).collect();
     assert!(named.contains(&"sm_90"), "{said}");
     named.iter().for_each(|arch| check(arch).unwrap_or_else(|d| panic!("{d}")));
+}
+
+/// Blocks have a multiprocessor to themselves on Hopper where there is a tile for each, no more than a twentieth of
+/// the columns is not there, and the sum is long for what an element of the result moves.
+#[test]
+fn blocks_are_alone_where_that_is_faster() {
+    let alone = |text: &str, arch: &str, added: bool| {
+        let mut kernel = kernel(text);
+        let Kernel::Gemm(k) = &mut kernel else { panic!("no product: {text}") };
+        k.accumulate = added;
+        let made = launches(&kernel, &Limits::of(arch)).expect("a written kernel");
+        let text = &made[0].source.text;
+        // Elements begin at multiples of 8 in all of these.
+        assert!(text.contains("#define WIDTH 8\n"), "{text}");
+        text.contains("#define BLOCKS 1\n")
+    };
+    let long = "dot[mk,nk->mn] bf16[16384,2048], bf16[8192,2048]";
+    assert!(alone(long, "sm_90a", false));
+    assert!(!alone(long, "sm_90", false) && !alone(long, "sm_80", false));
+    for (text, added) in [
+        // A short sum, and one that is short for a result that is read, too.
+        ("dot[mk,nk->mn] bf16[16384,1312], bf16[8192,1312]", false),
+        ("dot[mk,nk->mn] bf16[16384,2048], bf16[8192,2048]", true),
+        // 64 tiles; 896 columns of 1024; and no tensor cores.
+        ("dot[mk,nk->mn] bf16[1024,2048], bf16[2048,2048]", false),
+        ("dot[mk,nk->mn] bf16[65536,2048], bf16[896,2048]", false),
+        ("dot[mk,nk->mn] f32[16384,8192], f32[8192,8192]", false),
+    ] {
+        assert!(!alone(text, "sm_90a", added), "{text}, {added}");
+    }
 }

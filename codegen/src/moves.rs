@@ -79,12 +79,18 @@ pub(crate) fn narrow(l: &Layout, o: &Narrow) -> Kernel {
     Kernel::Copy(vec![copy(l, &l.lens(1), (&from, start), (&l.strides(1), 0))])
 }
 
-/// Elements of a dim from `start` of the result's, among zeros.
+/// Elements of a dim from `start` of the result's, among zeros; without those that have no place there.
 pub(crate) fn widen(l: &Layout, o: &Widen) -> Kernel {
-    let (mut to, dim) = (l.strides(1), dim_of(l, o.dim));
-    let start = o.start * to[dim];
+    let (from, mut to, dim) = (l.strides(0), l.strides(1), dim_of(l, o.dim));
+    let (mut lens, places) = (l.lens(0), l.lens(1)[dim]);
+    let [before, start] = [-o.start, o.start].map(|s| usize::try_from(s).unwrap_or(0));
+    lens[dim] = lens[dim].saturating_sub(before);
+    if o.step.0 == 1 {
+        lens[dim] = lens[dim].min(places.saturating_sub(start));
+    }
+    let first = [before * from[dim], start * to[dim]];
     to[dim] *= o.step.0;
-    let mut k = copy(l, &l.lens(0), (&l.strides(0), 0), (&to, start));
+    let mut k = copy(l, &lens, (&from, first[0]), (&to, first[1]));
     k.clear = Some(l.whole(1));
     Kernel::Copy(vec![k])
 }

@@ -274,6 +274,18 @@ impl Attr for usize {
     }
 }
 
+/// A number of elements, before or after.
+impl Attr for i64 {
+    const BARE: bool = false;
+    fn write(&self, _: &Mesh, out: &mut String) {
+        let _ = write!(out, "{self}");
+    }
+    fn read(text: &str, _: &AttrCx) -> Result<Self, String> {
+        let n = read_size(text.strip_prefix('-').unwrap_or(text))? as i64;
+        Ok(if text.starts_with('-') { -n } else { n })
+    }
+}
+
 /// A number that is not written where it is `N`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Usual<const N: usize>(pub usize);
@@ -319,12 +331,11 @@ pub struct Offset(pub Option<i64>);
 
 impl Attr for Offset {
     const BARE: bool = false;
-    fn write(&self, _: &Mesh, out: &mut String) {
-        let _ = write!(out, "{}", self.0.unwrap_or(0));
+    fn write(&self, mesh: &Mesh, out: &mut String) {
+        self.0.unwrap_or(0).write(mesh, out);
     }
-    fn read(text: &str, _: &AttrCx) -> Result<Self, String> {
-        let n = read_size(text.strip_prefix('-').unwrap_or(text))? as i64;
-        Ok(Offset(Some(if text.starts_with('-') { -n } else { n })))
+    fn read(text: &str, cx: &AttrCx) -> Result<Self, String> {
+        i64::read(text, cx).map(|n| Offset(Some(n)))
     }
     fn implied() -> Option<Self> {
         Some(Offset(None))

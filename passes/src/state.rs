@@ -13,6 +13,7 @@ use crate::options::{CpMode, Options, TpMode, TpSteps, Transport};
 use crate::overlap::overlap;
 use crate::precision::precision;
 use crate::rewrite::orders::orders;
+use crate::rewrite::shifts::shifts;
 use crate::rewrite::{RuleSet, rewrite};
 use crate::schedule;
 use crate::shard::annotate::annotate;
@@ -132,6 +133,7 @@ impl<'a> State<'a> {
 
     pub fn rewrite(&mut self) -> Changed {
         orders(&mut self.m.funcs[0]);
+        shifts(&mut self.m.funcs[0]);
         // Annotations are about the values that there are.
         if self.m.mesh.axes.is_empty() && self.m.funcs[0].annotations.is_empty() {
             rewrite(&mut self.m, RuleSet::Algebra)?;

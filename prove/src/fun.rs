@@ -176,6 +176,11 @@ pub enum Fun {
     Narrow(Places),
     Chunk(Chunk),
     Widen(Places),
+    /// Index i of a dim is index i + `start` of the operand, and 0 where there is none.
+    Shifted {
+        dim: usize,
+        start: i64,
+    },
     /// Along a dim.
     Concat(usize),
     /// Pairs are adjacent elements, or else halves.
@@ -286,6 +291,7 @@ impl Fun {
                 s += &format!("chunk[dim={dim}; start={start}; len={len} of {ways} times {own}]");
             }
             Fun::Widen(at) => s += &format!("widen[{at}]"),
+            Fun::Shifted { dim, start } => s += &format!("shifted[dim={dim}; start={start}]"),
             Fun::Concat(dim) => s += &format!("concat[dim={dim}]"),
             Fun::Rope { adjacent } => s += if *adjacent { "rope[adjacent]" } else { "rope" },
             Fun::Attention(c) => s += &scores("attention", c),

@@ -24,6 +24,7 @@ pub mod piece;
 pub mod product;
 pub mod reverse;
 pub mod ring;
+pub mod shift;
 mod show;
 pub mod term;
 pub mod textbook;

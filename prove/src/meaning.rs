@@ -5,6 +5,7 @@
 //! the plan.
 
 use crate::fun::{Cut, Fun, Pattern, Places, Real, Scores};
+use crate::local::law;
 use crate::number::Coef;
 use crate::product::Letter;
 use crate::ring::Around;
@@ -110,8 +111,14 @@ pub fn function(op: &Op, ins: &[&Type]) -> Result<Option<Fun>, String> {
         Op::Narrow(ops::Narrow { sizes: _, start, dim, step }) => {
             Fun::Narrow(places(ins, dim.0, *start, step.0)?)
         }
-        Op::Widen(ops::Widen { sizes: _, start, dim, step }) => {
-            Fun::Widen(places(ins, dim.0, *start, step.0)?)
+        Op::Widen(ops::Widen { sizes, start, dim, step }) => {
+            let (dim, step) = (along(ins, dim.0)?, step.0.max(1));
+            let (own, all) = (ins[0].dims[dim].size, sizes.0.first().map_or(0, |s| s.1));
+            let at = usize::try_from(*start).ok();
+            match at.filter(|&a| law::end(a, own, step).is_some_and(|end| end <= all)) {
+                Some(start) => Fun::Widen(Places { dim, start, step }),
+                None => Fun::Shifted { dim, start: -start },
+            }
         }
         Op::Concat(ops::Concat { sizes: _, dim }) => Fun::Concat(along(ins, dim.0)?),
         Op::Rope(ops::Rope { pairs }) => Fun::Rope { adjacent: *pairs == Pairs::Adjacent },
@@ -200,31 +207,6 @@ pub fn apply(
 /// The lemma of collectives but for shifts.
 const CHANGES_NOTHING: &str = "types: a collective changes no tensor";
 
-/// Index i of a dim of the result is index i + start of the operand, and 0 where there is none.
-fn shifted(s: &mut Store, x: Term, dim: usize, start: i64, shape: &[usize]) -> Term {
-    let of = s.shape(x).to_vec();
-    let inside = |i: i64| i.clamp(0, of[dim] as i64) as usize;
-    let taken = inside(start)..inside(start.saturating_add(shape[dim] as i64));
-    if taken.is_empty() {
-        return s.fill(Coef::ZERO, shape);
-    }
-    let mut part = of.clone();
-    part[dim] = taken.len();
-    let places = |start: usize| Places { dim, start, step: 1 };
-    let x = match part == of {
-        true => x,
-        false => called(s, &Fun::Narrow(places(taken.start)), &[x], &[part.clone()])[0],
-    };
-    match part == shape {
-        true => x,
-        false => {
-            // Where the operand's first element would be, or the first that is taken.
-            let at = (taken.start as i64 - start) as usize;
-            called(s, &Fun::Widen(places(at)), &[x], &[shape.to_vec()])[0]
-        }
-    }
-}
-
 fn taken_apart(
     s: &mut Store,
     mesh: &Mesh,
@@ -255,7 +237,8 @@ fn taken_apart(
             s.lemma(
                 "types: an exchange with a start takes a range of a dim, and places it among zeros",
             );
-            one(shifted(s, ins[0], along(types, dim.0)?, start, shape))
+            let f = Fun::Shifted { dim: along(types, dim.0)?, start };
+            one(s.apply(f, &ins[..1], 0, shape))
         }
         Op::AllToAllV(_) => {
             // Rows that the counts do not name are not defined in the result.

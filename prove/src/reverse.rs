@@ -401,6 +401,7 @@ impl At<'_> {
                 let back = match function(self.op, &self.types)? {
                     Some(Fun::Narrow(p)) => Fun::Widen(p),
                     Some(Fun::Widen(p)) => Fun::Narrow(p),
+                    Some(Fun::Shifted { dim, start }) => Fun::Shifted { dim, start: -start },
                     _other => return Err("elements of a dim".into()),
                 };
                 vec![Some(self.s.apply(back, &[g], 0, &shape))]

@@ -14,6 +14,7 @@
 //! | the sum over a letter that nobody has is a multiplication by its size | `product` |
 //! | a / b = a · (1 / b) | `apply` |
 //! | a reshape of a reshape is one; a reshape of a sum is a sum of reshapes | [`Store::reshape`] |
+//! | a shift of a dim takes a range of it and places it among zeros; shifts of shifts are one | `apply` |
 //! | Σ over microbatches is linear; of what does not depend on them it is a multiple | [`Store::fold`] |
 
 use crate::fun::Fun;
@@ -193,6 +194,9 @@ impl Store {
 
     /// Result `out` of a function.
     pub fn apply(&mut self, f: Fun, args: &[Term], out: u8, shape: &[usize]) -> Term {
+        if let Some(known) = self.of_shifts(&f, args, shape) {
+            return known;
+        }
         if let Some(known) = self.of_chunks(&f, args, out, shape) {
             return known;
         }

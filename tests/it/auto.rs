@@ -286,6 +286,83 @@ fn prices_are_said() {
     assert!(said(&["check", "toy.ir"]).contains("a microbatch takes"));
 }
 
+/// Two layers on floats, with rows of `b`, inputs, what is between, and outputs of these sizes. Values named with a
+/// layout are asked to have it.
+fn layers([b, h, f, o]: [usize; 4], asked: &[&str]) -> String {
+    let text = format!(
+        "func @model(
+  %up: f32[{f},{h}] param \"up.weight\" [normal=0.1],
+  %bias: f32[{f}] param \"up.bias\" [zeros],
+  %down: f32[{o},{f}] param \"down.weight\" [normal=0.1],
+  %x: f32[{b},{h}] input \"x\",
+  %y: f32[{b},{o}] input \"y\",
+) -> (f32[] sum \"loss\") {{
+ up:
+  %up_out = dot[bk,fk->bf] %x, %up : f32[{b},{f}]
+  %h = add[bf,f->bf] %up_out, %bias : f32[{b},{f}]
+ act:
+  %act = silu %h : f32[{b},{f}]
+ down:
+  %out = dot[bk,fk->bf] %act, %down : f32[{b},{o}]
+ loss:
+  %d = sub %out, %y : f32[{b},{o}]
+  %squares = dot[bf,bf->] %d, %d : f32[]
+  %loss = scale[0.00390625] %squares : f32[]
+  return %loss
+}}
+"
+    );
+    let line = |l: &str| {
+        let name = l.trim().split([' ', ':']).next().unwrap_or_default();
+        match l.strip_suffix(',') {
+            _ if !asked.contains(&name) => l.to_string(),
+            Some(l) => format!("{l} @(y,x),"),
+            None => format!("{l} @(y,x)"),
+        }
+    };
+    text.lines().map(|l| line(l) + "\n").collect()
+}
+
+/// On a square of ranks nobody has to say that products are those of a grid: what is chosen by price takes no longer
+/// than `--tp-mode 2d`, also if inputs and outputs must lie in the grid's layout.
+#[test]
+fn products_on_a_square_cost_no_more_than_in_2d() {
+    let lab = crate::lab::Lab::new("squares");
+    let step = |name: &str, text: String, flags: Flags| {
+        let file = lab.write(name, text);
+        let o = flags.options_for(&file).unwrap_or_else(|e| panic!("{e}"));
+        let o = Options { hardware: fast(), ..o };
+        let done = shardc::compile(&file, &o, &mut |_, _| {});
+        let plan = done.unwrap_or_else(|e| panic!("{e}")).stored.plan;
+        Prices::Generic(fast()).price(&plan, &[]).expect("a schedule").step
+    };
+    for sizes in [
+        [8192, 4096, 16384, 4096],
+        [512, 4096, 16384, 4096],
+        [65536, 1024, 4096, 1024],
+        [2048, 2048, 2048, 2048],
+    ] {
+        for q in [2, 4] {
+            let rows = Flags { global_batch: Some(sizes[0]), ..Flags::default() };
+            let grid = |steps: &str| Flags {
+                mesh: Some(format!("tp={}", q * q)),
+                tp_mode: Some("2d".into()),
+                tp_steps: Some(steps.into()),
+                shard: vec!["up=colwise".into(), "down=rowwise".into()],
+                ..rows.clone()
+            };
+            let by_hand = ["gathered", "summa"].map(|s| step("2d.ir", layers(sizes, &[]), grid(s)));
+            let least = by_hand[0].min(by_hand[1]);
+            for asked in [&[][..], &["%x", "%y", "%out"]] {
+                let mesh = format!("mesh [y={q}, x={q}]\n");
+                let flags = Flags { shard: vec!["auto".into()], ..rows.clone() };
+                let own = step("own.ir", mesh + &layers(sizes, asked), flags);
+                assert!(own <= least, "{sizes:?} on {q} x {q}, {asked:?}: {own} of {by_hand:?}");
+            }
+        }
+    }
+}
+
 /// Whatever a text asks for, the rows of all inputs are those of the same ranks.
 #[test]
 fn inputs_of_a_text_are_cut_alike() {

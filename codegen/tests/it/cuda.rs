@@ -4,6 +4,7 @@
 mod cases;
 mod device;
 mod emulator;
+mod exchanges;
 mod limits;
 mod numbers;
 mod programs;

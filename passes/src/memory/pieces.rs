@@ -105,6 +105,15 @@ fn by_birth(pieces: &[LiveRange]) -> Vec<usize> {
     offsets
 }
 
+/// A piece that has its place: all that is compared lies together, as most of a search's time is this.
+#[derive(Clone, Copy)]
+struct Placed {
+    offset: usize,
+    end: usize,
+    birth: usize,
+    death: usize,
+}
+
 /// A search for better offsets.
 struct Search<'a> {
     pieces: &'a [LiveRange],
@@ -115,7 +124,7 @@ struct Search<'a> {
     /// By [`NEAR`] of these: how many pieces are alive in them.
     near: Vec<usize>,
     /// And those of them that are placed, by offset.
-    placed_near: Vec<Vec<(usize, usize)>>,
+    placed_near: Vec<Vec<Placed>>,
     offsets: Vec<usize>,
     best: (usize, Vec<usize>),
     /// Comparisons that may still be made.
@@ -208,48 +217,48 @@ impl<'a> Search<'a> {
     /// Gives each piece, in this order, the lowest place that is free while it lives.
     fn lowest(&mut self, order: &[usize]) -> Option<usize> {
         // By offset.
-        let mut placed: Vec<usize> = vec![];
+        let mut placed: Vec<Placed> = vec![];
         self.placed_near.iter_mut().for_each(Vec::clear);
         for &i in order {
-            let (p, (from, to)) = (self.pieces[i], self.lives[i]);
-            let (first, last) = (from / NEAR, (to - 1) / NEAR);
+            let (LiveRange { birth, death, .. }, (from, to)) = (self.pieces[i], self.lives[i]);
+            let (size, first, last) = (self.pieces[i].size(), from / NEAR, (to - 1) / NEAR);
             let few: usize = match last - first < SPANS {
                 true => self.near[first..=last].iter().sum(),
                 false => usize::MAX,
             };
             let mut at = 0;
-            let mut passes = |q: &LiveRange, offset: usize| {
-                let meets = q.birth <= p.death && p.birth <= q.death;
-                if meets && offset < at + p.size() {
-                    at = at.max(offset + q.size());
+            // True if the piece fits below it; else it lies above it, if they meet.
+            let mut fits_below = |q: &Placed| {
+                if q.birth > death || birth > q.death {
+                    return false;
                 }
-                !meets || offset < at + p.size()
+                let below = q.offset >= at + size;
+                at = if below { at } else { at.max(q.end) };
+                below
             };
             if few < placed.len() / 2 {
                 // One list after the other, by offset; a piece may be in several.
                 let mut near = self.placed_near[first..=last].iter().map(Vec::as_slice);
                 let mut near: [&[_]; SPANS] = [(); SPANS].map(|()| near.next().unwrap_or(&[]));
-                let lowest = |near: &[&[(usize, usize)]]| {
-                    (0..SPANS).filter(|&k| !near[k].is_empty()).min_by_key(|&k| near[k][0].0)
+                let lowest = |near: &[&[Placed]]| {
+                    (0..SPANS).filter(|&k| !near[k].is_empty()).min_by_key(|&k| near[k][0].offset)
                 };
                 while let Some(k) = lowest(&near) {
-                    let (offset, q) = near[k][0];
-                    if !passes(&self.pieces[q], offset) {
+                    if fits_below(&near[k][0]) {
                         break;
                     }
                     near[k] = &near[k][1..];
                 }
                 self.pay(few)?;
             } else {
-                let found = placed.iter().position(|&q| !passes(&self.pieces[q], self.offsets[q]));
+                let found = placed.iter().position(fits_below);
                 self.pay(found.unwrap_or(placed.len()))?;
             }
             self.offsets[i] = at;
-            let before = placed.partition_point(|&q| self.offsets[q] <= at);
-            placed.insert(before, i);
-            for near in &mut self.placed_near[first..=last] {
-                let before = near.partition_point(|x| x.0 <= at);
-                near.insert(before, (at, i));
+            let new = Placed { offset: at, end: at + size, birth, death };
+            for by_offset in self.placed_near[first..=last].iter_mut().chain([&mut placed]) {
+                let before = by_offset.partition_point(|x| x.offset <= at);
+                by_offset.insert(before, new);
             }
         }
         Some(self.done())

@@ -20,6 +20,7 @@ mod layout;
 pub mod orders;
 pub mod pattern;
 mod segment;
+pub mod shifts;
 
 pub use pattern::Line;
 

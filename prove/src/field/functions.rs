@@ -121,6 +121,13 @@ pub fn results(
             }
             _outside => 0,
         })),
+        Fun::Shifted { dim, start } => one(Tensor::from_fn(shape, |i| {
+            let at = usize::try_from(i[*dim] as i64 + start).ok();
+            let Some(at) = at.filter(|&k| k < x[0].shape[*dim]) else { return 0 };
+            let mut j = i.to_vec();
+            j[*dim] = at;
+            x[0].at(&j)
+        })),
         Fun::Concat(dim) => one(Tensor::concat(*dim, x)),
         Fun::Rope { adjacent } => one(rope(*adjacent, x)),
         Fun::Attention(c) => Ok(attention(c, x, (at.result)(2))),

@@ -248,7 +248,11 @@ pub fn tied(op: &Op, own: &[usize]) -> bool {
     match (op, own) {
         (Op::Concat(_), [parts @ .., d]) => parts.iter().sum::<usize>() == *d,
         (Op::Narrow(k), [d, p]) => holds(k.start, *p, k.step.0, *d),
-        (Op::Widen(k), [p, d]) => holds(k.start, *p, k.step.0, *d),
+        (Op::Widen(k), [p, d]) => {
+            let some = k.start < *d as i64 && k.start.saturating_add(*p as i64) > 0;
+            let all = |start| holds(start, *p, k.step.0, *d);
+            usize::try_from(k.start).is_ok_and(all) || k.step.0 == 1 && some
+        }
         (Op::Rope(_), [d, r, s, _]) => r == s && r.checked_mul(2).is_some_and(|n| n <= *d),
         (Op::TopK(k), _) => k.dims().is_some(),
         _free => true,

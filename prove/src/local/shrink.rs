@@ -230,10 +230,16 @@ fn tie(op: &mut Op, plan: &Plan, sizes: &mut Sizes) {
         }
         Op::Widen(k) => {
             let [p, d] = [0, 1].map(|i| letter(i, along));
-            let rest = law::end(k.start, was(p), k.step.0).is_some_and(|end| was(d) > end);
-            (k.start, k.step.0) = (k.start.min(1), k.step.0.min(2));
-            let end = law::end(k.start, is(sizes, p), k.step.0).unwrap_or(1);
-            set(sizes, d, end + usize::from(rest));
+            let ends = |start: i64, n: usize, step: usize| {
+                let end = law::end(0, n, step).unwrap_or(1) as i64;
+                end.saturating_add(start)
+            };
+            // What is beyond the last element, or how many of them are left out.
+            let rest = (was(d) as i64).saturating_sub(ends(k.start, was(p), k.step.0));
+            (k.start, k.step.0) = (k.start.clamp(-1, 1), k.step.0.min(2));
+            let end = ends(k.start, is(sizes, p), k.step.0);
+            // Of more than one element one may be left out.
+            set(sizes, d, (end + rest.clamp(-1, 1)).max(k.start.max(0) + 1) as usize);
         }
         Op::Concat(_) => {
             let n = plan.rule.ins.len();

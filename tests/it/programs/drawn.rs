@@ -416,8 +416,9 @@ impl Program<'_> {
                 )
             }
             1 => {
-                let d = n + self.draw.below(4);
-                let start = self.draw.below(d - n + 1);
+                // Some elements may have no place.
+                let d = 1 + self.draw.below(n + 4);
+                let start = self.draw.below(d + n - 1) as i64 - (n as i64 - 1);
                 self.op(
                     &format!("widen[d={d}; start={start}; dim={dim}] {}", x.name),
                     &with(d),

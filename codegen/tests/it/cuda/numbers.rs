@@ -342,6 +342,8 @@ fn copies() {
     check("concat[d=30; dim=1] bf16[3,7,32], bf16[3,9,32], bf16[3,14,32]");
     check_pieces("narrow[p=11; start=3; dim=1; step=5] f32[3,67,9]");
     check("widen[d=67; start=3; step=5] f32[3,11]");
+    check("widen[d=40; start=7; dim=1] bf16[3,40,7]");
+    check("widen[d=33; start=-9] f32[3,40]");
 }
 
 #[test]

@@ -24,7 +24,7 @@ fn check_for(archs: &[&str], text: &str, most: u32) {
 }
 
 /// Compiles what is launched on some architectures (every run takes half of them, by the text); every entry point takes at most so many registers.
-fn compile(text: &str, archs: &[&str], launches: impl Fn(&Limits) -> Vec<Launch>, most: u32) {
+pub fn compile(text: &str, archs: &[&str], launches: impl Fn(&Limits) -> Vec<Launch>, most: u32) {
     let first = text.bytes().map(usize::from).sum::<usize>();
     for (_, arch) in archs.iter().enumerate().filter(|(i, _)| taken(first + i, 2)) {
         let limits = Limits::of(arch);

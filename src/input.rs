@@ -81,7 +81,7 @@ fn read(path: &Path, o: &Options) -> Result<Input> {
         }
         return Ok(input);
     }
-    let mut input = from_model(shardc_frontends::load(path, &shape(o)?)?);
+    let mut input = from_model(shardc_frontends::load(path, &shape(o))?);
     let whole = std::fs::canonicalize(path).unwrap_or_else(|_| path.into());
     let folder = if whole.is_dir() { Some(&*whole) } else { whole.parent() };
     input.origin = folder.map(|f| f.display().to_string());

@@ -34,7 +34,7 @@ use input::{from_model, from_text, is_archive, is_text};
 use plan_dir::Stored;
 use proof::Prove;
 use report::Report;
-use shardc_frontends::{Balance, Bound, Facts, Model, Shape, Tokens};
+use shardc_frontends::{Balance, Facts, Model, Shape};
 use shardc_ir::diag::{Diag, Result, count};
 use shardc_ir::func::Module;
 use shardc_ir::hardware::Hardware;
@@ -45,7 +45,7 @@ use shardc_ir::text;
 use shardc_passes::options::{Buffers, Options};
 use shardc_passes::pipeline::{self, Compiled, Manager, Propagated, Source, Watch};
 use shardc_passes::shard::auto::Price;
-use shardc_passes::shard::experts::{AxisPiece, ExpertRole, fold, ranks_of};
+use shardc_passes::shard::experts::{ExpertRole, ranks_of};
 use shardc_passes::shard::zero::Accumulate;
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -56,32 +56,12 @@ use terminal::note;
 pub const SCHEMA: u32 = 8;
 
 /// The sizes that options give to a model.
-///
-/// # Errors
-/// `experts-mesh` if the mesh cannot be factorised as the options ask.
-pub fn shape(o: &Options) -> Result<Shape> {
-    let pieces = fold(o)?;
-    let cutting: Vec<_> = pieces.iter().filter(|p| p.cuts_tokens()).collect();
-    // Neighbours that stay neighbours are one factor: a tensor has few dims.
-    let alike = |a: &&AxisPiece, b: &&AxisPiece| (a.of_rows(), a.part) == (b.of_rows(), b.part);
-    let runs: Vec<&[&AxisPiece]> = cutting.chunk_by(alike).collect();
-    let factors = |rows: bool| -> Vec<usize> {
-        let own = runs.iter().filter(|r| r[0].of_rows() == rows);
-        own.map(|r| r.iter().map(|p| p.size).product()).collect()
-    };
-    let mut order: Vec<usize> = (0..runs.len()).collect();
-    order.sort_by_key(|&i| runs[i][0].part);
-    let bound = match o.moe {
-        Buffers::Worst => Bound::Worst,
-        Buffers::Bound(by) => Bound::Balanced(by),
-        Buffers::Capacity(by) => Bound::Capacity(by),
-    };
-    let tokens = Tokens { rows: factors(true), seq: factors(false), order, groups: o.ep, bound };
+pub fn shape(o: &Options) -> Shape {
     let b = o.balance;
     let balance = Balance { aux: b.aux, z: b.z, load: b.rate != 0.0 };
     let (batch, dropout) = (o.microbatch_rows(), o.dropout);
     let packed = o.documents.is_some();
-    Ok(Shape { batch, seq: o.seq, mode: o.mode, tokens, balance, dropout, packed })
+    Shape { batch, seq: o.seq, mode: o.mode, balance, dropout, packed }
 }
 
 /// The facts of a model that is not text.
@@ -211,7 +191,7 @@ fn model_for(s: &Stored, o: &Options) -> Result<Option<Model>> {
     }
     let tensors: BTreeSet<&str> = s.plan.weights.iter().map(|w| w.tensor.as_str()).collect();
     let has = |name: &str| tensors.contains(name);
-    let shape = shape(o)?;
+    let shape = shape(o);
     shardc_frontends::from_config_named(&s.config, "config.json", &shape, &has).map(Some)
 }
 
@@ -267,7 +247,7 @@ pub fn retarget(s: &Stored, o: &Options) -> Result<Output> {
 
 /// Compiles a model from a config alone.
 pub fn compile_config(config: &serde_json::Value, o: &Options) -> Result<Output> {
-    let input = from_model(shardc_frontends::from_config(config, "config.json", &shape(o)?)?);
+    let input = from_model(shardc_frontends::from_config(config, "config.json", &shape(o))?);
     finish(input, o, Manager::new(&mut |_, _| {}), Instant::now(), vec![])
 }
 

@@ -9,10 +9,12 @@ use shardc_ir::names::parameters;
 use shardc_ir::phase::Phase;
 use shardc_ir::plan::Mode;
 use shardc_ir::schedule::{Schedule, parse_csv};
+use shardc_ir::source::Source;
 use shardc_ir::text;
 use shardc_ir::types::DType;
 use shardc_ir::verify::verify;
 use shardc_ir::weights::Weight;
+use shardc_passes::experts::laid_out;
 use shardc_passes::options::{self, Decay, Options};
 use shardc_prove::field::{Data, Progress};
 use shardc_prove::ledger::{Gap, Refuted};
@@ -22,6 +24,8 @@ use std::path::Path;
 
 /// What a proof needs of a plan.
 pub struct Texts {
+    pub source: Module,
+    /// The source with its experts laid out for the mesh.
     pub model: Module,
     pub programs: Module,
     pub schedule: Schedule,
@@ -33,6 +37,7 @@ pub struct Texts {
 impl Texts {
     pub fn subject(&self) -> Subject<'_> {
         Subject {
+            source: &self.source,
             model: &self.model,
             programs: &self.programs,
             schedule: &self.schedule,
@@ -222,13 +227,29 @@ pub fn in_mode(mut model: Module, o: &Options) -> Module {
     model
 }
 
+/// What a plan computes of its model, before and after its experts are laid out for the mesh. A model that does
+/// not verify is left to the prover as it is.
+///
+/// # Errors
+/// Those of laying them out.
+pub fn both(source: Source, o: &Options) -> Result<[Module; 2]> {
+    let laid = match verify(&source.module, Phase::Source) {
+        Ok(()) => laid_out(source.clone(), o)?,
+        Err(_) => source.clone(),
+    };
+    Ok([source, laid].map(|s| in_mode(s.module, o)))
+}
+
 /// Of a plan that was read and checked.
 pub fn of_stored(s: &Stored) -> Result<Texts> {
     let source = text::parse_source(&s.source)?;
+    let recipe = recipe(&s.options, &source.weights, &source.module)?;
+    let [source, model] = both(source, &s.options)?;
     Ok(Texts {
-        recipe: recipe(&s.options, &source.weights, &source.module)?,
+        recipe,
         data: Data { vocab: s.plan.settings.vocab },
-        model: in_mode(source.module, &s.options),
+        source,
+        model,
         programs: s.plan.module.clone(),
         schedule: s.plan.schedule.clone(),
     })
@@ -255,6 +276,6 @@ pub fn of_texts(dir: &Path) -> Result<Texts> {
     let schedule = parse_csv(&read("schedule.csv")?)?;
     let recipe = recipe(&options, &source.weights, &source.module)?;
     let data = Data { vocab: source.vocab };
-    let model = in_mode(source.module, &options);
-    Ok(Texts { recipe, model, programs, schedule, data })
+    let [source, model] = both(source, &options)?;
+    Ok(Texts { recipe, source, model, programs, schedule, data })
 }

@@ -40,8 +40,6 @@ pub struct Shape {
     /// Tokens per row.
     pub seq: usize,
     pub mode: Mode,
-    /// How experts see the tokens.
-    pub tokens: Tokens,
     /// What keeps experts in balance.
     pub balance: Balance,
     /// What training sets to 0 at random.
@@ -62,58 +60,10 @@ pub struct Balance {
 }
 
 impl Shape {
-    /// Without any cut of the tokens; the config says what balances experts.
+    /// The config says what balances experts; nothing is set to 0.
     pub fn new(batch: usize, seq: usize, mode: Mode) -> Shape {
-        let (tokens, balance, dropout) = Default::default();
-        Shape { batch, seq, mode, tokens, balance, dropout, packed: false }
-    }
-}
-
-/// How the tokens of a microbatch become shards with buffers of their own for each group of experts.
-/// What a mesh wants: a shard is what one rank has. The mathematics does not depend on it, but for
-/// what a buffer is too small for.
-#[derive(Clone, PartialEq, Debug, Default)]
-pub struct Tokens {
-    /// Factors that cut the rows of a microbatch, major to minor.
-    pub rows: Vec<usize>,
-    /// Factors that cut the tokens of a row.
-    pub seq: Vec<usize>,
-    /// The order of all factors, rows before tokens, in which they count the shards; empty: as they
-    /// are.
-    pub order: Vec<usize>,
-    /// Groups of experts that share a buffer; 0 and 1 are one.
-    pub groups: usize,
-    pub bound: Bound,
-}
-
-/// How many rows the buffer of a group of experts has for a shard of tokens.
-#[derive(Clone, Copy, PartialEq, Debug, Default)]
-pub enum Bound {
-    /// As many as may ever be needed.
-    #[default]
-    Worst,
-    /// So many times what is needed if all groups are used alike; a run that needs more ends.
-    Balanced(f64),
-    /// An expert keeps so many times its share of a shard's copies, and drops the others (Lepikhin et
-    /// al., 2021, *GShard*).
-    Capacity(f64),
-}
-
-impl Tokens {
-    /// Shards of tokens.
-    pub fn shards(&self) -> usize {
-        self.rows.iter().chain(&self.seq).product()
-    }
-    fn fits(&self, shape: &Shape) -> bool {
-        let cuts = |list: &[usize], n: usize| {
-            let ways = list.iter().try_fold(1usize, |p, &x| p.checked_mul(x));
-            ways.is_some_and(|w| w > 0 && n % w == 0)
-        };
-        let n = self.rows.len() + self.seq.len();
-        let mut order = self.order.clone();
-        order.sort_unstable();
-        let ordered = self.order.is_empty() || order.iter().copied().eq(0..n);
-        cuts(&self.rows, shape.batch) && cuts(&self.seq, shape.seq) && ordered && n <= 5
+        let (balance, dropout) = Default::default();
+        Shape { batch, seq, mode, balance, dropout, packed: false }
     }
 }
 

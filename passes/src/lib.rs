@@ -7,6 +7,7 @@ mod checks;
 pub mod choose;
 pub mod classes;
 mod depends;
+pub mod experts;
 pub mod globs;
 pub mod group;
 pub mod memory;

@@ -47,9 +47,10 @@ const fn pass(name: &'static str, from: Phase, to: Phase, run: fn(&mut State) ->
 }
 
 /// The passes, in order: the only list of them.
-pub static PASSES: [Pass; 21] = {
+pub static PASSES: [Pass; 22] = {
     use Phase::{Differentiated, Ranked, Sharded, Source, Staged, Step};
     [
+        pass("experts", Source, Source, |s| s.experts()),
         pass("rewrite", Source, Source, |s| s.rewrite()),
         pass("precision", Source, Source, |s| s.precision()),
         pass("stages", Source, Source, |s| s.stages()),

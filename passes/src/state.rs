@@ -6,6 +6,7 @@ use crate::autodiff::split::{split, split_forward};
 use crate::checks::{differentiable, trains};
 use crate::classes::{classes, lists};
 use crate::depends::active;
+use crate::experts::lay_out;
 use crate::globs;
 use crate::group::group;
 use crate::memory;
@@ -129,6 +130,11 @@ impl<'a> State<'a> {
 
     fn trains(&self) -> bool {
         self.o.mode == Mode::Train
+    }
+
+    /// Of a source that has been through it, it changes nothing.
+    pub fn experts(&mut self) -> Changed {
+        lay_out(&self.m.mesh, &mut self.m.funcs[0], &mut self.source.sequence, self.o)
     }
 
     pub fn rewrite(&mut self) -> Changed {

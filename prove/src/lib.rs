@@ -11,6 +11,7 @@
 
 pub mod chunk;
 pub mod expand;
+pub mod experts;
 pub mod field;
 pub mod fun;
 pub mod ledger;
@@ -69,6 +70,8 @@ pub struct Recipe {
 #[derive(Clone, Copy)]
 pub struct Subject<'a> {
     /// The model on one device.
+    pub source: &'a Module,
+    /// The same with its experts laid out for the mesh, of which it is shown that it is the same.
     pub model: &'a Module,
     /// The functions of all ranks.
     pub programs: &'a Module,
@@ -126,6 +129,7 @@ pub fn by_form(subject: &Subject, lemmas: Lemmas) -> Report {
 
 fn decide(subject: &Subject, lemmas: Lemmas, compute: bool) -> Report {
     let mut report = Report::default();
+    experts::prove(subject.source, subject.model, &mut report);
     local::prove(subject.programs, false, &mut report);
     if report.verdict() != Verdict::Proved {
         return report;

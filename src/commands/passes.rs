@@ -27,7 +27,7 @@ pub struct Watched {
     /// Print the program after a pass
     #[arg(long, value_name = "PASS", help_heading = "Passes")]
     dump_after: Option<String>,
-    /// Write the program after each pass to a folder: 01-rewrite.ir, ...
+    /// Write the program after each pass to a folder: 01-experts.ir, ...
     #[arg(long, value_name = "DIR", help_heading = "Passes")]
     dump_all: Option<PathBuf>,
     /// Verify the program after each pass
@@ -127,7 +127,7 @@ fn place(pass: &str) -> usize {
     pipeline::names().position(|p| p == pass).unwrap_or_default()
 }
 
-/// The file of `--dump-all` for a pass: `06-partition.ir`.
+/// The file of `--dump-all` for a pass: `07-partition.ir`.
 fn file(pass: &str) -> String {
     format!("{:02}-{pass}.ir", place(pass) + 1)
 }

@@ -108,7 +108,7 @@ fn model(e: &mut Export, f: &Facts, out: &mut Flags) -> Result<()> {
         out.put("moe-ffn-hidden-size", x.ffn);
         out.put("moe-token-dispatcher-type", "alltoall");
         out.on("moe-grouped-gemm", true);
-        let g = gating(&e.s.config, "config.json", &crate::shape(e.o)?)?;
+        let g = gating(&e.s.config, "config.json", &crate::shape(e.o))?;
         out.on("moe-router-pre-softmax", !g.normed);
         let kind = if g.aux.is_some() { "aux_loss" } else { "none" };
         out.put("moe-router-load-balancing-type", kind);

@@ -21,6 +21,8 @@ use shardc_ir::source::Source;
 use shardc_ir::tensor::{Tensor, each_index};
 use shardc_ir::types::Type;
 use shardc_ir::weights::{Init, Weight};
+use shardc_passes::experts::laid_out;
+use shardc_passes::options::Buffers;
 use shardc_runtime::{Columns, Numbers};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -60,6 +62,11 @@ pub struct Batch {
 pub fn compare(s: &Stored) -> Result<Vec<Difference>> {
     let o = &s.options;
     let source = crate::model_of(s)?;
+    // A capacity drops by shards: those of the mesh.
+    let source = match o.moe {
+        Buffers::Capacity(_) => laid_out(source, o)?,
+        Buffers::Worst | Buffers::Bound(_) => source,
+    };
     let one = |w: &Weight| Ok((w.param.clone(), given(w)?));
     let shapes = source.weights.iter().map(|w| (w.param.clone(), Tensor::full(&[0], 0.0)));
     affordable(s, &source, &Reference::new(&source, o, shapes.collect()))?;

@@ -110,9 +110,11 @@ pub fn options(mesh: &[(&str, usize)], sp: bool, microbatch: usize) -> Options {
 
 /// What a proof takes of a compiled model.
 pub fn texts(model: &Model, o: &Options, compiled: &Compiled) -> Texts {
+    let [source, laid] = proof::both(source_of(model), o).expect("experts for the mesh");
     Texts {
         recipe: proof::recipe(o, &model.weights, &model.module).expect("globs"),
-        model: proof::in_mode(model.module.clone(), o),
+        source,
+        model: laid,
         programs: compiled.plan.module.clone(),
         schedule: compiled.plan.schedule.clone(),
         data: Data { vocab: model.facts.vocab },
@@ -129,14 +131,18 @@ pub fn compile(model: &Model, o: &Options) -> Compiled {
     compiled
 }
 
-fn compile_only(model: &Model, o: &Options) -> Compiled {
-    let source = Source {
+/// A model as the passes take it.
+pub fn source_of(model: &Model) -> Source {
+    Source {
         module: model.module.clone(),
         weights: model.weights.clone(),
         sequence: model.sequence.clone(),
         vocab: model.facts.vocab,
-    };
-    run_passes(source, o, &mut |_, _| {}).unwrap_or_else(|e| panic!("{e}"))
+    }
+}
+
+fn compile_only(model: &Model, o: &Options) -> Compiled {
+    run_passes(source_of(model), o, &mut |_, _| {}).unwrap_or_else(|e| panic!("{e}"))
 }
 
 fn read(file: PathBuf) -> BTreeMap<String, Vec<f64>> {
@@ -174,7 +180,7 @@ impl Fixture {
     }
 
     pub fn model(&self, o: &Options) -> Model {
-        let shape = shardc::shape(o).unwrap();
+        let shape = shardc::shape(o);
         load(&self.dir, &shape).unwrap_or_else(|e| panic!("{e}"))
     }
 
@@ -362,13 +368,7 @@ pub fn interpret_plan(plan: &Plan, state: &mut State, step: usize) -> Result<(),
 
 /// The passes on a model that was read, with what they refuse.
 pub fn try_compile(model: &Model, o: &Options) -> Result<Compiled, Diag> {
-    let source = Source {
-        module: model.module.clone(),
-        weights: model.weights.clone(),
-        sequence: model.sequence.clone(),
-        vocab: model.facts.vocab,
-    };
-    run_passes(source, o, &mut |_, _| {})
+    run_passes(source_of(model), o, &mut |_, _| {})
 }
 
 /// Thread ranks of a plan with the weights of the model's checkpoint.

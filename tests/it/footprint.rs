@@ -182,7 +182,7 @@ fn larger(mesh: &[(&str, usize)], sp: bool, layers: usize, dtype: DType) -> (usi
     });
     let mut o = options(mesh, sp, if mesh[0].0 == "pp" { 1 } else { 2 });
     (o.seq, o.observe, o.dtype) = (32, false, dtype);
-    let shape = shardc::shape(&o).unwrap();
+    let shape = shardc::shape(&o);
     let model = from_config(&config, "config.json", &shape).unwrap_or_else(|e| panic!("{e}"));
     let plan = compile(&model, &o).plan;
     let make = || {

@@ -24,6 +24,7 @@ mod device_code;
 mod documents;
 mod dropout;
 mod examples;
+mod expert_layouts;
 mod experts;
 mod exports;
 mod f16;

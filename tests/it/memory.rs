@@ -19,7 +19,7 @@ use shardc_passes::schedule::Named;
 
 /// A model of a config and its plan: no weights are read.
 pub fn planned(config: &serde_json::Value, o: &Options) -> (Facts, Plan) {
-    let shape = shardc::shape(o).unwrap();
+    let shape = shardc::shape(o);
     let model = from_config(config, "config.json", &shape).unwrap_or_else(|e| panic!("{e}"));
     (model.facts, compile(&model, o).plan)
 }

@@ -79,19 +79,19 @@ fn passes_refuse_what_they_do_not_take() {
             refused(&["opt", &file(n), "--pass", p.name], "phase");
         }
     }
-    refused(&["opt", "dump/06-partition.ir", "--pass", "grup"], "unknown-pass");
+    refused(&["opt", "dump/07-partition.ir", "--pass", "grup"], "unknown-pass");
     refused(&["opt", "dump/99-none.ir", "--pass", "group"], "file");
     let from = |args: &[&str], code: &str| {
         refused(&[&["compile", &model, "-o", "plan"][..], &flags, args].concat(), code);
     };
-    from(&["--from", "group", "dump/06-partition.ir"], "phase");
-    from(&["--from", "annotate", "dump/03-stages.ir"], "pass");
-    from(&["--from", "split", "dump/10-ragged.ir", "--dump-after", "partition"], "unknown-pass");
+    from(&["--from", "group", "dump/07-partition.ir"], "phase");
+    from(&["--from", "annotate", "dump/04-stages.ir"], "pass");
+    from(&["--from", "split", "dump/11-ragged.ir", "--dump-after", "partition"], "unknown-pass");
     let other = ["compile", &model, "--mesh", "dp=2", "--seq", "8", "--from"];
-    refused(&[&other[..], &["split", "dump/10-ragged.ir"]].concat(), "mesh");
+    refused(&[&other[..], &["split", "dump/11-ragged.ir"]].concat(), "mesh");
     assert!(!lab.path("plan").exists());
     // What a text has already is not asked for again.
-    let opt = ["opt", "dump/10-ragged.ir", "--pass", "split"];
+    let opt = ["opt", "dump/11-ragged.ir", "--pass", "split"];
     let said = lab.refuses(&[&opt[..], &["--mesh", "tp=2"]].concat(), 2, "mesh");
     assert!(
         said.contains("--> --mesh tp=2") && said.contains("give --mesh dp_shard=2,tp=2"),
@@ -102,7 +102,7 @@ fn passes_refuse_what_they_do_not_take() {
         let said = lab.refuses(&[&opt[..], &["--shard", word]].concat(), 2, "flag");
         assert!(said.contains(&format!("--> --shard {word}")), "{said}");
     }
-    let ranked = std::fs::read_to_string(lab.path("dump/06-partition.ir")).expect("a dump");
+    let ranked = std::fs::read_to_string(lab.path("dump/07-partition.ir")).expect("a dump");
     let layout = "layout \"model.norm.weight\"";
     for (from, to, code) in [
         ("phase ranked", "phase cooked", "syntax"),
@@ -133,7 +133,7 @@ fn passes_refuse_what_they_do_not_take() {
         refused(&["compile", "bad.ir"], code);
     }
     // What verifies and is still nothing for a pass is said so, without a word of bugs.
-    let staged = std::fs::read_to_string(lab.path("dump/13-ring.ir")).expect("a dump");
+    let staged = std::fs::read_to_string(lab.path("dump/14-ring.ir")).expect("a dump");
     lab.write("bad.ir", staged.replace("@backward(", "@backward.7("));
     let said = lab.refuses(&[&["opt", "bad.ir", "--pass", "step"][..], &flags].concat(), 2, "pass");
     assert!(!said.contains("please report"), "{said}");
@@ -167,7 +167,7 @@ fn what_inspect_shows_of_a_pass_is_taken() {
     let programs = text(&lab.ok(&["inspect", "plan"]).stdout);
     assert!(programs.contains("\nphase step\n"), "{programs}");
     lab.write("programs.ir", programs);
-    for file in ["programs.ir", "plan/model.ir", "dump/06-partition.ir"] {
+    for file in ["programs.ir", "plan/model.ir", "dump/07-partition.ir"] {
         lab.ok(&["opt", file, "--pass", "verify"]);
     }
 }
@@ -180,7 +180,7 @@ fn a_changed_program_is_refuted_as_changed() {
     lab.write("toy.ir", toy);
     let base = ["compile", "toy.ir", "--mesh", "dp=2"];
     lab.ok(&[&base[..], &["--dump-all", "dump"]].concat());
-    let program = std::fs::read_to_string(lab.path("dump/06-partition.ir")).expect("a dump");
+    let program = std::fs::read_to_string(lab.path("dump/07-partition.ir")).expect("a dump");
     assert!(program.contains("scale[0.025]"), "{program}");
     lab.write("new.ir", program.replace("scale[0.025]", "scale[0.004]"));
     let from = [&base[..], &["--from", "differentiate", "new.ir", "-o", "plan"]].concat();
@@ -209,7 +209,7 @@ fn a_large_changed_program_is_refuted() {
     let model = format!("{FIXTURES}/../../examples/tiny-llama");
     let base = ["compile", &model, "--mesh", "dp=2,tp=2", "--seq", "64"];
     lab.ok(&[&base[..], &["--dump-all", "dump"]].concat());
-    let program = std::fs::read_to_string(lab.path("dump/06-partition.ir")).expect("a dump");
+    let program = std::fs::read_to_string(lab.path("dump/07-partition.ir")).expect("a dump");
     lab.write("same.ir", &program);
     assert!(program.contains("= silu "), "{program}");
     lab.write("new.ir", program.replace("= silu ", "= gelu "));

@@ -130,7 +130,7 @@ fn planned(o: &Options, m: usize, seq: usize) -> (Facts, Plan) {
     let config = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
     let mut o = Options { seq, microbatch: 1, observe: false, clip: None, ..o.clone() };
     o.global_batch = m * o.data_parallel();
-    let model = from_config(&config, "config.json", &shardc::shape(&o).unwrap()).unwrap();
+    let model = from_config(&config, "config.json", &shardc::shape(&o)).unwrap();
     let plan = compile(&model, &o).plan;
     (model.facts, plan)
 }

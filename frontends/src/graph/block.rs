@@ -2,7 +2,6 @@
 
 use super::experts::{self, Experts, RouterStats};
 use super::parts::{self, Linear, Norm};
-use crate::Tokens;
 use crate::family::{Activation, NormedOver};
 use crate::sizes::Arch;
 use shardc_ir::builder::Builder;
@@ -74,7 +73,6 @@ pub(super) struct Cx<'a> {
     pub mask: Mask,
     /// Documents that do not see each other.
     pub segments: Option<Value>,
-    pub tokens: &'a Tokens,
     /// Of what is added to the residual stream.
     pub dropout: Option<parts::Dropout>,
     /// Of probabilities of attention.

@@ -1,12 +1,13 @@
 //! A mixture of experts in the place of an MLP: router, choice, dispatch, products, combination.
 //!
-//! Letters: z shards of tokens, t tokens of a shard, k choices, e experts, g groups of experts whose
-//! rows share a buffer, c rows of a buffer, n groups that the router chooses first.
+//! Written for one device: one shard has all tokens, and one buffer the rows of all experts. The pass `experts`
+//! lays it out for a mesh.
+//!
+//! Letters: z shards of tokens, t tokens of a shard, k choices, e experts, n groups that the router chooses first.
 
 use super::block::{Cx, Mlp, activate, mlp};
 use super::parts::{letter_sizes, rule, spread};
 use crate::sizes::Routing;
-use crate::{Bound, Tokens};
 use shardc_ir::attr::{Broadcast, Padding};
 use shardc_ir::builder::Builder;
 use shardc_ir::func::Value;
@@ -56,7 +57,7 @@ pub(super) fn experts(b: &mut Builder, cx: &Cx, p: &Experts, h: Value) -> (Value
     let facts = cx.arch.facts.experts.expect("a family with experts");
     let routing = &cx.arch.routing;
     b.enter(&p.scope);
-    let x = to_shards(b, cx.tokens, h);
+    let x = to_tokens(b, h);
     b.enter(&p.router_scope);
     let logits = b.push("router_logits", Dot::by("zth,eh->zte", &[3, 2]), &[x, p.router]);
     let (scores, e) = match p.bias {
@@ -98,14 +99,14 @@ pub(super) fn experts(b: &mut Builder, cx: &Cx, p: &Experts, h: Value) -> (Value
         b.push("z_sum", Dot::by("zt,zt->", &[2, 2]), &[lse, lse])
     });
     b.enter(&p.scope);
-    let groups = cx.tokens.groups.max(1);
-    let (rows, capacity) = buffer(b, cx.tokens, index, facts.experts);
-    let route = Route::new(groups, facts.experts / groups, rows, capacity);
+    // All experts share a buffer that never lacks a row: a mesh may ask for less.
+    let rows = b.ty(index).dims[1].size * facts.top_k.min(facts.experts);
+    let route = Route::new(1, facts.experts, rows, None);
     let routed = b.push_n(&["slot", "counts"], route, &[index]);
     let (slot, counts) = (routed[0], routed[1]);
     // Copies that were dropped count for nothing.
     let kept = b.push("kept", AtLeast { bound: 0.0 }, &[slot]);
-    let rows = b.push("rows", Dispatch::new(groups, rows), &[x, slot, kept]);
+    let rows = b.push("rows", Dispatch::new(1, rows), &[x, slot, kept]);
     b.enter(&p.list_scope);
     let gate = b.push("gate", GroupedDot {}, &[rows, counts, p.gate]);
     let up = b.push("up", GroupedDot {}, &[rows, counts, p.up]);
@@ -114,7 +115,7 @@ pub(super) fn experts(b: &mut Builder, cx: &Cx, p: &Experts, h: Value) -> (Value
     let out = b.push("expert_out", GroupedDot {}, &[inner, counts, p.down]);
     b.enter(&p.scope);
     let y = b.push("mlp_out", Combine {}, &[out, slot, gates]);
-    let y = from_shards(b, cx.tokens, y, h);
+    let y = from_tokens(b, y, h);
     let y = match &p.shared {
         None => y,
         Some(m) => {
@@ -243,99 +244,14 @@ pub(super) fn z_loss(b: &mut Builder, sum: Value, tokens: usize, layers: usize, 
     b.push("z_loss", Scale { by: by / n }, &[sum])
 }
 
-/// Rows of a buffer, and the copies of a shard that an expert keeps.
-fn buffer(b: &Builder, t: &Tokens, index: Value, experts: usize) -> (usize, Option<usize>) {
-    let (tokens, k) = (b.ty(index).dims[1].size, b.ty(index).dims[2].size);
-    let groups = t.groups.max(1);
-    let worst = tokens * k.min(experts / groups);
-    let share = |by: f64, among: usize| {
-        let n = (by * (tokens * k) as f64 / among as f64).ceil();
-        (n as usize).max(1)
-    };
-    match t.bound {
-        Bound::Worst => (worst, None),
-        Bound::Balanced(by) => (share(by, groups).min(worst), None),
-        Bound::Capacity(by) => {
-            let own = share(by, experts).min(tokens);
-            ((own * (experts / groups)).min(worst), Some(own))
-        }
-    }
+/// [b, s, h] as one shard of tokens, [1, t, h].
+fn to_tokens(b: &mut Builder, x: Value) -> Value {
+    let rule = rule("(ib)sh->i(bs)h", &[3]);
+    b.push("tokens", Reshape { rule, sizes: letter_sizes(&[('i', 1)]) }, &[x])
 }
 
-/// Letters of the factors of rows and of tokens.
-const FACTORS: &[u8] = b"ijklmn";
-
-struct Cut {
-    /// `bsh` with its factors, all factors one after the other, and shards.
-    source: String,
-    apart: String,
-    moved: String,
-    shards: String,
-    sizes: Vec<(char, usize)>,
-}
-
-fn cut(t: &Tokens) -> Cut {
-    let letters: Vec<char> = FACTORS.iter().map(|&b| b as char).collect();
-    let one = [1];
-    let (rows, seq) = match t.rows.len() + t.seq.len() {
-        0 => (&one[..], &t.seq[..]),
-        _ => (&t.rows[..], &t.seq[..]),
-    };
-    let (by_row, by_token) = letters.split_at(rows.len());
-    let by_token = &by_token[..seq.len()];
-    let [r, s]: [String; 2] = [by_row, by_token].map(|l| l.iter().collect());
-    let all: Vec<char> = by_row.iter().chain(by_token).copied().collect();
-    let ordered: String = match t.order[..] {
-        [] => all.iter().collect(),
-        _ => t.order.iter().map(|&i| all[i]).collect(),
-    };
-    let group = |inner: &str| if inner.len() == 1 { inner.into() } else { format!("({inner})") };
-    Cut {
-        source: format!("{}{}h", group(&format!("{r}b")), group(&format!("{s}s"))),
-        apart: format!("{r}b{s}sh"),
-        moved: format!("{ordered}bsh"),
-        shards: format!("{}(bs)h", group(&ordered)),
-        sizes: all.into_iter().zip(rows.iter().chain(seq).copied()).collect(),
-    }
-}
-
-/// [b, s, h] as shards of tokens, [z, t, h].
-fn to_shards(b: &mut Builder, t: &Tokens, x: Value) -> Value {
-    let c = cut(t);
-    let reshape = |from: &str, to: &str, rank: usize, sizes: &[(char, usize)]| Reshape {
-        rule: rule(&format!("{from}->{to}"), &[rank]),
-        sizes: letter_sizes(sizes),
-    };
-    if c.apart == c.moved {
-        return b.push("tokens", reshape(&c.source, &c.shards, 3, &c.sizes), &[x]);
-    }
-    let n = c.apart.len();
-    let x = b.push("tokens", reshape(&c.source, &c.apart, 3, &c.sizes), &[x]);
-    let turn = Transpose { rule: rule(&format!("{}->{}", c.apart, c.moved), &[n]) };
-    let x = b.push("tokens", turn, &[x]);
-    b.push("tokens", reshape(&c.moved, &c.shards, n, &[]), &[x])
-}
-
-/// The mirror of [`to_shards`]; `like` is [b, s, h].
-fn from_shards(b: &mut Builder, t: &Tokens, x: Value, like: Value) -> Value {
-    let c = cut(t);
-    let rows: usize = match t.rows[..] {
-        [] => 1,
-        _ => t.rows.iter().product(),
-    };
-    let inner = b.ty(like).dims[0].size / rows;
-    let mut sizes = c.sizes.clone();
-    sizes.push(('b', inner));
-    let reshape = |from: &str, to: &str, rank: usize, sizes: &[(char, usize)]| Reshape {
-        rule: rule(&format!("{from}->{to}"), &[rank]),
-        sizes: letter_sizes(sizes),
-    };
-    if c.apart == c.moved {
-        return b.push("mlp_out", reshape(&c.shards, &c.source, 3, &sizes), &[x]);
-    }
-    let n = c.apart.len();
-    let x = b.push("mlp_out", reshape(&c.shards, &c.moved, 3, &sizes), &[x]);
-    let turn = Transpose { rule: rule(&format!("{}->{}", c.moved, c.apart), &[n]) };
-    let x = b.push("mlp_out", turn, &[x]);
-    b.push("mlp_out", reshape(&c.apart, &c.source, n, &[]), &[x])
+/// The mirror of [`to_tokens`]; `like` is [b, s, h].
+fn from_tokens(b: &mut Builder, x: Value, like: Value) -> Value {
+    let sizes = letter_sizes(&[('i', 1), ('b', b.ty(like).dims[0].size)]);
+    b.push("mlp_out", Reshape { rule: rule("i(bs)h->(ib)sh", &[3]), sizes }, &[x])
 }

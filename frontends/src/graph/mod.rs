@@ -72,22 +72,12 @@ pub(crate) fn build(
     };
     let everywhere = rotary_of(b, "rotary", &arch.rope);
     let local = rotary_of(b, "rotary_local", &arch.local_rope);
-    let tokens = &shape.tokens;
     let (mut told, mut counts) = (experts::RouterStats::default(), vec![]);
     for (block, &window) in params.blocks.iter().zip(&arch.windows) {
         let (dropout, attention_dropout) = (of_residual, of_attention);
         let mask = Mask::causal(window);
         let rotary = local.filter(|_| window.is_some()).or(everywhere);
-        let cx = block::Cx {
-            arch,
-            rotary,
-            positions,
-            mask,
-            segments,
-            tokens,
-            dropout,
-            attention_dropout,
-        };
+        let cx = block::Cx { arch, rotary, positions, mask, segments, dropout, attention_dropout };
         let own;
         if arch.beside {
             (x, own) = block::beside(b, &cx, block, x);

@@ -15,17 +15,6 @@ pub(super) fn check_shape(
                 .help(format!("use 1 to {MAX_COUNT}, such as {}", 8)));
         }
     }
-    if facts.experts.is_some() && !shape.tokens.fits(shape) {
-        let ways = |list: &[usize]| list.iter().map(usize::to_string).collect::<Vec<_>>().join("*");
-        let cut = |what: String, list: &[usize]| match list {
-            [] => what,
-            _ => format!("{what} in {} parts", ways(list)),
-        };
-        let rows = cut(format!("{} rows", shape.batch), &shape.tokens.rows);
-        let seq = cut(format!("{} tokens of a row", shape.seq), &shape.tokens.seq);
-        let what = format!("experts would cut {rows} and {seq}, which is not even");
-        return Err(Diag::new("shape", what).help("let every factor divide what it cuts"));
-    }
     if shape.seq > facts.max_positions {
         let most = facts.max_positions;
         let what = format!("sequences of {} tokens are longer than the model's {most}", shape.seq);

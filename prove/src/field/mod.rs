@@ -21,7 +21,7 @@ use crate::part::Part;
 use crate::term::{Leaf, Mentions, Node, Store, Term};
 use crate::textbook::Textbook;
 use crate::whole::Whole;
-use crate::{Report, Subject, Verdict, local};
+use crate::{Report, Subject, Verdict, experts, local};
 use cost::{LARGEST, cost};
 use functions::{Begins, oracle, results, seed};
 use inputs::Inputs;
@@ -328,6 +328,7 @@ pub fn prove(subject: &Subject, data: Data) -> Report {
 /// The same, and `watch` hears how far it is.
 pub fn prove_watched(subject: &Subject, data: Data, watch: &mut dyn FnMut(Progress)) -> Report {
     let mut report = Report::default();
+    experts::prove(subject.source, subject.model, &mut report);
     local::prove(subject.programs, true, &mut report);
     if report.verdict() != Verdict::Proved {
         return report;

@@ -21,7 +21,7 @@ fn changed(
     let dir = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
     std::fs::create_dir_all(&dir).expect("a folder");
     std::fs::write(dir.join("config.json"), config.to_string()).expect("a file");
-    let m = shardc_frontends::load(&dir, &shardc::shape(&base(&[], 1)).expect("a shape"))?;
+    let m = shardc_frontends::load(&dir, &shardc::shape(&base(&[], 1)))?;
     let params = m.weights.iter().map(|w| w.param.clone()).collect();
     let (module, weights, sequence) = (m.module, m.weights, m.sequence);
     let source = Source { module, weights, sequence, vocab: m.facts.vocab };

@@ -309,9 +309,12 @@ fn program(seed: u64, hostile: bool) -> Program {
 /// A plan shown to be its program, by terms.
 fn prove(p: &Program, o: &Options, c: &Compiled) {
     let source = text::parse_source(&p.text).expect("read before");
+    let recipe = proof::recipe(o, &source.weights, &source.module).expect("globs");
+    let [source, model] = proof::both(source, o).expect("experts for the mesh");
     let texts = Texts {
-        recipe: proof::recipe(o, &source.weights, &source.module).expect("globs"),
-        model: proof::in_mode(source.module, o),
+        recipe,
+        source,
+        model,
         programs: c.plan.module.clone(),
         schedule: c.plan.schedule.clone(),
         data: Data { vocab: VOCAB },

@@ -1,0 +1,358 @@
+//! Where the mixtures of experts of a model are: what stands between the cut of its tokens and their joining.
+//!
+//! Found by ops and letters. A `route` says which dims count shards and tokens, groups, experts and rows;
+//! letters carry that from value to value, and it ends at reshapes that take tokens out of their rows and put
+//! them back, and where all of them are summed up.
+
+use shardc_ir::func::{Func, Node, Value};
+use shardc_ir::ops::{Kind, Op};
+use shardc_ir::rule::{Group, Letter, Rule};
+use smallvec::SmallVec;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// What a dim of a value counts.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+enum Counts {
+    Shards,
+    Tokens,
+    Groups,
+    Experts,
+    Rows,
+}
+
+/// What a value of a mixture is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Form {
+    /// Nothing that shards change.
+    Whole,
+    /// A number, or several, per token.
+    OfTokens,
+    /// Rows of buffers.
+    OfRows,
+    /// How many rows each expert has.
+    Counted,
+}
+
+/// A reshape between tokens of rows and tokens of shards.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum End {
+    /// `(zb)s… -> z(bs)…`, or `(zb)… -> zb…` of rows that are one token.
+    Cut,
+    /// Its mirror.
+    Join,
+}
+
+/// One mixture, or several with values in common: its nodes, and which of them are its ends.
+#[derive(Debug, Default)]
+pub(super) struct Mixture {
+    pub nodes: BTreeSet<usize>,
+    pub ends: BTreeMap<usize, End>,
+}
+
+/// The mixtures that mean the same however tokens are cut into shards and experts into groups.
+pub(super) fn mixtures(f: &Func) -> Vec<Mixture> {
+    let mut users = vec![vec![]; f.values.len()];
+    for (i, n) in f.nodes.iter().enumerate() {
+        n.ins.iter().for_each(|v| users[v.0 as usize].push(i));
+    }
+    let makers = f.makers();
+    let mut seen = BTreeSet::new();
+    let mut found = vec![];
+    for (i, n) in f.nodes.iter().enumerate().filter(|(_, n)| matches!(n.op, Op::Route(_))) {
+        if seen.contains(&i) {
+            continue;
+        }
+        let (dims, m) = (BTreeMap::new(), Mixture::default());
+        let mut region = Region { f, users: &users, makers: &makers, dims, m, open: vec![i] };
+        let holds = region.grow(n).is_some() && region.checked().is_some();
+        seen.extend(region.m.nodes.iter().copied());
+        if holds {
+            found.push(region.m);
+        }
+    }
+    found
+}
+
+/// What is known of a mixture while it is looked at.
+struct Region<'a> {
+    f: &'a Func,
+    /// Per value, the nodes that use it.
+    users: &'a [Vec<usize>],
+    makers: &'a [Option<u32>],
+    dims: BTreeMap<(Value, usize), Counts>,
+    m: Mixture,
+    open: Vec<usize>,
+}
+
+/// The letter rule of a node.
+fn rule_of(f: &Func, n: &Node) -> Rule {
+    let ranks: SmallVec<[usize; 4]> = n.ins.iter().map(|&v| f.ty(v).rank()).collect();
+    n.op.def().rule(&ranks)
+}
+
+/// The operands and results of a node with their dims.
+fn sides<'a>(n: &'a Node, rule: &'a Rule) -> impl Iterator<Item = (Value, &'a [Group])> {
+    let ins = n.ins.iter().copied().zip(rule.ins.iter().map(|d| &d[..]));
+    ins.chain(n.outs.iter().copied().zip(rule.outs.iter().map(|d| &d[..])))
+}
+
+/// Whether `rows` are rows of tokens, and `shards` the same tokens as shards: `(zb)s…` and `z(bs)…`.
+fn parts(rows: &[Group], shards: &[Group]) -> bool {
+    let letters = |g: &[Group]| -> Vec<Vec<Letter>> {
+        g.iter().map(|g| g.letters().to_vec()).collect::<Vec<_>>()
+    };
+    let (rows, shards) = (letters(rows), letters(shards));
+    let ([of_rows, rest @ ..], [z, t, others @ ..]) = (&rows[..], &shards[..]) else {
+        return false;
+    };
+    let ([shard, row], [own]) = (&of_rows[..], &z[..]) else { return false };
+    let single = |rest: &[Vec<Letter>]| rest.iter().all(|g| g.len() == 1);
+    shard == own
+        && match &t[..] {
+            [b] => b == row && rest == others && single(others),
+            [b, s] => {
+                b == row
+                    && rest.first().is_some_and(|d| d[..] == [*s])
+                    && rest[1..] == *others
+                    && single(others)
+            }
+            _more => false,
+        }
+}
+
+/// Which end of a mixture a reshape may be.
+fn end(n: &Node) -> Option<End> {
+    let Op::Reshape(k) = &n.op else { return None };
+    let (from, to) = (&k.rule.0.ins[0], &k.rule.0.outs[0]);
+    match (parts(from, to), parts(to, from)) {
+        (true, _) => Some(End::Cut),
+        (_, true) => Some(End::Join),
+        _neither => None,
+    }
+}
+
+impl Region<'_> {
+    /// Follows letters from a `route`; `None` if a dim would count two things, or an op makes one dim of several.
+    fn grow(&mut self, route: &Node) -> Option<()> {
+        let (&index, &slot) = (route.ins.first()?, route.outs.first()?);
+        for v in [index, slot] {
+            self.mark(v, 0, Counts::Shards)?;
+            self.mark(v, 1, Counts::Tokens)?;
+        }
+        while let Some(i) = self.open.pop() {
+            self.m.nodes.insert(i);
+            self.visit(i)?;
+        }
+        Some(())
+    }
+
+    fn mark(&mut self, v: Value, dim: usize, what: Counts) -> Option<()> {
+        match self.dims.insert((v, dim), what) {
+            Some(before) => (before == what).then_some(()),
+            None => {
+                self.open.extend(&self.users[v.0 as usize]);
+                self.open.extend(self.makers[v.0 as usize].map(|i| i as usize));
+                Some(())
+            }
+        }
+    }
+
+    /// What a dim counts by the op alone.
+    fn seeds(n: &Node) -> Vec<(Value, usize, Counts)> {
+        let rows = |v: Value| vec![(v, 0, Counts::Groups), (v, 2, Counts::Rows)];
+        match &n.op {
+            Op::Route(_) => vec![(n.outs[1], 0, Counts::Groups), (n.outs[1], 1, Counts::Experts)],
+            Op::Dispatch(_) => rows(n.outs[0]),
+            Op::Combine(_) => rows(n.ins[0]),
+            _other => vec![],
+        }
+    }
+
+    fn visit(&mut self, i: usize) -> Option<()> {
+        let f = self.f;
+        let n = &f.nodes[i];
+        if let Some(end) = end(n) {
+            let tokens = if end == End::Cut { n.outs[0] } else { n.ins[0] };
+            if self.dims.contains_key(&(tokens, 0)) {
+                self.m.ends.insert(i, end);
+                self.mark(tokens, 0, Counts::Shards)?;
+                return self.mark(tokens, 1, Counts::Tokens);
+            }
+        }
+        for (v, dim, what) in Region::seeds(n) {
+            self.mark(v, dim, what)?;
+        }
+        let rule = rule_of(f, n);
+        let mut letters: BTreeMap<Letter, Counts> = BTreeMap::new();
+        for (v, dims) in sides(n, &rule) {
+            for (d, g) in dims.iter().enumerate() {
+                let Some(&what) = self.dims.get(&(v, d)) else { continue };
+                let before = letters.insert(g.single()?, what);
+                before.is_none_or(|b| b == what).then_some(())?;
+                // One letter each: two of tokens would pair those of a shard.
+                (letters.values().filter(|w| **w == what).count() == 1).then_some(())?;
+            }
+        }
+        for (v, dims) in sides(n, &rule) {
+            for (d, g) in dims.iter().enumerate() {
+                let known = g.letters().iter().find_map(|l| letters.get(l));
+                let Some(&what) = known else { continue };
+                // Weights of all groups: however many there are.
+                let weights = matches!(n.op, Op::GroupedDot(_)) && n.ins.get(2) == Some(&v);
+                match g.single() {
+                    Some(_) => self.mark(v, d, what)?,
+                    None if weights => {}
+                    None => return None,
+                }
+            }
+        }
+        Some(())
+    }
+
+    /// What a value is; `None` if it has some of the dims that belong together, or one twice.
+    fn form(&self, v: Value) -> Option<Form> {
+        use Counts::{Experts, Groups, Rows, Shards, Tokens};
+        let own = self.dims.range((v, 0)..=(v, usize::MAX)).map(|(_, &what)| what);
+        let mut own: SmallVec<[Counts; 4]> = own.collect();
+        own.sort_unstable();
+        match &own[..] {
+            [] => Some(Form::Whole),
+            [Shards, Tokens] => Some(Form::OfTokens),
+            [Shards, Groups, Rows] => Some(Form::OfRows),
+            [Shards, Groups, Experts] => Some(Form::Counted),
+            _some => None,
+        }
+    }
+
+    /// Checks that shards, groups and rows may change without anything else changing.
+    fn checked(&self) -> Option<()> {
+        let f = self.f;
+        let values: BTreeSet<Value> = self.dims.keys().map(|k| k.0).collect();
+        let ports = f.args.iter().chain(&f.results).map(|p| p.value);
+        let given = ports.chain(f.annotations.keys().copied()).any(|v| values.contains(&v));
+        if given || values.iter().any(|&v| !f.ty(v).marked().is_empty()) {
+            return None;
+        }
+        // The `route` that placed the rows of each buffer.
+        let mut placed: BTreeMap<Value, usize> = BTreeMap::new();
+        for &i in &self.m.nodes {
+            self.node(i, &mut placed)?;
+        }
+        let has = |end: End| self.m.ends.values().any(|e| *e == end);
+        (has(End::Cut) && has(End::Join)).then_some(())
+    }
+
+    fn node(&self, i: usize, placed: &mut BTreeMap<Value, usize>) -> Option<()> {
+        let n = &self.f.nodes[i];
+        if self.m.ends.contains_key(&i) {
+            let (from, to) = (self.form(n.ins[0])?, self.form(n.outs[0])?);
+            let one = |v: Value| self.f.ty(v).dims[0].size == 1;
+            return match self.m.ends[&i] {
+                End::Cut => from == Form::Whole && to == Form::OfTokens && one(n.outs[0]),
+                End::Join => from == Form::OfTokens && to == Form::Whole && one(n.ins[0]),
+            }
+            .then_some(());
+        }
+        let forms = |all: &[Value]| all.iter().map(|&v| self.form(v)).collect::<Option<Vec<_>>>();
+        let (ins, outs) = (forms(&n.ins)?, forms(&n.outs)?);
+        match &n.op {
+            Op::Route(_) => self.route(n),
+            Op::Dispatch(_) => {
+                placed.insert(n.outs[0], self.route_of(n.ins[1])?);
+                (ins[..] == [Form::OfTokens; 3] && outs[..] == [Form::OfRows]).then_some(())
+            }
+            Op::GroupedDot(_) => {
+                let own = *placed.get(&n.ins[0])?;
+                placed.insert(n.outs[0], own);
+                let same = self.makers[n.ins[1].0 as usize] == Some(own as u32);
+                let forms = [Form::OfRows, Form::Counted, Form::Whole];
+                (same && ins[..] == forms && outs[..] == [Form::OfRows]).then_some(())
+            }
+            Op::Combine(_) => {
+                let same = *placed.get(&n.ins[0])? == self.route_of(n.ins[1])?;
+                let forms = [Form::OfRows, Form::OfTokens, Form::OfTokens];
+                (same && ins[..] == forms && outs[..] == [Form::OfTokens]).then_some(())
+            }
+            _other => self.alike(n, &ins, &outs, placed),
+        }
+    }
+
+    /// The `route` whose slots these are.
+    fn route_of(&self, slot: Value) -> Option<usize> {
+        let i = self.makers[slot.0 as usize]? as usize;
+        let n = &self.f.nodes[i];
+        (matches!(n.op, Op::Route(_)) && n.outs[0] == slot).then_some(i)
+    }
+
+    /// A `route` that drops no copy and never lacks a row, and whose results nobody takes for numbers.
+    fn route(&self, n: &Node) -> Option<()> {
+        let Op::Route(op) = &n.op else { return None };
+        let index = self.f.ty(n.ins[0]);
+        let [shards, tokens, k] = [0, 1, 2].map(|d| index.dims[d].size);
+        let [_, experts] = op.groups();
+        let roomy = op.rows >= tokens.checked_mul(k.min(experts))?;
+        let users = |v: Value| {
+            let all = self.users[v.0 as usize].iter().map(|&i| &self.f.nodes[i]);
+            all.flat_map(move |u| {
+                let at = u.ins.iter().enumerate().filter(move |(_, x)| **x == v);
+                at.map(move |(j, _)| (u, j)).collect::<Vec<_>>()
+            })
+        };
+        let slots = users(n.outs[0]).all(|(u, j)| match &u.op {
+            Op::Dispatch(_) | Op::Combine(_) => j == 1,
+            Op::AtLeast(k) => k.bound == 0.0,
+            _number => false,
+        });
+        let counts = users(n.outs[1]).all(|(u, j)| matches!(u.op, Op::GroupedDot(_)) && j == 1);
+        (shards == 1 && op.capacity.is_none() && roomy && slots && counts).then_some(())
+    }
+
+    /// An op that does the same to every token, or to every row of a buffer; or one that sums over all tokens.
+    fn alike(
+        &self,
+        n: &Node,
+        ins: &[Form],
+        outs: &[Form],
+        placed: &mut BTreeMap<Value, usize>,
+    ) -> Option<()> {
+        let kind = n.op.facts().kind;
+        let folds = match kind {
+            Kind::Reduction | Kind::Product | Kind::Scatter => true,
+            Kind::Constant
+            | Kind::Elementwise
+            | Kind::Activation
+            | Kind::Conversion
+            | Kind::Movement
+            | Kind::Lookup
+            | Kind::Choice => false,
+            Kind::Attention | Kind::Copies | Kind::GroupedProduct | Kind::Update | Kind::Layout => {
+                return None;
+            }
+        };
+        let rule = rule_of(self.f, n);
+        let given = n.op.def().sizes();
+        let marked = sides(n, &rule).flat_map(|(v, dims)| {
+            let own = move |(d, _): &(usize, &Group)| self.dims.contains_key(&(v, *d));
+            dims.iter().enumerate().filter(own).filter_map(|x| x.1.single())
+        });
+        let free = |l: Letter| !rule.is_whole(l) && given.iter().all(|x| x.0 != l);
+        let mut letters = marked;
+        if !letters.all(free) {
+            return None;
+        }
+        let has = |all: &[Form], form| all.contains(&form);
+        let only = |form| ins.iter().chain(outs).all(|x| [Form::Whole, form].contains(x));
+        if has(ins, Form::OfTokens) && only(Form::OfTokens) {
+            let kept = outs.iter().all(|x| *x == Form::OfTokens);
+            return (kept || folds).then_some(());
+        }
+        if !has(ins, Form::OfRows) || !only(Form::OfRows) || has(outs, Form::Whole) {
+            return None;
+        }
+        let mut routes = n.ins.iter().zip(ins).filter(|x| *x.1 == Form::OfRows);
+        let own = *placed.get(routes.next()?.0)?;
+        let same = routes.all(|(v, _)| placed.get(v) == Some(&own));
+        placed.extend(n.outs.iter().map(|&v| (v, own)));
+        same.then_some(())
+    }
+}

@@ -1,5 +1,6 @@
 //! Flags of `compile` and `check`, from the command line and from `shardc.toml`; flags win.
 
+mod begun;
 mod effect;
 mod options;
 mod rate;
@@ -7,6 +8,7 @@ mod shared;
 mod text;
 mod values;
 
+pub use begun::begun;
 use clap::Args;
 pub use rate::Rate;
 use serde::{Deserialize, Serialize};

@@ -167,6 +167,9 @@ fn compile_legal(model: &Path, o: &Options, manager: Manager) -> Result<Output> 
             .rule("--loss-chunks auto, --recompute fit and --schedule search compile a model from its beginning")
             .help("give the values that the program was written with in place of auto, fit and search"));
     }
+    if let Some((pass, program)) = &manager.from {
+        flags::begun(pass, program, o)?;
+    }
     let search::Found { options: o, notes, warnings } = search::resolve(&input, o)?;
     if searches {
         before.push(("search", since.elapsed().as_secs_f64() * 1e3 - read_ms));

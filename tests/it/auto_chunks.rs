@@ -308,3 +308,35 @@ fn the_number_is_in_the_plan() {
         assert!(said.contains("--from chunk-loss starts in the middle"), "{said}");
     }
 }
+
+/// What a pass before the first one would have to do is not silently left undone: with the flags of the program
+/// it goes on.
+#[test]
+fn what_passes_would_do_that_do_not_run_is_refused() {
+    let lab = Lab::new("begun");
+    let model = format!("{FIXTURES}/llama_gqa");
+    let compile = ["compile", &model, "--seq", "8"];
+    let own = ["--loss-chunks", "2", "--dtype", "bf16"];
+    lab.ok(&[&compile[..], &["--dump-all", "plain", "-o", "p"]].concat());
+    lab.ok(&[&compile[..], &["--dump-all", "own", "-o", "q"], &own].concat());
+    let names: Vec<&str> = shardc_passes::pipeline::names().collect();
+    let before = |dir: &str, pass: &str| {
+        let n = names.iter().position(|n| *n == pass).expect("a pass");
+        format!("{dir}/{n:02}-{}.ir", names[n - 1])
+    };
+    for pass in ["summa", "split", "step", "group"] {
+        let plain = before("plain", pass);
+        for flag in [["--loss-chunks", "2"], ["--dtype", "bf16"]] {
+            let args = [&compile[..], &["--from", pass, &plain, "-o", "r"], &flag].concat();
+            let said = lab.refuses(&args, 2, "flag");
+            assert!(said.contains(&format!("--> {}", flag.join(" "))), "{said}");
+            assert!(said.contains(&format!("--from {pass} starts behind")), "{said}");
+        }
+        let with = before("own", pass);
+        lab.ok(&[&compile[..], &["--from", pass, &with, "-o", pass], &own].concat());
+    }
+    // The pass itself runs.
+    let plain = before("plain", "chunk-loss");
+    let from = ["--from", "chunk-loss", &plain, "-o", "r", "--loss-chunks", "2"];
+    lab.ok(&[&compile[..], &from].concat());
+}

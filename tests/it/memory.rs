@@ -4,6 +4,7 @@
 
 mod held;
 mod live;
+mod once;
 mod page;
 mod saved;
 mod steady;

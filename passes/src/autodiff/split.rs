@@ -349,7 +349,8 @@ pub(crate) fn accumulate(f: &mut Func, v: Value, role: Role) {
     f.results.push(Port { value: sum, role: Some(role) });
 }
 
-fn drop_unused_args(f: &mut Func) {
+/// Removes arguments that nothing reads.
+pub(crate) fn drop_unused_args(f: &mut Func) {
     let mut used = vec![false; f.values.len()];
     f.nodes.iter().flat_map(|n| &n.ins).for_each(|v| used[v.0 as usize] = true);
     f.results.iter().for_each(|r| used[r.value.0 as usize] = true);

@@ -3,6 +3,7 @@
 use super::elide_accumulators::elide_accumulators;
 use super::enter::enter;
 use super::finish::{Foreign, StepKind, evaluate, finish};
+use super::once::{Once, once};
 use crate::options::Options;
 use shardc_ir::func::{Fill, Func, FuncKind, Module, ParamLayout, Port, RoleKind};
 use shardc_ir::maps::HashSet;
@@ -28,8 +29,10 @@ pub fn assemble(
     for f in forward.into_iter().chain(back) {
         loops[s.owner[f.stage]].push(f);
     }
-    if s.microbatches == 1 {
-        loops.iter_mut().for_each(|l| elide_accumulators(l));
+    let mut alike: Vec<Once> = loops.iter().map(|_| Once::default()).collect();
+    match s.microbatches {
+        1 => loops.iter_mut().for_each(|l| elide_accumulators(l)),
+        _several => alike = loops.iter_mut().map(|l| once(l)).collect(),
     }
     // By rank: parameters that its functions take, and those whose gradients they add to.
     let taken: Vec<HashSet<&str>> =
@@ -65,7 +68,8 @@ pub fn assemble(
                 others.map(foreign).collect::<Vec<_>>()
             })
             .collect();
-        let first = enter(&m.mesh, (rank, ranks), &own, &all, labels.as_ref(), scaled, o);
+        let mut first = enter(&m.mesh, (rank, ranks), &own, &all, labels.as_ref(), scaled, o);
+        alike[rank].make(&mut first);
         let mut last = vec![];
         if o.mode == Mode::Train {
             let counts = labels.is_some();

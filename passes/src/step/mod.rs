@@ -6,5 +6,6 @@ pub mod elide_accumulators;
 pub mod enter;
 pub mod finish;
 pub mod instructions;
+pub mod once;
 pub mod replay;
 pub mod router_bias;

@@ -212,8 +212,8 @@ pub fn layer(k: BlockKind, f: &Facts, r: &Recompute) -> Vec<Entry> {
     }
 }
 
-/// What lies outside layers, of which element-wise work alone is made again: the final norm, the loss, and what
-/// depends on positions only.
+/// What lies outside layers, of which element-wise work alone is made again: the final norm, the loss, and without
+/// rotary embeddings this rank's positions.
 fn outside(k: BlockKind, x: &Sizes, redone: bool) -> Vec<usize> {
     let whole = |what, reader, letters, per_token, over| {
         Entry { what, reader, letters, per_token, over }.bytes(x)
@@ -238,10 +238,7 @@ fn outside(k: BlockKind, x: &Sizes, redone: bool) -> Vec<usize> {
             all.push(x.facts.vocab / x.tp * x.facts.hidden * F32);
         }
     }
-    if k.rotary {
-        // Cosine and sine of every position and pair.
-        all.extend([x.seq * x.facts.head_dim / 2 * F32; 2]);
-    } else if x.sp {
+    if x.sp && !k.rotary {
         // This rank's part of the positions, of which the table's gradient is a sum.
         all.push(x.seq / x.tp * F32);
     }
@@ -312,7 +309,7 @@ fn sorted(mut bytes: Vec<usize>) -> Vec<usize> {
 }
 
 /// Compares a plan with the tables, tensor by tensor. Every stage of a pipeline makes cosine and
-/// sine for itself.
+/// sine for itself, if there is one microbatch.
 fn compare(what: &str, k: BlockKind, x: &Sizes, plan: &Plan, r: &Recompute) {
     let (layers, rest) = saved(plan);
     assert_eq!(layers.len(), x.facts.layers, "{what}: layers");
@@ -322,9 +319,10 @@ fn compare(what: &str, k: BlockKind, x: &Sizes, plan: &Plan, r: &Recompute) {
     }
     let redone = *r == Recompute::Elementwise;
     let mut want = outside(k, x, redone);
-    if k.rotary {
-        let stages = plan.schedule.owner.len();
-        want.extend(vec![x.seq * x.facts.head_dim / 2 * F32; 2 * (stages - 1)]);
+    // Several microbatches share what the step has.
+    if k.rotary && plan.settings.microbatches == 1 {
+        // Cosine and sine of every position and pair.
+        want.extend(vec![x.seq * x.facts.head_dim / 2 * F32; 2 * plan.schedule.owner.len()]);
     }
     assert_eq!(rest, sorted(want), "{what}: outside layers");
 }

@@ -43,6 +43,18 @@ fn places(ins: &[&Type], dim: usize, start: usize, step: usize) -> Result<Places
     Ok(Places { dim: along(ins, dim)?, start, step: step.max(1) })
 }
 
+/// Elements of a dim among zeros, all of them or those that have a place.
+fn widened(op: &ops::Widen, ins: &[&Type]) -> Result<Fun, String> {
+    let ops::Widen { sizes, start, dim, step } = op;
+    let (dim, step) = (along(ins, dim.0)?, step.0.max(1));
+    let (own, all) = (ins[0].dims[dim].size, sizes.0.first().map_or(0, |s| s.1));
+    let at = usize::try_from(*start).ok();
+    Ok(match at.filter(|&a| law::end(a, own, step).is_some_and(|end| end <= all)) {
+        Some(start) => Fun::Widen(Places { dim, start, step }),
+        None => Fun::Shifted { dim, start: -start },
+    })
+}
+
 /// How attention weighs its keys.
 fn scores(k: &ops::Attention) -> Scores {
     let ops::Attention { scale, mask, softcap, slopes, segments, kept } = k;
@@ -111,15 +123,7 @@ pub fn function(op: &Op, ins: &[&Type]) -> Result<Option<Fun>, String> {
         Op::Narrow(ops::Narrow { sizes: _, start, dim, step }) => {
             Fun::Narrow(places(ins, dim.0, *start, step.0)?)
         }
-        Op::Widen(ops::Widen { sizes, start, dim, step }) => {
-            let (dim, step) = (along(ins, dim.0)?, step.0.max(1));
-            let (own, all) = (ins[0].dims[dim].size, sizes.0.first().map_or(0, |s| s.1));
-            let at = usize::try_from(*start).ok();
-            match at.filter(|&a| law::end(a, own, step).is_some_and(|end| end <= all)) {
-                Some(start) => Fun::Widen(Places { dim, start, step }),
-                None => Fun::Shifted { dim, start: -start },
-            }
-        }
+        Op::Widen(k) => widened(k, ins)?,
         Op::Concat(ops::Concat { sizes: _, dim }) => Fun::Concat(along(ins, dim.0)?),
         Op::Rope(ops::Rope { pairs }) => Fun::Rope { adjacent: *pairs == Pairs::Adjacent },
         Op::Attention(k) => Fun::Attention(scores(k)),

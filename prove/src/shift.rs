@@ -35,14 +35,9 @@ impl Store {
         let mut part = of.clone();
         part[dim] = taken.len();
         let places = |start: usize| Places { dim, start, step: 1 };
-        let x = match (part == of, self.node(x).clone()) {
-            (true, _) => x,
-            // A range of a range.
-            (false, Node::Apply(Fun::Chunk(c), all, _)) if is_range(c, dim) => {
-                let at = places(c.start + taken.start);
-                self.apply(Fun::Narrow(at), &all, 0, &part)
-            }
-            (false, _) => self.apply(Fun::Narrow(places(taken.start)), &[x], 0, &part),
+        let x = match part == of {
+            true => x,
+            false => self.apply(Fun::Narrow(places(taken.start)), &[x], 0, &part),
         };
         if part == shape {
             return x;
@@ -67,6 +62,19 @@ impl Store {
                 let both = Places { start: to.start + own.start, ..to };
                 Some(self.apply(Fun::Widen(both), &of, 0, shape))
             }
+            // A range of a range, where it is placed. Elsewhere it stays, as chunks of a range are summed to that.
+            Node::Apply(Fun::Chunk(c), of, _) if is_range(c, to.dim) => {
+                let Node::Apply(Fun::Chunk(all), whole, _) = self.node(of[0]).clone() else {
+                    return None;
+                };
+                if !is_range(all, to.dim) {
+                    return None;
+                }
+                let both = Chunk { start: c.start + all.start, own: all.own, ..c };
+                let part = self.shape(t).to_vec();
+                let x = self.apply(Fun::Chunk(both), &whole, 0, &part);
+                Some(self.apply(Fun::Widen(to), &[x], 0, shape))
+            }
             _other => None,
         }
     }
@@ -83,4 +91,46 @@ impl Store {
 
 fn is_range(c: Chunk, dim: usize) -> bool {
     c.dim == dim && c.ways == 1 && c.start != Chunk::ANY
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::term::Mentions;
+
+    /// Shifts one after the other are one shift; of a sum, that of what is summed; ranges of ranges are as they are
+    /// read.
+    #[test]
+    fn shifts_have_one_form() {
+        let mut s = Store::default();
+        let x = s.leaf("x", &[12], Mentions::default());
+        let y = s.leaf("y", &[12], Mentions::default());
+        let shifted = |s: &mut Store, t: Term, start: i64, n: usize| {
+            s.apply(Fun::Shifted { dim: 0, start }, &[t], 0, &[n])
+        };
+        for by in [-1, 1] {
+            let near = shifted(&mut s, x, by, 12);
+            let [chained, direct] =
+                [shifted(&mut s, near, 2 * by, 12), shifted(&mut s, x, 3 * by, 12)];
+            assert_eq!(chained, direct);
+            // As backward adds along a chain.
+            let sum = s.add(&[near, y]);
+            let all = shifted(&mut s, sum, 2 * by, 12);
+            let own = shifted(&mut s, y, 2 * by, 12);
+            assert_eq!(all, s.add(&[direct, own]));
+        }
+        let wide = s.apply(Fun::Widen(Places { dim: 0, start: 3, step: 1 }), &[x], 0, &[15]);
+        let at = |start| Fun::Narrow(Places { dim: 0, start, step: 1 });
+        for start in 0..4 {
+            let cut = s.apply(at(start), &[wide], 0, &[12]);
+            assert_eq!(cut, shifted(&mut s, x, start as i64 - 3, 12));
+        }
+        // An exchange in the place of a `narrow` of a `narrow`.
+        let first = s.apply(at(3), &[x], 0, &[8]);
+        let second = s.apply(at(2), &[first], 0, &[4]);
+        assert_eq!(second, shifted(&mut s, first, 2, 4));
+        // A hole is none of a shift.
+        let mid = s.apply(Fun::Widen(Places { dim: 0, start: 3, step: 1 }), &[first], 0, &[12]);
+        assert_ne!(mid, x);
+    }
 }

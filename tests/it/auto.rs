@@ -363,6 +363,45 @@ fn products_on_a_square_cost_no_more_than_in_2d() {
     }
 }
 
+/// Six heads on four ranks: of two parts of the axis one splits the heads, and both split the MLP. It takes less than
+/// on two ranks, proofs and numbers hold, and four heads are split by all of the axis, which is not cut then.
+#[test]
+fn heads_are_split_by_a_part_of_an_axis() {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/llama_mha/config.json");
+    let text = std::fs::read_to_string(file).expect("a config");
+    let of = |heads: usize, mesh: &str| {
+        let mut config: serde_json::Value = serde_json::from_str(&text).expect("a config");
+        let sizes = [("num_attention_heads", heads), ("num_key_value_heads", heads)];
+        for (name, n) in [("hidden_size", heads * 8), ("head_dim", 8)].into_iter().chain(sizes) {
+            config[name] = n.into();
+        }
+        let flags = Flags {
+            mesh: Some(mesh.into()),
+            global_batch: Some(1),
+            seq: Some(7),
+            shard: vec!["auto".into()],
+            ..Flags::default()
+        };
+        let o = Options { hardware: split(1e12), ..flags.options().expect("legal flags") };
+        let mut done = shardc::compile_config(&config, &o).unwrap_or_else(|e| panic!("{e}"));
+        done.prove(shardc::proof::Prove::Yes).unwrap_or_else(|e| panic!("{e}"));
+        for d in shardc::numbers::compare(&done.stored).unwrap_or_else(|e| panic!("{e}")) {
+            assert!(d.error < 1e-9, "{heads} on {mesh}: {d:?}");
+        }
+        let m = &done.stored.plan.module;
+        let nodes = m.funcs.iter().flat_map(|f| f.nodes.iter().map(move |n| (f, n)));
+        let attention = nodes.filter(|(_, n)| n.op.mnemonic() == "attention");
+        let pieces = attention.map(|(f, n)| f.ty(n.outs[0]).pieces(&m.mesh, 2)).max();
+        let price = done.propagated.price.expect("a price");
+        (price.time, pieces.expect("attention"), m.mesh.all().len(), price.bound.is_some())
+    };
+    let (four, two) = (of(6, "tp=4"), of(6, "tp=2"));
+    assert_eq!([four.1, two.1], [2, 2], "pieces of heads");
+    assert!(four.0 < two.0, "{four:?} {two:?}");
+    assert_eq!([four.2, two.2, of(4, "tp=4").2], [2, 1, 1], "parts of the axis");
+    assert!(four.3 && of(4, "tp=4").1 == 4);
+}
+
 /// Whatever a text asks for, the rows of all inputs are those of the same ranks.
 #[test]
 fn inputs_of_a_text_are_cut_alike() {

@@ -47,10 +47,14 @@ impl Shift {
         (self.start, self.from) == (0, self.to)
     }
 
+    /// All that it gives is there: nothing is 0.
+    fn is_range(self) -> bool {
+        self.start >= 0 && self.start + self.to as i64 <= self.from as i64
+    }
+
     fn op(self) -> Op {
-        let all = self.start >= 0 && self.start + self.to as i64 <= self.from as i64;
         let dim = Narrow::along(self.dim, 0, 1, 1).dim;
-        match all {
+        match self.is_range() {
             true => Narrow::along(self.dim, self.start as usize, self.to, 1).into(),
             false => Widen { dim, ..Widen::new(-self.start, self.to) }.into(),
         }
@@ -61,7 +65,8 @@ impl Shift {
         let same_way = near.start != 0 && near.start.signum() == self.start.signum();
         let rest = Shift { start: self.start - near.start, from: near.to, ..self };
         let nearer = near.start.abs() < self.start.abs();
-        (same_way && nearer && near.then(rest) == Some(self)).then_some(rest)
+        let ranges = near.is_range() && self.is_range();
+        (same_way && nearer && !ranges && near.then(rest) == Some(self)).then_some(rest)
     }
 }
 
@@ -98,9 +103,13 @@ fn join(f: &mut Func) -> bool {
             now[out.0 as usize] = v;
             continue;
         }
-        let before = made[v.0 as usize].filter(|&(_, first)| {
+        let before = made[v.0 as usize].filter(|&(of, first)| {
+            // Ranges of ranges stay: terms do not join them, and such a plan would not be proved.
+            let within = made[of.0 as usize].is_some_and(|m| m.1.is_range());
+            let apart = |next: &Shift| first.is_range() && (within || next.is_range());
             let alone = |&u: &usize| {
-                let both = Shift::of(f, &nodes[u]).and_then(|next| first.then(next));
+                let next = Shift::of(f, &nodes[u]).filter(|next| !apart(next));
+                let both = next.and_then(|next| first.then(next));
                 both.is_some_and(|b| !b.changes_nothing() || !kept[nodes[u].outs[0].0 as usize])
             };
             !kept[v.0 as usize] && users[v.0 as usize].iter().all(alone)

@@ -5,6 +5,7 @@
 //! After:   the same with annotations `64@tp`, `8@dp_replicate`, and a mesh cut where heads need it
 //! Assumes: phase Source.  Leaves: phase Source with annotations.
 
+use super::auto::MOST_EXACT;
 use super::grid::{self, Grid, Side};
 use super::{SEQUENCE, asked, experts};
 use crate::autodiff::recompute::Recompute;
@@ -19,7 +20,7 @@ use shardc_ir::rule::Letter;
 use shardc_ir::types::AtomList;
 use shardc_ir::weights::Weight;
 use smallvec::SmallVec;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Makes the mesh and annotates the function; `sequence` lists residual values and their seq dim.
 /// What is annotated already, over the mesh `own`, stays as it is, but for what `--shard` names.
@@ -139,14 +140,46 @@ fn batch_axes(mesh: &Mesh) -> AtomSet {
 /// Most axes, and parts of them, over which layouts are chosen by price.
 pub const MOST_PRICED: usize = 6;
 
+/// The axes, and parts of them, over which layouts are chosen by price.
+fn priced(mesh: &Mesh) -> AtomSet {
+    mesh.all().minus(mesh.axis(PIPELINE).unwrap_or_default())
+}
+
+/// Cuts axes where a part of one splits what all of it does not split evenly: `tp=4` in the middle for six heads.
+/// Of parts that are no pieces of each other the largest is taken, and of one axis only so many that the choice stays
+/// exact. What counts are the factors of reshapes and the dims of parameters.
+fn cut_for_factors(mesh: &mut Mesh, f: &Func) {
+    let reshapes = f.nodes.iter().filter(|n| matches!(n.op, Op::Reshape(_)));
+    let factors = reshapes.flat_map(|n| n.op.def().sizes()).map(|x| x.1);
+    let of_param = |a: &&Port| a.role.as_ref().is_some_and(|r| r.kind == RoleKind::Param);
+    let params = f.args.iter().filter(of_param);
+    let sizes: BTreeSet<usize> =
+        factors.chain(params.flat_map(|a| f.ty(a.value).sizes())).collect();
+    let most = if priced(mesh).len() < MOST_EXACT { MOST_EXACT } else { MOST_PRICED };
+    let axes: Vec<usize> =
+        (0..mesh.axes.len()).filter(|&i| mesh.axes[i].name != PIPELINE).collect();
+    for i in axes {
+        let ranks = mesh.axes[i].size;
+        let parts = sizes.iter().map(|&n| largest_common(n, ranks));
+        let parts: BTreeSet<usize> = parts.filter(|g| (2..ranks).contains(g)).collect();
+        for &part in parts.iter().rev() {
+            let mut cut = mesh.clone();
+            if cut.cut(i, part).is_ok() && priced(&cut).len() <= most {
+                *mesh = cut;
+            }
+        }
+    }
+}
+
 /// Annotates what is not left to prices: which rows of the batch are whose.
-fn left_to_price(mesh: Mesh, own: &Mesh, f: &mut Func, o: &Options) -> Result<Mesh> {
-    let priced = mesh.all().minus(mesh.axis(PIPELINE).unwrap_or_default());
+fn left_to_price(mut mesh: Mesh, own: &Mesh, f: &mut Func, o: &Options) -> Result<Mesh> {
+    let priced = priced(&mesh);
     if priced.len() > MOST_PRICED {
         return Err(Diag::new("mesh", format!("--shard auto over {}", mesh.names(priced, ", ")))
             .rule(format!("--shard auto chooses over at most {MOST_PRICED} axes beside pp"))
             .help("give fewer, larger axes: tp=4 in place of cp=2,tp=2"));
     }
+    cut_for_factors(&mut mesh, f);
     let batch = batch_axes(&mesh);
     rename_atoms(f, own, &mesh)?;
     for a in &f.args {

@@ -113,7 +113,7 @@ fn check(from: &str, op: &str, to: &str) {
         f64::from(next % 127)
     });
     let pieces = scatter(mesh, given, &x);
-    let wanted = interp::call(mesh, f, &[pieces.clone()], Precision::F64);
+    let wanted = interp::call(mesh, f, std::slice::from_ref(&pieces), Precision::F64);
     let wanted = wanted.unwrap_or_else(|e| panic!("{what}: {e}"));
     for mode in [Mode::Plain, Mode::Reversed] {
         let nothing = Tensor::full(&Shape::from_elem(0, made.rank()), 0.0);

@@ -4,8 +4,9 @@ use crate::plan_dir::{self, Stored};
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use shardc_ir::diag::{Diag, Result};
-use shardc_ir::func::{Module, Port, RoleKind};
+use shardc_ir::func::{Func, Module, RoleKind};
 use shardc_ir::names::parameters;
+use shardc_ir::ops::Kind;
 use shardc_ir::phase::Phase;
 use shardc_ir::plan::Mode;
 use shardc_ir::schedule::{Schedule, parse_csv};
@@ -16,6 +17,7 @@ use shardc_ir::verify::verify;
 use shardc_ir::weights::Weight;
 use shardc_passes::experts::laid_out;
 use shardc_passes::options::{self, Decay, Options};
+use shardc_passes::pipeline::computed;
 use shardc_prove::field::{Data, Progress};
 use shardc_prove::ledger::{Gap, Refuted};
 use shardc_prove::{Optimizer, Recipe, Report, Subject, Verdict};
@@ -218,26 +220,19 @@ pub fn recipe(o: &Options, weights: &[Weight], model: &Module) -> Result<Recipe>
     })
 }
 
-/// What a plan of this mode computes of its model: without training, what is shown.
-pub fn in_mode(mut model: Module, o: &Options) -> Module {
-    if o.mode == Mode::Infer {
-        let shown = |p: &Port| p.role.as_ref().is_some_and(|r| r.kind == RoleKind::Output);
-        model.funcs.iter_mut().for_each(|f| f.results.retain(shown));
-    }
-    model
-}
-
-/// What a plan computes of its model, before and after its experts are laid out for the mesh. A model that does
-/// not verify is left to the prover as it is.
+/// What a plan computes of its model in its mode, before and after its experts are laid out for the mesh. A model
+/// without experts that does not verify is left to the prover as it is.
 ///
 /// # Errors
-/// Those of laying them out.
+/// Those of verifying a model with experts, of [`computed`] and of laying experts out.
 pub fn both(source: Source, o: &Options) -> Result<[Module; 2]> {
-    let laid = match verify(&source.module, Phase::Source) {
-        Ok(()) => laid_out(source.clone(), o)?,
-        Err(_) => source.clone(),
-    };
-    Ok([source, laid].map(|s| in_mode(s.module, o)))
+    let routes = |f: &Func| f.nodes.iter().any(|n| n.op.facts().kind == Kind::Copies);
+    if source.module.funcs.iter().any(routes) {
+        verify(&source.module, Phase::Source).map_err(|mut all| all.swap_remove(0))?;
+    }
+    let source = computed(source, o)?;
+    let laid = laid_out(source.clone(), o)?;
+    Ok([source, laid].map(|s| s.module))
 }
 
 /// Of a plan that was read and checked.

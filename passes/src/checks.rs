@@ -8,6 +8,7 @@ use shardc_ir::func::{Fill, Func, Input, Port, Role, RoleKind, Value};
 use shardc_ir::mesh::{Mesh, PIPELINE};
 use shardc_ir::ops::Gradient;
 use shardc_ir::plan::{Mode, TokenOrder};
+use shardc_ir::source::Source;
 use shardc_ir::types::{DType, Type};
 
 /// What the passes assume of a model, whoever wrote it.
@@ -300,12 +301,21 @@ fn check_results(f: &Func) -> Result<()> {
     Ok(())
 }
 
-/// Without training nothing is computed but what is shown; labels that only losses read are not read
-/// either.
+/// A source with only what this mode computes of it, which all that follows is made of and compared with.
 ///
 /// # Errors
-/// `source` if nothing is shown.
-pub fn only_outputs(f: &mut Func) -> Result<()> {
+/// `source` if nothing is shown without training.
+pub fn computed(mut source: Source, o: &Options) -> Result<Source> {
+    match source.module.funcs.first_mut() {
+        Some(f) if o.mode == Mode::Infer => only_outputs(f)?,
+        _all => {}
+    }
+    Ok(source)
+}
+
+/// Without training nothing is computed but what is shown; labels that only losses read are not read
+/// either.
+fn only_outputs(f: &mut Func) -> Result<()> {
     f.results.retain(|r| r.role.as_ref().is_some_and(|r| r.kind == RoleKind::Output));
     if f.results.is_empty() {
         return Err(Diag::new("source", "the model has no output")

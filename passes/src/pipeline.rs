@@ -1,6 +1,7 @@
 //! The table of the passes, in their order, and what runs them.
 
-use crate::checks::{check_documents, check_source, only_outputs};
+pub use crate::checks::computed;
+use crate::checks::{check_documents, check_source};
 use crate::options::Options;
 use crate::schedule;
 use crate::shard::auto::{Choices, Price};
@@ -10,7 +11,7 @@ use shardc_ir::diag::{Diag, Result, bytes, exact_bytes};
 use shardc_ir::func::Module;
 use shardc_ir::mesh::Mesh;
 use shardc_ir::phase::Phase;
-use shardc_ir::plan::{Mode, Plan};
+use shardc_ir::plan::Plan;
 pub use shardc_ir::source::Source;
 use std::time::Instant;
 
@@ -141,9 +142,7 @@ fn through<'o>(
 ) -> Result<(State<'o>, Vec<(&'static str, f64)>)> {
     check_source(&source.module.mesh, &source.module.funcs[0], o)?;
     check_documents(o, source.vocab)?;
-    if o.mode == Mode::Infer {
-        only_outputs(&mut source.module.funcs[0])?;
-    }
+    source = computed(source, o)?;
     schedule::possible(o)?;
     let (begin, module) = match manager.from.take() {
         Some((pass, module)) => {

@@ -134,7 +134,10 @@ impl<'a> State<'a> {
 
     /// Of a source that has been through it, it changes nothing.
     pub fn experts(&mut self) -> Changed {
-        lay_out(&self.m.mesh, &mut self.m.funcs[0], &mut self.source.sequence, self.o)
+        let (f, sequence) = (&mut self.m.funcs[0], &mut self.source.sequence);
+        let (changed, warning) = lay_out(&self.m.mesh, f, sequence, self.o)?;
+        self.warnings.extend(warning);
+        Ok(changed)
     }
 
     pub fn rewrite(&mut self) -> Changed {

@@ -172,7 +172,9 @@ impl Pair<'_> {
             let Some(m) = rest.first() else { return Err((Some(i), NODES)) };
             let moves = |m: Option<&Node>| m.is_some_and(|m| matches!(m.op, Op::Transpose(_)));
             let ends = matches!((&n.op, &m.op), (Op::Reshape(_), Op::Reshape(_))) && n.op != m.op;
-            let count = if ends && moves(rest.get(1)) { 3 } else { 1 };
+            // A transpose of the model's own may stand behind an end that is one reshape.
+            let apart = g.ty(m.outs[0]).rank() > f.ty(n.outs[0]).rank();
+            let count = if ends && apart && moves(rest.get(1)) { 3 } else { 1 };
             if rest.len() < count {
                 return Err((Some(i), NODES));
             }
@@ -207,6 +209,36 @@ impl Pair<'_> {
         f.ty(v).sizes().to_vec()
     }
 
+    /// True if the sizes of a value and of its own are those of how it belongs to it.
+    fn has_form(&self, v: Value, w: Value, is: &Is) -> bool {
+        let (from, to) = (Pair::sizes(self.f, v), Pair::sizes(self.g, w));
+        let ways = |p: &Factors| p.iter().map(|x| x.0).product::<usize>();
+        let sizes = match is {
+            Is::Same => self.f.ty(v) == self.g.ty(w),
+            Is::OfTokens { at, places } => {
+                let mut want = from.clone();
+                for (&d, p) in at.iter().zip(places) {
+                    want.get_mut(d).into_iter().for_each(|n| *n = ways(p));
+                }
+                to == want
+            }
+            Is::Slots(r) => {
+                let [z, t] = &self.routed[*r].places;
+                to.len() == 3 && to[..] == [ways(z), ways(t), from[2]]
+            }
+            Is::Counts(r) => {
+                let ([z, _], [g, e]) = (&self.routed[*r].places, self.routed[*r].ops[1].groups());
+                to[..] == [g, e, ways(z)]
+            }
+            Is::Rows(r) => {
+                let ([z, _], op) = (&self.routed[*r].places, &self.routed[*r].ops[1]);
+                let own = [op.groups()[0], ways(z), op.rows];
+                to.get(..3) == Some(&own[..]) && to.get(3..) == from.get(3..)
+            }
+        };
+        sizes && self.f.ty(v).dtype == self.g.ty(w).dtype
+    }
+
     /// Where tokens become shards, or rows again.
     fn end(&mut self, n: &Node, own: &[Node]) -> Result<(), &'static str> {
         let (f, g) = (self.f, self.g);
@@ -225,7 +257,8 @@ impl Pair<'_> {
                 let [1, tokens, behind @ ..] = &to[..] else { return Err(RELATED) };
                 let at = from.len().checked_sub(behind.len()).ok_or(RELATED)?;
                 let rows: usize = from[..at].iter().product();
-                let same = rows == *tokens && from[at..] == *behind && made.len() == to.len();
+                let same =
+                    rows == *tokens && from[at..] == *behind && made.get(2..) == Some(behind);
                 let dims = whole(&Pair::sizes(g, first)).filter(|_| same).ok_or(RELATED)?;
                 (*tokens, behind.iter().product::<usize>(), dims)
             }
@@ -341,9 +374,7 @@ impl Pair<'_> {
             _other => return Err(NODES),
         };
         for ((&v, &w), is) in n.outs.iter().zip(&m.outs).zip(outs) {
-            if is == Is::Same && self.f.ty(v) != self.g.ty(w)
-                || self.f.ty(v).dtype != self.g.ty(w).dtype
-            {
+            if !self.has_form(v, w, &is) {
                 return Err(NODES);
             }
             self.is.insert(v, (w, is));

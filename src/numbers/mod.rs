@@ -23,6 +23,7 @@ use shardc_ir::types::Type;
 use shardc_ir::weights::{Init, Weight};
 use shardc_passes::experts::laid_out;
 use shardc_passes::options::Buffers;
+use shardc_passes::pipeline::computed;
 use shardc_runtime::{Columns, Numbers};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -61,7 +62,7 @@ pub struct Batch {
 /// the model and of running the programs.
 pub fn compare(s: &Stored) -> Result<Vec<Difference>> {
     let o = &s.options;
-    let source = crate::model_of(s)?;
+    let source = computed(crate::model_of(s)?, o)?;
     // A capacity drops by shards: those of the mesh.
     let source = match o.moe {
         Buffers::Capacity(_) => laid_out(source, o)?,

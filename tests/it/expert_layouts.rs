@@ -2,6 +2,7 @@
 //! prover sees where it does not.
 
 use crate::fixture::*;
+use crate::lab::Lab;
 use shardc::numbers::{Batch, Reference};
 use shardc::proof;
 use shardc_ir::documents::Documents;
@@ -227,11 +228,108 @@ fn a_stored_plan_is_compiled_for_another_mesh() {
     }
 }
 
+/// A text of four rows of two tokens, and two of four experts for each.
+const TEXT: &str = include_str!("../cases/experts/rows_over_ranks.ir");
+
+/// That text with something else in place of a part of it.
+fn changed(parts: &[(&str, &str)]) -> String {
+    parts.iter().fold(TEXT.into(), |text: String, (from, to)| {
+        assert!(text.contains(from), "{from}");
+        text.replace(from, to)
+    })
+}
+
+/// With a loss of which only losses need what shards would change, and an output.
+fn with_a_loss_of_experts() -> String {
+    let loss = "  %perexpert = reduce_sum[zte->ze] %scores : f32[1,4]
+  %sq = mul %perexpert, %perexpert : f32[1,4]
+  %aux = reduce_sum[ze->] %sq : f32[]
+  %main = reduce_sum[bs->] %l : f32[]
+  %loss = add %main, %aux : f32[]
+  return %loss, %back
+";
+    changed(&[
+        ("sum \"loss\")", "sum \"loss\", f32[4,2,4] output \"out\")"),
+        ("  %loss = reduce_sum[bs->] %l : f32[]\n  return %loss\n", loss),
+    ])
+}
+
+/// Without training, what only losses need is no reason to leave experts as they are: neither for the plan nor for
+/// what it is compared with. In training it is, and that is said.
+#[test]
+fn what_is_not_computed_does_not_matter() {
+    let lab = Lab::new("expert_layouts_infer");
+    lab.write("m.ir", with_a_loss_of_experts());
+    let flags = ["--mesh", "dp_shard=2,ep=2,etp=1", "--moe-capacity", "1", "--prove", "yes"];
+    let compile = [&["compile", "m.ir", "--output", "p", "--mode", "infer"], &flags[..]].concat();
+    let said = String::from_utf8_lossy(&lab.ok(&compile).stderr).into_owned();
+    assert!(!said.contains("no effect on"), "{said}");
+    lab.ok(&["verify", "p", "--numbers"]);
+    let plan = std::fs::read_to_string(lab.path("p/programs/all.ir")).unwrap();
+    assert!(plan.contains("route[g=2,e=2"), "{plan}");
+    let said = lab.ok(&[&["compile", "m.ir"], &flags[..4]].concat()).stderr;
+    let said = String::from_utf8_lossy(&said);
+    let what = "warning[no-effect]: ep=2, --moe-capacity 1 have no effect on 1 mixture of experts";
+    assert!(said.contains(what) && said.contains("%perexpert = reduce_sum"), "{said}");
+}
+
+/// Experts that nothing makes different may all be one: every copy of a token may go to the same group.
+#[test]
+fn experts_of_a_token_that_are_the_same() {
+    let lab = Lab::new("expert_layouts_same");
+    let given = "reshape[(zp)qk->z(pq)k; z=1] %hash : i32[1,8,2]";
+    let text = changed(&[
+        ("  %targets: i32", "  %hash: i32[4,2,2] input \"hash\",\n  %targets: i32"),
+        ("top_k[zte->ztk; k=2] %scores : i32[1,8,2]", given),
+    ]);
+    lab.write("m.ir", text);
+    let mesh = ["--mesh", "dp_shard=4,ep=4,etp=1", "--global-batch", "4", "--prove", "yes"];
+    // The largest bound gives what any load needs.
+    for more in [&[][..], &["--moe-bound", "4"]] {
+        lab.ok(&[&["compile", "m.ir", "--output", "p"], &mesh[..], more].concat());
+        lab.ok(&["verify", "p", "--numbers"]);
+    }
+}
+
+/// A text brings its sequence: where ranks cannot have equal parts of it, its experts stay, and that is said.
+#[test]
+fn tokens_that_do_not_divide() {
+    let lab = Lab::new("expert_layouts_tokens");
+    lab.write("m.ir", TEXT);
+    let compile = ["compile", "m.ir", "--output", "p", "--mesh"];
+    let said = lab.ok(&[&compile[..], &["cp=4,ep=4,etp=1", "--prove", "yes"]].concat()).stderr;
+    let said = String::from_utf8_lossy(&said);
+    let what = "warning[no-effect]: ep=4 has no effect on 1 mixture of experts";
+    assert!(said.contains(what) && said.contains("%flat = reshape"), "{said}");
+    let said = lab.ok(&[&compile[..], &["cp=2,ep=2,etp=1"]].concat()).stderr;
+    let said = String::from_utf8_lossy(&said);
+    assert!(!said.contains("no effect on"), "{said}");
+}
+
+/// Copies without a number are refused before a text is written that nobody can read.
+#[test]
+fn copies_that_cannot_be_counted() {
+    let fx = Fixture::open("qwen3_moe");
+    let config = fx.model(&on(&MESHES[0])).config;
+    let rows = 1 << 26;
+    let o = Options { global_batch: rows, microbatch: rows, ..options(&[], false, 1) };
+    let d = shardc::compile_config(&config, &o).err().expect("too many copies");
+    assert_eq!(d.code, "shape", "{d}");
+    assert!(d.help.iter().any(|h| h.contains("--microbatch")), "{d}");
+}
+
+/// A model with experts that does not verify is no model to compare a plan with.
+#[test]
+fn a_model_that_does_not_verify() {
+    let mut source = text::parse_source(TEXT).unwrap_or_else(|e| panic!("{e}"));
+    source.module.funcs[0].nodes.reverse();
+    assert!(proof::both(source, &options(&[("dp_shard", 2)], false, 2)).is_err());
+}
+
 /// The same of a text of which nothing is known but its program: its ranks exchange rows of experts.
 #[test]
 fn a_text_is_laid_out() {
-    let case = include_str!("../cases/experts/rows_over_ranks.ir");
-    let source = text::parse_source(case).unwrap_or_else(|e| panic!("{e}"));
+    let source = text::parse_source(TEXT).unwrap_or_else(|e| panic!("{e}"));
     let o = |ep| Options {
         mesh: vec![("dp_shard".into(), 2)],
         ep,

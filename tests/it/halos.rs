@@ -216,6 +216,46 @@ fn what_crosses_pieces_is_exchanged() {
     }
 }
 
+/// Ranges of all of a dim are nothing, whoever reads them, and whatever is of the value that they are of.
+#[test]
+fn ranges_of_all_of_a_dim_are_dropped() {
+    let read = "%w = widen[d=14; start=2; dim=1] %x : f32[4,14,8]
+  %same = narrow[p=14; start=0; dim=1] %w : f32[4,14,8]
+  %ex = exp %same : f32[4,14,8]
+  %cut = narrow[p=12; start=0; dim=1] %w : f32[4,12,8]
+  %sum = reduce_sum[bsh->bh] %ex : f32[4,8]
+  %y = add[bsh,bh->bsh] %cut, %sum : f32[4,12,8]
+  %next = narrow[p=12; start=0] %ids : i32[4,12]";
+    let narrowed = "%cut = narrow[p=5; start=4; dim=1] %x : f32[4,5,8]
+  %same = narrow[p=5; start=0; dim=1] %cut : f32[4,5,8]
+  %y = widen[d=12; start=4; dim=1] %same : f32[4,12,8]
+  %next = narrow[p=12; start=0] %ids : i32[4,12]";
+    let widened = "%cut = narrow[p=5; start=4; dim=1] %x : f32[4,5,8]
+  %same = widen[d=5; start=0; dim=1] %cut : f32[4,5,8]
+  %y = widen[d=12; start=4; dim=1] %same : f32[4,12,8]
+  %next = narrow[p=12; start=0] %ids : i32[4,12]";
+    let all = [("read", read), ("narrowed", narrowed), ("widened", widened)];
+    for (name, lines) in all {
+        for flags in ["", "--mesh cp=2 --shard input_ids=-,cp"] {
+            plan(&Middle { name, s: 12, n: 12, lines }, flags);
+        }
+    }
+}
+
+/// Shifts of one value are a chain also where none is joined: together they send what the longest does.
+#[test]
+fn shifts_of_one_value_send_what_the_longest_does() {
+    let lines = "%x1 = widen[d=12; start=1; dim=1] %x : f32[4,12,8]
+  %x2 = widen[d=12; start=2; dim=1] %x : f32[4,12,8]
+  %x3 = widen[d=12; start=3; dim=1] %x : f32[4,12,8]
+  %y = add %x1, %x2, %x3, %x : f32[4,12,8]
+  %next = narrow[p=12; start=0] %ids : i32[4,12]";
+    let p =
+        plan(&Middle { name: "direct", s: 12, n: 12, lines }, "--mesh cp=2 --shard input_ids=-,cp");
+    let (starts, bytes) = sent(&p, FuncKind::Forward);
+    assert_eq!((starts.len(), bytes), (3, (3 * 4 * 8 * 4) as f64), "{starts:?}");
+}
+
 /// Beside everything else that a plan may do.
 #[test]
 fn with_other_options() {

@@ -30,7 +30,7 @@ pub(super) fn check_shape(
     Ok(())
 }
 
-/// Refuses tensors whose sizes would overflow.
+/// Refuses tensors whose sizes would overflow, and copies of tokens that have no number in i32.
 pub(super) fn check_products(
     c: &Config,
     f: &Facts,
@@ -50,6 +50,17 @@ pub(super) fn check_products(
     let width = width.max(f.experts.map_or(1, |e| e.shared));
     let weights = product(experts.checked_mul(width), f.hidden);
     let rows = product(tokens.and_then(|t| t.checked_mul(top_k)), f.hidden.max(width));
+    if let Some(e) = f.experts
+        && product(tokens, e.top_k).is_none_or(|n| i32::try_from(n).is_err())
+    {
+        let (rows, seq, k) = (shape.batch, shape.seq, e.top_k);
+        let what = format!("{rows} rows of {seq} tokens with {k} experts each are too many copies");
+        return Err(Diag::new("shape", what)
+            .rule(format!("rows * seq * experts per token <= {} with experts", i32::MAX))
+            .help(
+                "use a smaller --microbatch, which counts for each rank of dp, or a smaller --seq",
+            ));
+    }
     let tensors = [
         ("logits", product(tokens, f.vocab)),
         ("the residual stream", product(tokens, f.hidden)),

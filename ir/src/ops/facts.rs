@@ -1,6 +1,6 @@
 //! What passes ask of an op beside its mathematics. There are no defaults: a new op answers all of it.
 
-use super::Op;
+use super::{Op, Route};
 use crate::rule::{Dims, Rule};
 
 /// What an op says of itself, in the item `facts` of its file.
@@ -104,7 +104,37 @@ pub enum Gradient {
     Unasked,
 }
 
+/// What an op does in a mixture of experts.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Mixing<'a> {
+    /// Gives each copy of a token its row in a buffer.
+    Route(&'a Route),
+    /// Copies tokens to their rows.
+    Dispatch,
+    /// Multiplies rows by the weights of their experts.
+    Product,
+    /// Sums the rows of a token.
+    Combine,
+}
+
 impl Op {
+    /// What it does in a mixture of experts, in forward.
+    pub fn mixing(&self) -> Option<Mixing<'_>> {
+        match self {
+            Op::Route(route) => Some(Mixing::Route(route)),
+            Op::Dispatch(_) => Some(Mixing::Dispatch),
+            Op::GroupedDot(_) => Some(Mixing::Product),
+            Op::Combine(_) => Some(Mixing::Combine),
+            _elsewhere => None,
+        }
+    }
+    /// Its `route`, if it is one.
+    pub fn as_route(&self) -> Option<&Route> {
+        match self.mixing() {
+            Some(Mixing::Route(route)) => Some(route),
+            _other => None,
+        }
+    }
     /// True for a product whose operands both bring letters of their own to the result.
     pub fn is_matrix_product(&self) -> bool {
         let f = self.facts();

@@ -4,7 +4,7 @@
 
 mod facts;
 
-pub use facts::{Facts, FusionClass, Gradient, Kind, Wants};
+pub use facts::{Facts, FusionClass, Gradient, Kind, Mixing, Wants};
 pub use kept::Kept;
 pub use layout::{Collective, Sends};
 pub use mask::Mask;

@@ -8,52 +8,93 @@
 //! Assumes: phase Source, without shardings where tokens go to experts.  Leaves: phase Source.
 //!
 //! Mixtures are found by ops and letters, whoever wrote them ([`region`]); one that has a capacity, fewer
-//! rows than copies may need, or shards of its own is left as it is: that is what was asked for. Without a
+//! rows than copies may need, or shards of its own is left as it is: that is what was asked for. So is one of
+//! whose tokens ranks cannot have equal parts. A warning names the options that it does not follow. Without a
 //! capacity the program means the same as before.
 
 mod region;
 
 use crate::options::{Buffers, Options};
 use crate::shard::experts::{AxisPiece, fold};
-use region::{End, Mixture, mixtures};
+use region::{End, Kept, Mixture, different, mixtures};
 use shardc_ir::attr::{RuleAttr, Sizes};
-use shardc_ir::diag::{Diag, Result};
+use shardc_ir::diag::{Diag, Result, count};
 use shardc_ir::func::{Annotation, Func, Name, Node, Port, Value};
-use shardc_ir::infer::TypeError;
 use shardc_ir::mesh::Mesh;
-use shardc_ir::ops::{Dispatch, Kind, Op, Reshape, Route, Transpose};
+use shardc_ir::ops::{Dispatch, Kind, Mixing, Op, Reshape, Route, Transpose};
 use shardc_ir::rule::Letter;
 use shardc_ir::source::Source;
+use shardc_ir::text::{node_text, type_text};
+use shardc_ir::types::{MAX_ELEMENTS, Type};
+use smallvec::SmallVec;
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Lays out the experts of a model; `sequence` lists values of the function and follows it. Whether it may have
-/// changed.
+/// changed, and a warning of options that some mixture does not follow.
 ///
 /// # Errors
-/// `experts-mesh` if the mesh cannot be factorised as the options ask, `experts-not-divisible` and
-/// `sequence-not-divisible` if experts or tokens cannot be cut so.
+/// `experts-mesh` if the mesh cannot be factorised as the options ask, `experts-not-divisible` if experts cannot
+/// be cut so; `size`, and those of types, for values that would be too large.
 pub fn lay_out(
     mesh: &Mesh,
     f: &mut Func,
     sequence: &mut [(Value, usize)],
     o: &Options,
-) -> Result<bool> {
+) -> Result<(bool, Option<Diag>)> {
     if !f.nodes.iter().any(|n| n.op.facts().kind == Kind::Copies) {
-        return Ok(false);
+        return Ok((false, None));
     }
     let shards = Shards::of(o)?;
-    let mut all = mixtures(f);
-    all.retain(|m| shards.cut(f, m, o));
+    let (mut all, mut kept) = mixtures(f);
+    all.retain(|m| match shards.uncut(f, m, o) {
+        Some(end) => {
+            kept.push(m.kept(f, end));
+            false
+        }
+        None => true,
+    });
+    let warning = without_effect(mesh, f, &kept, o);
     if all.is_empty() {
-        return Ok(false);
+        return Ok((false, warning));
     }
-    shards.fit(f, &all, o)?;
-    // What is too large to be counted stays as it is.
-    let Ok((new, to)) = rewritten(mesh, f, &all, &shards) else { return Ok(false) };
+    shards.fit(f, &all)?;
+    let (new, to) = rewritten(mesh, f, &all, &shards)?;
     sequence.iter_mut().for_each(|x| x.0 = to[&x.0]);
     *f = new;
-    Ok(true)
+    Ok((true, warning))
+}
+
+/// A warning of the options that ask for what mixtures do not become that stay as they are: the first of them,
+/// and why it does.
+fn without_effect(mesh: &Mesh, f: &Func, kept: &[Kept], o: &Options) -> Option<Diag> {
+    let asks = |k: &Kept| -> Vec<String> {
+        let Some(r) = f.nodes[k.route].op.as_route() else { return vec![] };
+        let own = r.groups()[0] > 1 && r.groups()[0] == o.ep;
+        let ep = (o.ep > 1 && !own).then(|| format!("ep={}", o.ep));
+        let etp = o.etp.filter(|&n| n != o.axis("tp") && !own).map(|n| format!("etp={n}"));
+        let rows = match o.moe {
+            Buffers::Worst => None,
+            Buffers::Bound(by) => Some(format!("--moe-bound {by}")),
+            Buffers::Capacity(by) => Some(format!("--moe-capacity {by}")),
+        };
+        ep.into_iter().chain(etp).chain(rows).collect()
+    };
+    let mut all: Vec<&Kept> = kept.iter().filter(|k| !asks(k).is_empty()).collect();
+    all.sort_by_key(|k| k.route);
+    let first = *all.first()?;
+    let (flags, n) = (asks(first), &f.nodes[first.by]);
+    let has = if flags.len() == 1 { "has" } else { "have" };
+    let of = count(all.len(), "mixture of experts", "mixtures of experts");
+    let path = &f.scope_info(n.scope).path;
+    let path = if path.is_empty() { String::new() } else { format!(", {path}") };
+    let what = format!("{} {has} no effect on {of}", flags.join(", "));
+    Some(
+        Diag::new("no-effect", what)
+            .at(format!("@{}{path}: {}", f.name, node_text(mesh, f, n).text))
+            .rule("tokens are cut if ranks have equal parts of them, and each op takes every token or row of a buffer for itself, or sums over all tokens; a capacity, shards and groups of the text's own stay")
+            .help("write this op so, or leave the options out: see docs/passes.md, experts"),
+    )
 }
 
 /// A source as its plan computes it.
@@ -62,7 +103,9 @@ pub fn lay_out(
 /// Those of [`lay_out`].
 pub fn laid_out(mut source: Source, o: &Options) -> Result<Source> {
     let m = &mut source.module;
-    lay_out(&m.mesh, &mut m.funcs[0], &mut source.sequence, o)?;
+    if let Some(f) = m.funcs.first_mut() {
+        lay_out(&m.mesh, f, &mut source.sequence, o)?;
+    }
     Ok(source)
 }
 
@@ -100,25 +143,30 @@ impl Shards {
         Ok(Shards { rows, seq, order, groups: o.ep.max(1), bound: o.moe })
     }
 
-    /// Whether all ends of a mixture have the rows and tokens that the factors cut.
-    fn cut(&self, f: &Func, m: &Mixture, o: &Options) -> bool {
-        m.ends.iter().all(|(&i, end)| {
-            let n = &f.nodes[i];
+    /// An end of a mixture that does not have the rows and tokens that the factors cut.
+    fn uncut(&self, f: &Func, m: &Mixture, o: &Options) -> Option<usize> {
+        let ways: usize = self.seq.iter().product();
+        let fits = |&(i, end): &(&usize, &End)| {
+            let n = &f.nodes[*i];
             let (rows, shards) = match end {
                 End::Cut => (n.ins[0], n.outs[0]),
                 End::Join => (n.outs[0], n.ins[0]),
             };
             let (rows, rank) = (f.ty(rows), f.ty(shards).rank());
             let by_token = rows.rank() == rank;
-            let seq = if by_token { rows.dims[1].size == o.seq } else { self.seq.is_empty() };
+            let seq = match by_token {
+                true => rows.dims[1].size == o.seq && o.seq % ways == 0,
+                false => self.seq.is_empty(),
+            };
             rows.dims[0].size == o.microbatch_rows() && seq
-        })
+        };
+        m.ends.iter().find(|x| !fits(x)).map(|x| *x.0)
     }
 
-    /// Checks that groups and factors divide what they cut.
-    fn fit(&self, f: &Func, all: &[Mixture], o: &Options) -> Result<()> {
+    /// Checks that groups divide the experts, and that there are as many dims as factors need.
+    fn fit(&self, f: &Func, all: &[Mixture]) -> Result<()> {
         for i in all.iter().flat_map(|m| &m.nodes) {
-            let Op::Route(op) = &f.nodes[*i].op else { continue };
+            let Some(op) = f.nodes[*i].op.as_route() else { continue };
             let experts: usize = op.groups().iter().product();
             if experts % self.groups != 0 {
                 let what = format!("{experts} experts are not {} equal groups", self.groups);
@@ -137,19 +185,19 @@ impl Shards {
                 .rule(format!("a tensor has at most {MOST_DIMS} dims"))
                 .help("give fewer axes, or ep and etp that take whole axes"));
         }
-        let ways: usize = self.seq.iter().product();
-        if o.seq % ways != 0 {
-            let what = format!("{} tokens of a row are not {ways} equal parts", o.seq);
-            return Err(Diag::new("sequence-not-divisible", what)
-                .rule("seq % (ranks that cut the tokens of a row) == 0 with experts")
-                .help(format!("use --seq {}", o.seq.div_ceil(ways) * ways)));
-        }
         Ok(())
     }
 
-    /// Rows of a buffer for this many tokens, and the copies of a shard that an expert keeps.
-    fn buffer(&self, tokens: usize, k: usize, experts: usize) -> (usize, Option<usize>) {
-        let worst = tokens * k.min(experts / self.groups);
+    /// Rows of a buffer for the tokens of a shard, each with k experts, and the copies that an expert keeps. Only if
+    /// the experts of a token are different, an expert has at most one copy of it.
+    fn buffer(
+        &self,
+        [tokens, k]: [usize; 2],
+        experts: usize,
+        different: bool,
+    ) -> (usize, Option<usize>) {
+        let each = if different { 1 } else { k };
+        let worst = tokens * k.min(each * (experts / self.groups));
         let share = |by: f64, among: usize| {
             let n = (by * (tokens * k) as f64 / among as f64).ceil();
             (n as usize).max(1)
@@ -158,7 +206,7 @@ impl Shards {
             Buffers::Worst => (worst, None),
             Buffers::Bound(by) => (share(by, self.groups).min(worst), None),
             Buffers::Capacity(by) => {
-                let own = share(by, experts).min(tokens);
+                let own = share(by, experts).min(tokens * each);
                 ((own * (experts / self.groups)).min(worst), Some(own))
             }
         }
@@ -240,10 +288,16 @@ struct Writer<'a> {
     more: BTreeSet<(Option<u32>, Cow<'static, str>)>,
 }
 
-type Written = std::result::Result<(Func, BTreeMap<Value, Value>), TypeError>;
-
 /// The function with these mixtures laid out, and what became of its values.
-fn rewritten(mesh: &Mesh, f: &Func, all: &[Mixture], shards: &Shards) -> Written {
+///
+/// # Errors
+/// `size`, and those of types, for a value that would be too large.
+fn rewritten(
+    mesh: &Mesh,
+    f: &Func,
+    all: &[Mixture],
+    shards: &Shards,
+) -> Result<(Func, BTreeMap<Value, Value>)> {
     let ends: BTreeMap<usize, Vec<Op>> = all
         .iter()
         .flat_map(|m| &m.ends)
@@ -309,10 +363,36 @@ impl Writer<'_> {
         self.new.nodes.push(Node { op, ins, outs, ..n.clone() });
     }
 
+    /// Types of the results of an op that takes the place of this node, or is a part of it.
+    ///
+    /// # Errors
+    /// `size` if one has more elements than a value may have, and those of the op.
+    fn typed(&self, n: &Node, op: &Op, ins: &[&Type]) -> Result<SmallVec<[Type; 2]>> {
+        let refused = |code, what: String| {
+            let name = self.old.name(n.outs[0]);
+            Diag::new(code, format!("`{name}`, with its experts laid out for the mesh, {what}"))
+                .at(format!("@{}: {}", self.old.name, node_text(self.mesh, self.old, n).text))
+        };
+        let types = op
+            .check(self.mesh, ins, &[])
+            .map_err(|e| refused(e.code, format!("is refused: {}", e.message)).help(e.help))?;
+        let elements =
+            |t: &Type| t.dims.iter().fold(1usize, |n, d| n.saturating_mul(d.size.max(1)));
+        match types.iter().find(|t| elements(t) > MAX_ELEMENTS) {
+            None => Ok(types),
+            Some(t) => {
+                let what = format!("is too large: {}", type_text(self.mesh, t));
+                Err(refused("size", what)
+                    .rule(format!("elements <= {MAX_ELEMENTS}"))
+                    .help("use a smaller ep, or --moe-bound 1: buffers have rows for every shard of tokens"))
+            }
+        }
+    }
+
     /// A node of a mixture, whose results have other sizes.
-    fn node(&mut self, n: &Node, op: Op) -> std::result::Result<(), TypeError> {
+    fn node(&mut self, n: &Node, op: Op) -> Result<()> {
         let ins: Vec<_> = n.ins.iter().map(|v| self.new.ty(self.to[v])).collect();
-        let types = op.check(self.mesh, &ins, &[])?;
+        let types = self.typed(n, &op, &ins)?;
         for (&v, ty) in n.outs.iter().zip(types) {
             let new = self.new.value(ty, self.named(v));
             self.to.insert(v, new);
@@ -322,11 +402,11 @@ impl Writer<'_> {
     }
 
     /// Nodes in place of one, each of what the one before it made.
-    fn chain(&mut self, n: &Node, ops: &[Op]) -> std::result::Result<(), TypeError> {
+    fn chain(&mut self, n: &Node, ops: &[Op]) -> Result<()> {
         let out = n.outs[0];
         let mut x = self.to[&n.ins[0]];
         for op in ops {
-            let ty = op.check(self.mesh, &[self.new.ty(x)], &[])?.swap_remove(0);
+            let ty = self.typed(n, op, &[self.new.ty(x)])?.swap_remove(0);
             let (from, name) = (x, self.named(out));
             x = self.new.value(ty, name);
             let (ins, outs) = ([from].into_iter().collect(), [x].into_iter().collect());
@@ -338,22 +418,21 @@ impl Writer<'_> {
 
     /// The op of a node, with the groups and rows that its shards need.
     fn with(&self, n: &Node, shards: &Shards) -> Op {
-        match &n.op {
-            Op::Route(op) => {
+        match n.op.mixing() {
+            Some(Mixing::Route(op)) => {
                 let index = self.new.ty(self.to[&n.ins[0]]);
                 let experts: usize = op.groups().iter().product();
-                let (rows, capacity) =
-                    shards.buffer(index.dims[1].size, index.dims[2].size, experts);
+                let sizes = [1, 2].map(|d| index.dims[d].size);
+                let maker = self.old.nodes.iter().find(|m| m.outs.contains(&n.ins[0]));
+                let (rows, capacity) = shards.buffer(sizes, experts, different(maker));
                 Route::new(shards.groups, experts / shards.groups, rows, capacity).into()
             }
-            Op::Dispatch(_) => {
-                let rows = self.new.nodes.iter().rev().find_map(|m| match &m.op {
-                    Op::Route(r) if m.outs[0] == self.to[&n.ins[1]] => Some(r.rows),
-                    _other => None,
-                });
-                Dispatch::new(shards.groups, rows.unwrap_or(1)).into()
+            Some(Mixing::Dispatch) => {
+                let route = self.new.nodes.iter().rev().find(|m| m.outs[0] == self.to[&n.ins[1]]);
+                let rows = route.and_then(|m| m.op.as_route()).map_or(1, |r| r.rows);
+                Dispatch::new(shards.groups, rows).into()
             }
-            other => other.clone(),
+            Some(Mixing::Product | Mixing::Combine) | None => n.op.clone(),
         }
     }
 }

@@ -5,7 +5,7 @@
 //! them back, and where all of them are summed up.
 
 use shardc_ir::func::{Func, Node, Value};
-use shardc_ir::ops::{Kind, Op};
+use shardc_ir::ops::{Kind, Mixing, Op, Route};
 use shardc_ir::rule::{Group, Letter, Rule};
 use smallvec::SmallVec;
 use std::collections::{BTreeMap, BTreeSet};
@@ -49,28 +49,51 @@ pub(super) struct Mixture {
     pub ends: BTreeMap<usize, End>,
 }
 
-/// The mixtures that mean the same however tokens are cut into shards and experts into groups.
-pub(super) fn mixtures(f: &Func) -> Vec<Mixture> {
+impl Mixture {
+    /// It stays as it is, because of this node.
+    pub fn kept(&self, f: &Func, by: usize) -> Kept {
+        let route = self.nodes.iter().find(|&&i| f.nodes[i].op.as_route().is_some());
+        Kept { route: route.copied().unwrap_or(by), by }
+    }
+}
+
+/// A `route` whose mixture stays as it is, and the first node found that keeps it so.
+pub(super) struct Kept {
+    pub route: usize,
+    pub by: usize,
+}
+
+/// Whether the experts of a token are different, by the node that chose them `[z,t,k]`: the largest of its scores
+/// are. Anything else may name an expert several times.
+pub(super) fn different(maker: Option<&Node>) -> bool {
+    let dims = maker.and_then(|n| if let Op::TopK(k) = &n.op { k.dims() } else { None });
+    dims.is_some_and(|(_, k, _)| k == 2)
+}
+
+/// The mixtures that mean the same however tokens are cut into shards and experts into groups; and the others.
+pub(super) fn mixtures(f: &Func) -> (Vec<Mixture>, Vec<Kept>) {
     let mut users = vec![vec![]; f.values.len()];
     for (i, n) in f.nodes.iter().enumerate() {
         n.ins.iter().for_each(|v| users[v.0 as usize].push(i));
     }
     let makers = f.makers();
     let mut seen = BTreeSet::new();
-    let mut found = vec![];
-    for (i, n) in f.nodes.iter().enumerate().filter(|(_, n)| matches!(n.op, Op::Route(_))) {
+    let (mut found, mut kept) = (vec![], vec![]);
+    for (i, n) in f.nodes.iter().enumerate().filter(|(_, n)| n.op.as_route().is_some()) {
         if seen.contains(&i) {
             continue;
         }
         let (dims, m) = (BTreeMap::new(), Mixture::default());
-        let mut region = Region { f, users: &users, makers: &makers, dims, m, open: vec![i] };
-        let holds = region.grow(n).is_some() && region.checked().is_some();
+        let (users, makers, open) = (&users, &makers, vec![i]);
+        let mut region = Region { f, users, makers, dims, m, open, at: i };
+        let holds = region.grow(n).is_some() && region.checked(i).is_some();
         seen.extend(region.m.nodes.iter().copied());
-        if holds {
-            found.push(region.m);
+        match holds {
+            true => found.push(region.m),
+            false => kept.push(Kept { route: i, by: region.at }),
         }
     }
-    found
+    (found, kept)
 }
 
 /// What is known of a mixture while it is looked at.
@@ -82,6 +105,8 @@ struct Region<'a> {
     dims: BTreeMap<(Value, usize), Counts>,
     m: Mixture,
     open: Vec<usize>,
+    /// The node that is looked at: where nothing more is known, it is why.
+    at: usize,
 }
 
 /// The letter rule of a node.
@@ -141,6 +166,7 @@ impl Region<'_> {
         }
         while let Some(i) = self.open.pop() {
             self.m.nodes.insert(i);
+            self.at = i;
             self.visit(i)?;
         }
         Some(())
@@ -160,11 +186,13 @@ impl Region<'_> {
     /// What a dim counts by the op alone.
     fn seeds(n: &Node) -> Vec<(Value, usize, Counts)> {
         let rows = |v: Value| vec![(v, 0, Counts::Groups), (v, 2, Counts::Rows)];
-        match &n.op {
-            Op::Route(_) => vec![(n.outs[1], 0, Counts::Groups), (n.outs[1], 1, Counts::Experts)],
-            Op::Dispatch(_) => rows(n.outs[0]),
-            Op::Combine(_) => rows(n.ins[0]),
-            _other => vec![],
+        match n.op.mixing() {
+            Some(Mixing::Route(_)) => {
+                vec![(n.outs[1], 0, Counts::Groups), (n.outs[1], 1, Counts::Experts)]
+            }
+            Some(Mixing::Dispatch) => rows(n.outs[0]),
+            Some(Mixing::Combine) => rows(n.ins[0]),
+            Some(Mixing::Product) | None => vec![],
         }
     }
 
@@ -198,7 +226,7 @@ impl Region<'_> {
                 let known = g.letters().iter().find_map(|l| letters.get(l));
                 let Some(&what) = known else { continue };
                 // Weights of all groups: however many there are.
-                let weights = matches!(n.op, Op::GroupedDot(_)) && n.ins.get(2) == Some(&v);
+                let weights = n.op.mixing() == Some(Mixing::Product) && n.ins.get(2) == Some(&v);
                 match g.single() {
                     Some(_) => self.mark(v, d, what)?,
                     None if weights => {}
@@ -225,19 +253,25 @@ impl Region<'_> {
     }
 
     /// Checks that shards, groups and rows may change without anything else changing.
-    fn checked(&self) -> Option<()> {
+    fn checked(&mut self, route: usize) -> Option<()> {
         let f = self.f;
         let values: BTreeSet<Value> = self.dims.keys().map(|k| k.0).collect();
         let ports = f.args.iter().chain(&f.results).map(|p| p.value);
-        let given = ports.chain(f.annotations.keys().copied()).any(|v| values.contains(&v));
-        if given || values.iter().any(|&v| !f.ty(v).marked().is_empty()) {
+        let mut given = ports.chain(f.annotations.keys().copied()).filter(|v| values.contains(v));
+        let marked = || values.iter().copied().find(|&v| !f.ty(v).marked().is_empty());
+        if let Some(v) = given.next().or_else(marked) {
+            let maker = self.makers[v.0 as usize].map(|i| i as usize);
+            let node = maker.or(self.users[v.0 as usize].first().copied());
+            self.at = node.unwrap_or(route);
             return None;
         }
         // The `route` that placed the rows of each buffer.
         let mut placed: BTreeMap<Value, usize> = BTreeMap::new();
-        for &i in &self.m.nodes {
+        for i in self.m.nodes.clone() {
+            self.at = i;
             self.node(i, &mut placed)?;
         }
+        self.at = route;
         let has = |end: End| self.m.ends.values().any(|e| *e == end);
         (has(End::Cut) && has(End::Join)).then_some(())
     }
@@ -255,25 +289,25 @@ impl Region<'_> {
         }
         let forms = |all: &[Value]| all.iter().map(|&v| self.form(v)).collect::<Option<Vec<_>>>();
         let (ins, outs) = (forms(&n.ins)?, forms(&n.outs)?);
-        match &n.op {
-            Op::Route(_) => self.route(n),
-            Op::Dispatch(_) => {
+        match n.op.mixing() {
+            Some(Mixing::Route(route)) => self.route(n, route),
+            Some(Mixing::Dispatch) => {
                 placed.insert(n.outs[0], self.route_of(n.ins[1])?);
                 (ins[..] == [Form::OfTokens; 3] && outs[..] == [Form::OfRows]).then_some(())
             }
-            Op::GroupedDot(_) => {
+            Some(Mixing::Product) => {
                 let own = *placed.get(&n.ins[0])?;
                 placed.insert(n.outs[0], own);
                 let same = self.makers[n.ins[1].0 as usize] == Some(own as u32);
                 let forms = [Form::OfRows, Form::Counted, Form::Whole];
                 (same && ins[..] == forms && outs[..] == [Form::OfRows]).then_some(())
             }
-            Op::Combine(_) => {
+            Some(Mixing::Combine) => {
                 let same = *placed.get(&n.ins[0])? == self.route_of(n.ins[1])?;
                 let forms = [Form::OfRows, Form::OfTokens, Form::OfTokens];
                 (same && ins[..] == forms && outs[..] == [Form::OfTokens]).then_some(())
             }
-            _other => self.alike(n, &ins, &outs, placed),
+            None => self.alike(n, &ins, &outs, placed),
         }
     }
 
@@ -281,16 +315,17 @@ impl Region<'_> {
     fn route_of(&self, slot: Value) -> Option<usize> {
         let i = self.makers[slot.0 as usize]? as usize;
         let n = &self.f.nodes[i];
-        (matches!(n.op, Op::Route(_)) && n.outs[0] == slot).then_some(i)
+        (n.op.as_route().is_some() && n.outs[0] == slot).then_some(i)
     }
 
     /// A `route` that drops no copy and never lacks a row, and whose results nobody takes for numbers.
-    fn route(&self, n: &Node) -> Option<()> {
-        let Op::Route(op) = &n.op else { return None };
+    fn route(&self, n: &Node, op: &Route) -> Option<()> {
         let index = self.f.ty(n.ins[0]);
         let [shards, tokens, k] = [0, 1, 2].map(|d| index.dims[d].size);
         let [_, experts] = op.groups();
-        let roomy = op.rows >= tokens.checked_mul(k.min(experts))?;
+        let maker = self.makers[n.ins[0].0 as usize].map(|i| &self.f.nodes[i as usize]);
+        let most = if different(maker) { k.min(experts) } else { k };
+        let roomy = op.rows >= tokens.checked_mul(most)?;
         let users = |v: Value| {
             let all = self.users[v.0 as usize].iter().map(|&i| &self.f.nodes[i]);
             all.flat_map(move |u| {
@@ -298,12 +333,13 @@ impl Region<'_> {
                 at.map(move |(j, _)| (u, j)).collect::<Vec<_>>()
             })
         };
-        let slots = users(n.outs[0]).all(|(u, j)| match &u.op {
-            Op::Dispatch(_) | Op::Combine(_) => j == 1,
-            Op::AtLeast(k) => k.bound == 0.0,
+        let slots = users(n.outs[0]).all(|(u, j)| match (u.op.mixing(), &u.op) {
+            (Some(Mixing::Dispatch | Mixing::Combine), _) => j == 1,
+            (None, Op::AtLeast(k)) => k.bound == 0.0,
             _number => false,
         });
-        let counts = users(n.outs[1]).all(|(u, j)| matches!(u.op, Op::GroupedDot(_)) && j == 1);
+        let counts =
+            users(n.outs[1]).all(|(u, j)| u.op.mixing() == Some(Mixing::Product) && j == 1);
         (shards == 1 && op.capacity.is_none() && roomy && slots && counts).then_some(())
     }
 

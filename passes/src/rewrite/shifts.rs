@@ -72,21 +72,35 @@ impl Shift {
 
 /// Joins shifts of shifts, and chains shifts of one value.
 pub fn shifts(f: &mut Func) {
-    if join(f) {
-        chain(f);
-    }
-}
-
-/// True if there are shifts of what only shifts read: each is then one of the first operand.
-fn join(f: &mut Func) -> bool {
-    let mut users: Vec<Vec<usize>> = vec![vec![]; f.values.len()];
-    for (u, n) in f.nodes.iter().enumerate() {
-        n.ins.iter().for_each(|v| users[v.0 as usize].push(u));
-    }
     // What is a result, or asked to be split somehow, stays.
     let mut kept = vec![false; f.values.len()];
     let asked = f.annotations.keys().copied();
     asked.chain(f.results.iter().map(|r| r.value)).for_each(|v| kept[v.0 as usize] = true);
+    drop_identities(f, &kept);
+    join(f, &kept);
+    chain(f);
+}
+
+/// Drops ranges of all of a dim, so that those who read them read what they are of.
+fn drop_identities(f: &mut Func, kept: &[bool]) {
+    let mut now: Vec<Value> = (0..f.values.len() as u32).map(Value).collect();
+    for mut n in std::mem::take(&mut f.nodes) {
+        n.ins.iter_mut().for_each(|v| *v = now[v.0 as usize]);
+        match Shift::of(f, &n) {
+            Some(own) if own.changes_nothing() && !kept[n.outs[0].0 as usize] => {
+                now[n.outs[0].0 as usize] = n.ins[0];
+            }
+            _other => f.nodes.push(n),
+        }
+    }
+}
+
+/// Shifts of what only shifts read: each becomes one of the first operand.
+fn join(f: &mut Func, kept: &[bool]) {
+    let mut users: Vec<Vec<usize>> = vec![vec![]; f.values.len()];
+    for (u, n) in f.nodes.iter().enumerate() {
+        n.ins.iter().for_each(|v| users[v.0 as usize].push(u));
+    }
     // The value that each shifted one is of, and what stands for each value.
     let mut made: Vec<Option<(Value, Shift)>> = vec![None; f.values.len()];
     let mut now: Vec<Value> = (0..f.values.len() as u32).map(Value).collect();
@@ -99,10 +113,6 @@ fn join(f: &mut Func) -> bool {
             continue;
         };
         let (v, out) = (n.ins[0], n.outs[0]);
-        if own.changes_nothing() && !kept[out.0 as usize] {
-            now[out.0 as usize] = v;
-            continue;
-        }
         let before = made[v.0 as usize].filter(|&(of, first)| {
             // Ranges of ranges stay: terms do not join them, and such a plan would not be proved.
             let within = made[of.0 as usize].is_some_and(|m| m.1.is_range());
@@ -114,12 +124,12 @@ fn join(f: &mut Func) -> bool {
             };
             !kept[v.0 as usize] && users[v.0 as usize].iter().all(alone)
         });
-        let Some((of, first)) = before else {
+        let both = before.and_then(|(of, first)| Some((of, first.then(own)?)));
+        let Some((of, both)) = both else {
             made[out.0 as usize] = Some((v, own));
             f.nodes.push(n);
             continue;
         };
-        let both = first.then(own).expect("one of those that were looked at");
         gone[v.0 as usize] = true;
         if both.changes_nothing() {
             now[out.0 as usize] = of;
@@ -132,7 +142,6 @@ fn join(f: &mut Func) -> bool {
         });
     }
     f.nodes.retain(|n| !gone[n.outs[0].0 as usize]);
-    gone.contains(&true)
 }
 
 /// Lets each shift of a value begin where a nearer one ends.

@@ -146,8 +146,8 @@ fn priced(mesh: &Mesh) -> AtomSet {
 }
 
 /// Cuts axes where a part of one splits what all of it does not split evenly: `tp=4` in the middle for six heads.
-/// Of parts that are no pieces of each other the largest is taken, and of one axis only so many that the choice stays
-/// exact. What counts are the factors of reshapes and the dims of parameters.
+/// Of parts that are no pieces of each other the largest is taken, and what is exact over the axes stays exact: one axis
+/// is cut once, two are not. What counts are the factors of reshapes and the dims of parameters.
 fn cut_for_factors(mesh: &mut Mesh, f: &Func) {
     let reshapes = f.nodes.iter().filter(|n| matches!(n.op, Op::Reshape(_)));
     let factors = reshapes.flat_map(|n| n.op.def().sizes()).map(|x| x.1);
@@ -155,7 +155,7 @@ fn cut_for_factors(mesh: &mut Mesh, f: &Func) {
     let params = f.args.iter().filter(of_param);
     let sizes: BTreeSet<usize> =
         factors.chain(params.flat_map(|a| f.ty(a.value).sizes())).collect();
-    let most = if priced(mesh).len() < MOST_EXACT { MOST_EXACT } else { MOST_PRICED };
+    let most = if priced(mesh).len() <= MOST_EXACT { MOST_EXACT } else { MOST_PRICED };
     let axes: Vec<usize> =
         (0..mesh.axes.len()).filter(|&i| mesh.axes[i].name != PIPELINE).collect();
     for i in axes {

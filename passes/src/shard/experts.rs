@@ -10,7 +10,7 @@ use crate::options::Options;
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::func::{AnnotatedDim, Annotation, Func, RoleKind, Value};
 use shardc_ir::mesh::{Atom, AtomSet, Mesh};
-use shardc_ir::ops::Op;
+use shardc_ir::ops::Mixing;
 use shardc_ir::types::AtomList;
 use shardc_ir::weights::Weight;
 use std::collections::BTreeMap;
@@ -168,17 +168,18 @@ pub(super) fn annotate(
         weights.get(&*role.name).copied().filter(|w| w.experts.is_some())
     };
     for n in &f.nodes {
-        if let Op::Route(_) = n.op {
-            ask(n.ins[0], SEQUENCE, &[at(tokens), whole, whole]);
-            ask(n.outs[0], SEQUENCE, &[at(tokens), whole, whole]);
-            ask(n.outs[1], SEQUENCE, &[whole, whole, at(tokens)]);
-        }
-        if let Op::Dispatch(_) = n.op {
-            ask(n.ins[0], SEQUENCE, &[at(tokens), whole, whole]);
-            ask(n.outs[0], SEQUENCE, &[whole, at(tokens), whole, whole]);
-        }
-        if let Op::GroupedDot(_) = n.op {
-            ask(n.outs[0], 0, &[at(expert), at(own), whole, open]);
+        match n.op.mixing() {
+            Some(Mixing::Route(_)) => {
+                ask(n.ins[0], SEQUENCE, &[at(tokens), whole, whole]);
+                ask(n.outs[0], SEQUENCE, &[at(tokens), whole, whole]);
+                ask(n.outs[1], SEQUENCE, &[whole, whole, at(tokens)]);
+            }
+            Some(Mixing::Dispatch) => {
+                ask(n.ins[0], SEQUENCE, &[at(tokens), whole, whole]);
+                ask(n.outs[0], SEQUENCE, &[whole, at(tokens), whole, whole]);
+            }
+            Some(Mixing::Product) => ask(n.outs[0], 0, &[at(expert), at(own), whole, open]),
+            Some(Mixing::Combine) | None => {}
         }
     }
     for a in &f.args {

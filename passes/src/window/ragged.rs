@@ -15,7 +15,7 @@
 
 use shardc_ir::func::{Func, Name, Node, Value};
 use shardc_ir::mesh::{AtomSet, Mesh};
-use shardc_ir::ops::{AllToAll, AllToAllV, FanOut, Kind, Op};
+use shardc_ir::ops::{AllToAll, AllToAllV, FanOut, Kind, Mixing, Op};
 use smallvec::smallvec;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -150,7 +150,7 @@ fn found(f: &Func) -> Vec<Found> {
     let placed = |mut v: Value| loop {
         let n = maker(v)?;
         if n.op.facts().kind != Kind::Conversion {
-            return matches!(n.op, Op::Dispatch(_)).then(|| behind(n.ins[1]));
+            return (n.op.mixing() == Some(Mixing::Dispatch)).then(|| behind(n.ins[1]));
         }
         v = n.ins[0];
     };
@@ -164,7 +164,7 @@ fn found(f: &Func) -> Vec<Found> {
         let route = makers[slot.0 as usize]? as usize;
         let copies = f.ty(slot).dims[1].size * f.ty(slot).dims[2].size;
         let op = op.clone();
-        matches!(f.nodes[route].op, Op::Route(_)).then_some(Found { node, route, op, copies })
+        f.nodes[route].op.as_route().map(|_| Found { node, route, op, copies })
     };
     f.nodes.iter().enumerate().filter_map(one).collect()
 }
@@ -175,7 +175,8 @@ fn slots(f: &Func, behind: &impl Fn(Value) -> Value) -> BTreeMap<Value, Option<V
         f.results.iter().map(|r| (r.value, None)).collect();
     for n in f.nodes.iter().rev() {
         for (i, &v) in n.ins.iter().enumerate() {
-            let reads = i == 0 && matches!(n.op, Op::Combine(_) | Op::RowDots(_));
+            let combines = n.op.mixing() == Some(Mixing::Combine);
+            let reads = i == 0 && (combines || matches!(n.op, Op::RowDots(_)));
             let slot = match n.op.facts().kind == Kind::Conversion {
                 true => slots.get(&n.outs[0]).copied().flatten(),
                 false => reads.then(|| behind(n.ins[1])),

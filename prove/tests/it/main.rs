@@ -1,3 +1,4 @@
 //! The integration test of the sources of the prover.
 
+mod experts;
 mod sources;

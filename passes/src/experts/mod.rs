@@ -7,7 +7,7 @@
 //!          `%slot, %counts = route[g=2,e=2; rows=64; capacity=none] %expert : i32[2,32,2], i32[2,2,2]`
 //! Assumes: phase Source, without shardings where tokens go to experts.  Leaves: phase Source.
 //!
-//! Mixtures are found by ops and letters, whoever wrote them ([`region`]); one that has a capacity, fewer
+//! Mixtures are found by ops and letters, whoever wrote them (`region.rs`); one that has a capacity, fewer
 //! rows than copies may need, or shards of its own is left as it is: that is what was asked for. So is one of
 //! whose tokens ranks cannot have equal parts. A warning names the options that it does not follow. Without a
 //! capacity the program means the same as before.

@@ -41,8 +41,10 @@ pub fn ragged(mesh: &Mesh, f: &mut Func) {
         let Some(there) = counts.at_experts(f, &x, tokens, experts) else { continue };
         let (sent, received) = if into { (own, there) } else { (there, own) };
         let AllToAll { axes, from, to } = x.op;
-        // As free as the rows are.
-        let free = f.ty(inp).replicated.union(f.ty(inp).partial()).minus(axes);
+        // As free as the rows are, and as their elements, if ranks split these.
+        let rows = f.ty(inp);
+        let split = rows.dims[2..].iter().flat_map(|d| d.atoms.iter()).collect();
+        let free = rows.replicated.union(rows.partial()).union(split).minus(axes);
         let [sent, received] = [sent, received].map(|v| counts.fanned_out(f, x.route, v, free));
         let n = &mut f.nodes[x.node];
         n.op = AllToAllV { axes, from, to, copies: x.copies }.into();

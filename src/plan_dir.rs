@@ -413,7 +413,7 @@ pub fn read(dir: &Path) -> Result<Stored> {
     if (p, of) != (module.mesh.pipeline(), m) {
         return Err(bad("schedule.csv", format!("it has {p} ranks and {of} microbatches")));
     }
-    let classes = rank_classes(&module, &schedule, head.settings.mode)?;
+    let classes = rank_classes(&module, &schedule, &head.settings)?;
     let peaks: Vec<usize> = classes.iter().map(|c| c.memory.peak_bytes).collect();
     if peaks != head.peak_bytes {
         return Err(bad(

@@ -266,7 +266,7 @@ fn transfers(plan: &Plan, class: &RankClass) -> Vec<CollectiveReport> {
         let (kind, t) = match i {
             Instr::Send(t) => ("send", t),
             Instr::Recv(t) => ("recv", t),
-            Instr::Call(_) | Instr::Sent { .. } => continue,
+            Instr::Call(_) | Instr::Sent { .. } | Instr::PostRecv(_) => continue,
         };
         let f = &plan.module.funcs[t.func];
         let phase = if t.microbatch.is_some() { phase_of(f.kind) } else { "step" };

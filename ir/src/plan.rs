@@ -24,7 +24,11 @@ pub enum Instr {
     Sent {
         to: usize,
     },
-    /// Takes the oldest value that another rank of the pipeline offers to this one.
+    /// Gives the memory of a value that a later [`Instr::Recv`] takes, and goes on: it may arrive from here
+    /// on. Receives of one rank of the pipeline are posted in their order.
+    PostRecv(Transfer),
+    /// Takes the oldest value that another rank of the pipeline offers to this one; waits for it, if it was
+    /// posted.
     Recv(Transfer),
 }
 
@@ -33,7 +37,7 @@ impl Instr {
     pub fn microbatch(&self) -> Option<usize> {
         match self {
             Instr::Call(c) => c.microbatch,
-            Instr::Send(t) | Instr::Recv(t) => t.microbatch,
+            Instr::Send(t) | Instr::PostRecv(t) | Instr::Recv(t) => t.microbatch,
             Instr::Sent { .. } => None,
         }
     }
@@ -326,6 +330,9 @@ pub struct Settings {
     /// How the loss is scaled, of a plan that trains with f16.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loss_scaling: Option<LossScaling>,
+    /// Receives between stages are posted before the work that precedes them, where memory is free.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub early_receives: bool,
 }
 
 /// What the ranks with one coordinate along [`PIPELINE`] run: the same on all of them. A plan with
@@ -354,7 +361,7 @@ impl RankClass {
 pub fn calls(list: &[Instr]) -> impl Iterator<Item = &Call> {
     list.iter().filter_map(|i| match i {
         Instr::Call(c) => Some(c),
-        Instr::Send(_) | Instr::Sent { .. } | Instr::Recv(_) => None,
+        Instr::Send(_) | Instr::Sent { .. } | Instr::PostRecv(_) | Instr::Recv(_) => None,
     })
 }
 
@@ -397,7 +404,7 @@ impl Plan {
     pub fn edges(&self) -> BTreeSet<(usize, usize)> {
         let to = |i: &Instr| match i {
             Instr::Send(t) => Some(t.with),
-            Instr::Call(_) | Instr::Recv(_) | Instr::Sent { .. } => None,
+            Instr::Call(_) | Instr::PostRecv(_) | Instr::Recv(_) | Instr::Sent { .. } => None,
         };
         let of = |(from, c): (usize, &RankClass)| {
             let all = c.step.iter().chain(&c.evaluation).filter_map(to);

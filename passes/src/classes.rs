@@ -1,11 +1,12 @@
 //! What every rank of the pipeline runs, and its memory: of a module whose programs are done.
 
 use crate::memory::memory;
+use crate::step::early;
 use crate::step::instructions::{Index, Lists, instructions};
 use crate::threads;
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::func::Module;
-use shardc_ir::plan::{Mode, RankClass};
+use shardc_ir::plan::{Mode, RankClass, Settings};
 use shardc_ir::schedule::{Schedule, Times, replay};
 
 /// What every rank of the pipeline does; an error if the functions do not fit the schedule.
@@ -21,23 +22,35 @@ pub(crate) fn lists(m: &Module, s: &Schedule, mode: Mode) -> Result<(Index, Vec<
     Ok((index, lists))
 }
 
+/// Places everything in the memory of every rank of the pipeline. With `early`, receives are posted before the
+/// work that precedes them, where the rank that needs most memory does not come to need more for it.
 pub(crate) fn classes(
     m: &Module,
     s: &Schedule,
     (index, lists): (Index, Vec<Lists>),
+    early: bool,
 ) -> Vec<RankClass> {
     let all: Vec<(usize, Lists)> = lists.into_iter().enumerate().collect();
-    let one = |(rank, lists): &(usize, Lists)| {
-        memory(m, s.microbatches, s.stages_of(*rank), index.funcs(s, *rank), lists)
+    let place = |rank: usize, lists: &Lists| {
+        memory(m, s.microbatches, s.stages_of(rank), index.funcs(s, rank), lists)
     };
     // The arenas of two ranks have nothing to do with each other.
-    threads::all(&all, usize::MAX, one)
+    let placed = threads::all(&all, usize::MAX, |(rank, lists)| place(*rank, lists));
+    if !early || all.len() == 1 {
+        return placed;
+    }
+    let limit = placed.iter().map(|c| c.memory.peak_bytes).max().unwrap_or(0);
+    let both: Vec<(&RankClass, &(usize, Lists))> = placed.iter().zip(&all).collect();
+    threads::all(&both, usize::MAX, |(class, (rank, lists))| {
+        let place = |step| place(*rank, &Lists { step, evaluation: lists.evaluation.clone() });
+        early::post(class, &lists.step, limit, place).unwrap_or_else(|| (*class).clone())
+    })
 }
 
 /// What every rank runs, and its memory: of a module whose passes are done.
 ///
 /// # Errors
 /// `deadlock`, `schedule`, and `plan` if functions and schedule do not fit together.
-pub fn rank_classes(m: &Module, s: &Schedule, mode: Mode) -> Result<Vec<RankClass>> {
-    Ok(classes(m, s, lists(m, s, mode)?))
+pub fn rank_classes(m: &Module, s: &Schedule, of: &Settings) -> Result<Vec<RankClass>> {
+    Ok(classes(m, s, lists(m, s, of.mode)?, of.early_receives))
 }

@@ -128,6 +128,11 @@ impl<'a> State<'a> {
         Ok(known)
     }
 
+    /// Exchanges go on while ranks work.
+    fn on_devices(&self) -> bool {
+        self.o.transport == Transport::Nccl
+    }
+
     fn trains(&self) -> bool {
         self.o.mode == Mode::Train
     }
@@ -306,11 +311,10 @@ impl<'a> State<'a> {
     }
 
     pub fn overlap(&mut self) -> Changed {
-        let on_devices = self.o.transport == Transport::Nccl;
-        if on_devices {
+        if self.on_devices() {
             self.m.funcs.iter_mut().for_each(overlap);
         }
-        Ok(on_devices)
+        Ok(self.on_devices())
     }
 
     pub fn lists(&mut self) -> Changed {
@@ -325,7 +329,7 @@ impl<'a> State<'a> {
             Some(lists) => lists,
             None => lists(&self.m, &schedule, self.o.mode)?,
         };
-        self.classes = classes(&self.m, &schedule, lists);
+        self.classes = classes(&self.m, &schedule, lists, self.on_devices());
         Ok(false)
     }
 
@@ -355,6 +359,7 @@ impl<'a> State<'a> {
             seed: o.seed,
             documents: o.documents,
             loss_scaling: scaled.then_some(o.loss_scaling),
+            early_receives: self.on_devices(),
         };
         self.schedule = None;
         let plan = Plan {

@@ -175,6 +175,9 @@ fn name(w: &Wiring, rank: usize, e: &Entry) -> String {
             let peer = |class| w.plan.peer(rank, class);
             match list.get(i) {
                 Some(Instr::Send(t)) => format!("send of {} to rank {}", value(w, t), peer(t.with)),
+                Some(Instr::PostRecv(t)) => {
+                    format!("post of a recv of {} from rank {}", value(w, t), peer(t.with))
+                }
                 Some(Instr::Recv(t)) => {
                     format!("recv of {} from rank {}", value(w, t), peer(t.with))
                 }

@@ -266,7 +266,9 @@ impl Rank {
                         }
                     }
                 }
-                Instr::Send(t) | Instr::Recv(t) => self.transfer(&w, instr, t)?,
+                Instr::Send(t) | Instr::PostRecv(t) | Instr::Recv(t) => {
+                    self.transfer(&w, instr, t)?;
+                }
                 Instr::Sent { to } => {
                     let to = w.plan.peer(self.rank, *to);
                     let done = self.engine.transport().sent(to);
@@ -305,10 +307,12 @@ impl Rank {
         let first = found(self.engine.at(t.offset, t.bytes))?;
         let elem = Elem::of(w.plan.module.funcs[t.func].ty(t.value).dtype);
         // SAFETY: the arena has checked that the bytes lie inside it. What is sent stays until it
-        // was waited for, and what is received is used by nobody yet: the plan's instructions say so.
+        // was waited for, and what is received is used by nobody yet, from where it is posted on: the
+        // plan's instructions say so.
         let region = unsafe { Region::adjacent(first, elem, t.bytes / elem.bytes()) };
         let done = match instr {
             Instr::Send(_) => self.engine.transport().send(peer, &region),
+            Instr::PostRecv(_) => self.engine.transport().post_recv(peer, &region),
             Instr::Recv(_) | Instr::Call(_) | Instr::Sent { .. } => {
                 self.engine.transport().recv(peer, &region)
             }

@@ -70,7 +70,12 @@ pub trait Transport: Send {
     fn send(&mut self, to: usize, data: &Region) -> Result<()>;
     /// Waits until rank `to` has taken the oldest offer that was not yet waited for.
     fn sent(&mut self, to: usize) -> Result<()>;
-    /// Takes the oldest offer of rank `from`, when there is one.
+    /// Says where the next offer of rank `from` that was not posted may arrive from now on, and returns at
+    /// once; [`Transport::recv`] then waits for it. Nobody uses the data until then.
+    fn post_recv(&mut self, _from: usize, _data: &Region) -> Result<()> {
+        Ok(())
+    }
+    /// Takes the oldest offer of rank `from`, when there is one; into the same data if it was posted.
     fn recv(&mut self, from: usize, data: &Region) -> Result<()>;
     /// True if a collective can be under way while other work is done.
     fn overlaps(&self) -> bool {

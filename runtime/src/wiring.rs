@@ -278,7 +278,7 @@ fn check_instr(plan: &Plan, class: usize, i: &Instr, class_of: &[usize]) -> Resu
                     && all.clone().all(|(&at, &bytes)| bytes == 0 || inside(at, bytes))
             }
         }
-        Instr::Send(t) | Instr::Recv(t) => {
+        Instr::Send(t) | Instr::PostRecv(t) | Instr::Recv(t) => {
             let value = own(t.func).then(|| funcs[t.func].values.get(t.value.0 as usize)).flatten();
             value.is_some_and(|v| v.ty.local_bytes(&plan.module.mesh) == t.bytes)
                 && inside(t.offset, t.bytes)

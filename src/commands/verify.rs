@@ -191,7 +191,7 @@ fn lines(json: &serde_json::Value) -> String {
 /// made before it is used: the replay finds it again, or says which actions wait for each other. Then
 /// the lists are replayed against each other.
 fn order(plan: &Plan) -> Option<String> {
-    match rank_classes(&plan.module, &plan.schedule, plan.settings.mode) {
+    match rank_classes(&plan.module, &plan.schedule, &plan.settings) {
         Err(d) => Some(d.message),
         Ok(again) if again != plan.classes => {
             Some("the schedule gives other lists than the plan has".into())

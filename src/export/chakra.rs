@@ -156,7 +156,7 @@ pub(super) fn files(e: &mut Export) -> Result<Vec<File>> {
     let of_class = |c: &RankClass| -> usize {
         let of = |i: &Instr| match i {
             Instr::Call(c) => plan.module.funcs[c.func].nodes.len(),
-            Instr::Send(_) | Instr::Recv(_) | Instr::Sent { .. } => 1,
+            Instr::Send(_) | Instr::PostRecv(_) | Instr::Recv(_) | Instr::Sent { .. } => 1,
         };
         c.step.iter().map(of).sum()
     };
@@ -210,7 +210,7 @@ pub(super) fn files(e: &mut Export) -> Result<Vec<File>> {
                         t.waits.push(id);
                     }
                 }
-                Instr::Sent { .. } => {}
+                Instr::Sent { .. } | Instr::PostRecv(_) => {}
             }
         }
         out.push(File::new(format!("plan.{rank}.et"), t.out.0));

@@ -198,7 +198,9 @@ impl Step {
                     FuncKind::Finish => self.finish(rank),
                     _other => (now, now),
                 },
-                Instr::Send(_) | Instr::Sent { .. } | Instr::Recv(_) => (now, now),
+                Instr::Send(_) | Instr::Sent { .. } | Instr::PostRecv(_) | Instr::Recv(_) => {
+                    (now, now)
+                }
             };
             now = at.1;
             out.push(at);
@@ -208,7 +210,7 @@ impl Step {
             match i {
                 Instr::Recv(_) => *at = (next, next),
                 Instr::Call(_) => next = at.0,
-                Instr::Send(_) | Instr::Sent { .. } => {}
+                Instr::Send(_) | Instr::Sent { .. } | Instr::PostRecv(_) => {}
             }
         }
         // What stands behind a receive is done after it.
@@ -269,7 +271,7 @@ pub fn gaps(m: &Memory) -> usize {
 fn moments(plan: &Plan, c: &RankClass, instr: usize) -> usize {
     match &c.step[instr] {
         Instr::Call(call) => plan.module.funcs[call.func].nodes.len() + 2,
-        Instr::Send(_) | Instr::Sent { .. } | Instr::Recv(_) => 1,
+        Instr::Send(_) | Instr::Sent { .. } | Instr::PostRecv(_) | Instr::Recv(_) => 1,
     }
 }
 

@@ -75,6 +75,7 @@ fn no_plan(o: &Options) -> Plan {
             seed: o.seed,
             documents: None,
             loss_scaling: None,
+            early_receives: false,
         },
     }
 }

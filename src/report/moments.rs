@@ -72,6 +72,10 @@ fn words(plan: &Plan, c: &RankClass, at: Moment) -> String {
         Some(Instr::Send(t)) => {
             format!("where pipeline rank {} is sent to{}", t.with, of_microbatch(t.microbatch))
         }
+        Some(Instr::PostRecv(t)) => {
+            let of = of_microbatch(t.microbatch);
+            format!("where what pipeline rank {} sends may arrive{of}", t.with)
+        }
         Some(Instr::Recv(t)) => {
             format!("where pipeline rank {} has sent{}", t.with, of_microbatch(t.microbatch))
         }

@@ -136,8 +136,10 @@ impl Prices {
         };
         for (rank, c) in plan.classes.iter().enumerate() {
             let mut moves: HashMap<usize, f64> = HashMap::new();
-            for i in &c.step {
-                // Who takes it waits while it moves.
+            // Who takes it waits while it moves. On a machine that is priced from the lists, if it may move
+            // before: these times are to be no longer.
+            let hidden = matches!(self, Prices::Machine(_)) && plan.settings.early_receives;
+            for i in c.step.iter().filter(|_| !hidden) {
                 if let Instr::Recv(t) = i
                     && t.microbatch == Some(0)
                 {

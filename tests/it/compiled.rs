@@ -522,7 +522,7 @@ fn marks_in_wrong_places_are_refused() {
             continue;
         }
         taken += 1;
-        let classes = rank_classes(&module, &plan.schedule, plan.settings.mode);
+        let classes = rank_classes(&module, &plan.schedule, &plan.settings);
         let classes = classes.unwrap_or_else(|e| panic!("{e}"));
         let new = shardc_ir::plan::Plan { module, classes, ..plan.clone() };
         for rank in 0..2 {

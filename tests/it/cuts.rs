@@ -35,7 +35,7 @@ fn layers(plan: &Plan) -> Vec<usize> {
 fn sends(plan: &Plan, class: usize) -> Vec<Transfer> {
     let one = |i: &Instr| match i {
         Instr::Send(t) => Some(*t),
-        Instr::Call(_) | Instr::Sent { .. } | Instr::Recv(_) => None,
+        Instr::Call(_) | Instr::Sent { .. } | Instr::PostRecv(_) | Instr::Recv(_) => None,
     };
     plan.classes[class].step.iter().filter_map(one).collect()
 }

@@ -8,11 +8,12 @@ use shardc::report::collectives;
 use shardc_ir::plan::{Instr, Plan};
 use std::collections::BTreeMap;
 
-const LAYOUTS: [(&str, &[&str]); 5] = [
+const LAYOUTS: [(&str, &[&str]); 6] = [
     ("llama_gqa", &["--mesh", "dp=2,tp=2", "--sp"]),
     ("llama_gqa", &["--mesh", "dp=2,tp=2", "--zero", "3", "--microbatch", "2"]),
     ("llama_gqa", &["--mesh", "pp=2,dp=2", "--schedule", "zb-h1", "--microbatch", "1"]),
     ("mixtral", &["--mesh", "dp=4,ep=2", "--dtype", "bf16", "--transport", "nccl"]),
+    ("llama_deep", &["--mesh", "pp=4", "--microbatch", "1", "--transport", "nccl"]),
     ("gpt2", &["--mesh", "pp=2,cp=2", "--cp-mode", "ring", "--recompute", "full"]),
 ];
 
@@ -114,6 +115,7 @@ fn all_instructions_are_listed() {
             let of = |is: fn(&Instr) -> bool| c.step.iter().filter(|i| is(i)).count();
             assert_eq!(count("Send"), of(|i| matches!(i, Instr::Send(_))));
             assert_eq!(count("Recv"), of(|i| matches!(i, Instr::Recv(_))));
+            assert_eq!(count("PostRecv"), of(|i| matches!(i, Instr::PostRecv(_))));
             assert_eq!(count("WaitSent"), of(|i| matches!(i, Instr::Sent { .. })));
             let looped = of(|i| matches!(i, Instr::Call(c) if c.microbatch.is_some()));
             assert_eq!(count("Forward") + count("Backward"), looped);

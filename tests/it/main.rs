@@ -23,6 +23,7 @@ mod device;
 mod device_code;
 mod documents;
 mod dropout;
+mod early;
 mod examples;
 mod expert_layouts;
 mod experts;

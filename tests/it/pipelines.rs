@@ -7,7 +7,7 @@ use shardc_ir::func::{FuncKind, RoleKind, Value};
 use shardc_ir::rng::Stream;
 use shardc_ir::schedule::write_csv;
 use shardc_passes::autodiff::recompute::Recompute;
-use shardc_passes::options::{Options, Order};
+use shardc_passes::options::{Options, Order, Transport};
 use shardc_passes::schedule::{Named, legal, make};
 use shardc_testing::taken;
 use std::collections::BTreeMap;
@@ -15,14 +15,14 @@ use std::collections::BTreeMap;
 type Axes = &'static [(&'static str, usize)];
 
 /// Options for these axes with `m` microbatches of one row per rank.
-fn pipeline(mesh: &[(&str, usize)], order: Order, m: usize) -> Options {
+pub fn pipeline(mesh: &[(&str, usize)], order: Order, m: usize) -> Options {
     let dp: usize = mesh.iter().filter(|a| a.0.starts_with("dp")).map(|a| a.1).product();
     let mut o = options(mesh, false, 1);
     (o.schedule, o.global_batch) = (order, dp * m);
     o
 }
 
-fn named(n: Named) -> Order {
+pub fn named(n: Named) -> Order {
     Order::Named(n.name().into())
 }
 
@@ -37,7 +37,7 @@ fn tokens(rows: usize, vocab: usize) -> (Vec<i32>, Vec<i32>) {
 
 /// What one rank makes of a batch of so many rows, computed once.
 #[derive(Default)]
-struct OneRank(BTreeMap<(String, usize), Numbers>);
+pub struct OneRank(BTreeMap<(String, usize), Numbers>);
 
 impl OneRank {
     fn of(&mut self, fixture: &str, rows: usize) -> &Numbers {
@@ -52,7 +52,7 @@ impl OneRank {
     }
 }
 
-fn check(one: &mut OneRank, fixture: &str, o: &Options) {
+pub fn check(one: &mut OneRank, fixture: &str, o: &Options) {
     let what = format!("{fixture} {:?} {:?} {} rows", o.mesh, o.schedule, o.global_batch);
     let model = Fixture::open(fixture).model(o);
     let (ids, targets) = tokens(o.global_batch, model.facts.vocab);
@@ -221,8 +221,15 @@ fn faults_of_late_microbatches_are_found() {
         step::replay::replay(p).is_ok() && some.is_ok()
     };
     // Of 90 microbatches most are not replayed, since they do what others did: with the same outcome.
-    for (n, m) in [(Named::Gpipe, 24), (Named::OneFOneB, 24), (Named::OneFOneB, 90)] {
-        let o = pipeline(&[("pp", 2)], named(n), m);
+    let cases = [
+        (Named::Gpipe, 24, Transport::Threads),
+        (Named::OneFOneB, 24, Transport::Threads),
+        (Named::OneFOneB, 90, Transport::Threads),
+        (Named::OneFOneB, 24, Transport::Nccl),
+        (Named::OneFOneB, 90, Transport::Nccl),
+    ];
+    for (n, m, transport) in cases {
+        let o = Options { transport, ..pipeline(&[("pp", 2)], named(n), m) };
         let plan = compile(&Fixture::open("llama_deep").model(&o), &o).plan;
         assert!(good(&plan));
         let mut tried = 0;
@@ -259,10 +266,10 @@ fn faults_of_late_microbatches_are_found() {
                             }
                         }
                     }
-                    Instr::Send(_) | Instr::Recv(_) => {
+                    Instr::Send(_) | Instr::PostRecv(_) | Instr::Recv(_) => {
                         let with = |change: &dyn Fn(&mut shardc_ir::plan::Transfer)| {
                             let mut t = own.step[i].clone();
-                            if let Instr::Send(t) | Instr::Recv(t) = &mut t {
+                            if let Instr::Send(t) | Instr::PostRecv(t) | Instr::Recv(t) = &mut t {
                                 change(t);
                             }
                             t
@@ -567,19 +574,19 @@ fn no_function_may_be_missing() {
     use shardc_passes::classes::rank_classes;
     let o = Options { schedule: named(Named::ZbH1), ..options(&[("pp", 2)], false, 2) };
     let plan = compile(&Fixture::open("llama_deep").model(&o), &o).plan;
-    let mode = plan.settings.mode;
-    assert!(rank_classes(&plan.module, &plan.schedule, mode).is_ok());
+    let settings = &plan.settings;
+    assert!(rank_classes(&plan.module, &plan.schedule, settings).is_ok());
     for i in 0..plan.module.funcs.len() {
         let mut m = plan.module.clone();
         let f = m.funcs.remove(i);
-        let d = rank_classes(&m, &plan.schedule, mode).expect_err(&f.name);
+        let d = rank_classes(&m, &plan.schedule, settings).expect_err(&f.name);
         assert_eq!(d.code, "plan", "without @{}", f.name);
     }
     // Another order of its own ranks is another plan, and one that cannot run.
     let mut swapped = plan.schedule.clone();
     swapped.ranks.swap(0, 1);
     swapped.owner.swap(0, 1);
-    let refused = match rank_classes(&plan.module, &swapped, mode) {
+    let refused = match rank_classes(&plan.module, &swapped, settings) {
         Err(_) => true,
         Ok(classes) => {
             let p = shardc_ir::plan::Plan { classes, schedule: swapped, ..plan.clone() };

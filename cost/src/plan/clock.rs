@@ -1,17 +1,19 @@
 //! The instructions of a step against a clock for each rank of the pipeline.
 
-use super::FuncPrice;
+use super::{FuncPrice, SEEN};
 use crate::collective::send;
 use crate::device::Device;
 use crate::parts::Parts;
 use shardc_ir::plan::{Instr, Plan};
 use std::collections::{BTreeMap, VecDeque};
 
-/// A transfer that was offered: when, and when it was taken.
+/// Transfers in one direction: when they were offered, posted and taken, and when the last one had moved.
 #[derive(Default)]
 struct Offers {
     offered: VecDeque<f64>,
+    posted: VecDeque<f64>,
     taken: VecDeque<f64>,
+    moved: f64,
 }
 
 /// When an instruction of a step begins and ends, in seconds since the step began.
@@ -29,8 +31,8 @@ pub(super) struct Run {
     pub moments: Vec<Vec<Moments>>,
 }
 
-/// A value is offered when it is made, and moves when it is taken; who offered it goes on, until it needs the
-/// memory.
+/// A value is offered when it is made, and moves when it is taken; or before, while its taker works, if the
+/// device overlaps and the receive was posted. Who offered it goes on, until it needs the memory.
 pub(super) fn run(plan: &Plan, device: &Device, funcs: &[FuncPrice]) -> Run {
     let n = plan.classes.len();
     let (mut clock, mut parts) = (vec![0.0f64; n], vec![Parts::default(); n]);
@@ -54,15 +56,29 @@ pub(super) fn run(plan: &Plan, device: &Device, funcs: &[FuncPrice]) -> Run {
                         between.entry((c, t.with)).or_default().offered.push_back(*now);
                         *now
                     }
+                    Instr::PostRecv(t) => {
+                        if device.overlaps {
+                            between.entry((t.with, c)).or_default().posted.push_back(*now);
+                        }
+                        *now
+                    }
                     Instr::Recv(t) => {
                         let all = between.entry((t.with, c)).or_default();
                         let Some(offered) = all.offered.pop_front() else { break };
                         let far = plan.peer(0, t.with).abs_diff(plan.peer(0, c));
                         let moves = send(device, far, t.bytes as f64);
+                        let (from, seen) = match all.posted.pop_front() {
+                            None => (now.max(offered), moves),
+                            Some(posted) => {
+                                // One after the other, as the receives of one direction are.
+                                all.moved = posted.max(offered).max(all.moved) + moves;
+                                let from = now.max(offered);
+                                (from, (all.moved - from).clamp(SEEN * moves, moves))
+                            }
+                        };
                         own.bubble += (offered - *now).max(0.0);
-                        own.send += moves;
-                        let from = now.max(offered);
-                        *now = from + moves;
+                        own.send += seen;
+                        *now = from + seen;
                         all.taken.push_back(*now);
                         from
                     }

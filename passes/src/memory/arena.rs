@@ -211,7 +211,7 @@ fn blocks(l: &Frames, list: &[Instr]) -> Blocks {
                     }
                 }
             }
-            Instr::Send(t) | Instr::Recv(t) => {
+            Instr::Send(t) | Instr::PostRecv(t) | Instr::Recv(t) => {
                 if let Some(&f) = l.frame_of.get(&(t.func, t.value)) {
                     let frame = walk.shared(f, t.microbatch);
                     let block = walk.touch(frame, l.shared[f].0, i, all);
@@ -352,7 +352,7 @@ fn bind(l: &Frames, list: &mut [Instr], blocks: &Blocks) {
                     });
                 }
             }
-            Instr::Send(t) | Instr::Recv(t) => {
+            Instr::Send(t) | Instr::PostRecv(t) | Instr::Recv(t) => {
                 let place = l.places[t.func][t.value.0 as usize];
                 let framed = l.frame_of.contains_key(&(t.func, t.value));
                 t.offset = place.offset + if framed { next() } else { 0 };
@@ -444,7 +444,9 @@ fn live(l: &Frames, list: &[Instr], blocks: &[Block]) -> usize {
                 (now as usize).saturating_sub(counted[c.func]) + l.scratch[c.func].busiest
             }
             // What waits for its receiver may be alive beside what was received.
-            Instr::Send(_) | Instr::Recv(_) | Instr::Sent { .. } => now as usize,
+            Instr::Send(_) | Instr::PostRecv(_) | Instr::Recv(_) | Instr::Sent { .. } => {
+                now as usize
+            }
         };
         most = most.max(here);
     }

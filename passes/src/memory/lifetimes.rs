@@ -144,7 +144,7 @@ impl<'a> Lifetimes<'a> {
             match i {
                 Instr::Call(c) if c.microbatch.is_some() => drop(looped.insert(c.func)),
                 Instr::Send(t) => drop(sent.insert((t.func, t.value))),
-                Instr::Call(_) | Instr::Sent { .. } | Instr::Recv(_) => {}
+                Instr::Call(_) | Instr::Sent { .. } | Instr::PostRecv(_) | Instr::Recv(_) => {}
             }
         }
         let (numbers, known) = roles(m, funcs, &looped);

@@ -64,7 +64,7 @@ impl Repeats {
             let mut instr = instr.clone();
             match &mut instr {
                 Instr::Call(c) => c.microbatch = c.microbatch.map(|j| j - left_out * self.later),
-                Instr::Send(t) | Instr::Recv(t) => {
+                Instr::Send(t) | Instr::PostRecv(t) | Instr::Recv(t) => {
                     t.microbatch = t.microbatch.map(|j| j - left_out * self.later);
                 }
                 Instr::Sent { .. } => {}
@@ -112,7 +112,9 @@ impl Repeats {
 fn like(a: &Instr, b: &Instr, later: usize) -> bool {
     let same = match (a, b) {
         (Instr::Call(a), Instr::Call(b)) => a.func == b.func,
-        (Instr::Send(a), Instr::Send(b)) | (Instr::Recv(a), Instr::Recv(b)) => {
+        (Instr::Send(a), Instr::Send(b))
+        | (Instr::PostRecv(a), Instr::PostRecv(b))
+        | (Instr::Recv(a), Instr::Recv(b)) => {
             (a.func, a.value, a.with) == (b.func, b.value, b.with)
         }
         (Instr::Sent { to: a }, Instr::Sent { to: b }) => a == b,

@@ -116,6 +116,8 @@ struct Replay<'a> {
     next: u64,
     /// Offers to other ranks that may still be taken: bytes and stamp.
     offers: BTreeMap<usize, VecDeque<(Span, u64)>>,
+    /// Receives from other ranks that were posted and may still be under way: the same.
+    posted: BTreeMap<usize, VecDeque<(Span, u64)>>,
 }
 
 /// Replays two steps and an evaluation between them on one rank of every class; says which value is
@@ -161,6 +163,9 @@ fn one_class(plan: &Plan, i: usize, leave_out: bool) -> Result<usize, String> {
         (0..last.len()).for_each(|j| r.stamps.forget(j));
         if let Some((to, _)) = r.offers.iter().find(|o| !o.1.is_empty()) {
             return Err(format!("nobody waits for an offer to class {to}"));
+        }
+        if let Some((from, _)) = r.posted.iter().find(|p| !p.1.is_empty()) {
+            return Err(format!("nobody waits for what was posted of class {from}"));
         }
     }
     Ok(left_out)
@@ -230,11 +235,16 @@ impl<'a> Replay<'a> {
                     let slot = stamps.slot(role.ok_or("a transfer of no argument")?);
                     received.insert((t.func, t.value), slot);
                 }
-                Instr::Call(_) | Instr::Send(_) | Instr::Recv(_) | Instr::Sent { .. } => {}
+                Instr::Call(_)
+                | Instr::Send(_)
+                | Instr::PostRecv(_)
+                | Instr::Recv(_)
+                | Instr::Sent { .. } => {}
             }
         }
-        let (arena, next, offers) = (Arena::default(), SPENT, BTreeMap::new());
-        Ok(Replay { class, known, sent: sent_to, received, stamps, arena, next, offers })
+        let (arena, next) = (Arena::default(), SPENT);
+        let (offers, posted, sent) = (BTreeMap::new(), BTreeMap::new(), sent_to);
+        Ok(Replay { class, known, sent, received, stamps, arena, next, offers, posted })
     }
 
     fn inside(&self, from: usize, bytes: usize) -> Result<Span, String> {
@@ -318,9 +328,28 @@ impl<'a> Replay<'a> {
                 let (from, end) = span;
                 Err(format!("bytes {from}..{end} were overwritten before class {to} took them"))
             }
-            Instr::Recv(t) => {
+            Instr::PostRecv(t) => {
+                // It may arrive at any time: what was there is lost, and nobody may write there.
                 let stamp = self.fresh();
                 let span = self.inside(t.offset, t.bytes)?;
+                self.arena.write(span, stamp);
+                self.posted.entry(t.with).or_default().push_back((span, stamp));
+                Ok(())
+            }
+            Instr::Recv(t) => {
+                let span = self.inside(t.offset, t.bytes)?;
+                let posted = self.posted.get_mut(&t.with).and_then(VecDeque::pop_front);
+                if let Some((place, stamp)) = posted {
+                    let (from, end) = span;
+                    if place != span {
+                        return Err(format!("bytes {from}..{end} were not posted"));
+                    }
+                    if !self.arena.holds(span, stamp) {
+                        let what = format!("bytes {from}..{end} were overwritten");
+                        return Err(format!("{what} while class {} may write there", t.with));
+                    }
+                }
+                let stamp = self.fresh();
                 self.arena.write(span, stamp);
                 self.stamps.set(self.received[&(t.func, t.value)], t.microbatch, stamp);
                 Ok(())

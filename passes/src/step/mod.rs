@@ -2,6 +2,7 @@
 
 pub mod assemble;
 pub mod combine;
+pub mod early;
 pub mod elide_accumulators;
 pub mod enter;
 pub mod finish;

@@ -21,6 +21,8 @@ struct Replay<'a> {
     mail: BTreeMap<(usize, usize), VecDeque<Transfer>>,
     /// Offers that were taken and not yet waited for.
     taken: BTreeMap<(usize, usize), usize>,
+    /// Receives that were posted and not waited for, by giver and taker.
+    posted: BTreeMap<(usize, usize), VecDeque<Transfer>>,
     /// By function.
     sums: Vec<Vec<AtomSet>>,
     /// Ends of transfers that fit: functions and values. It is the same for every microbatch.
@@ -37,9 +39,10 @@ pub fn replay(plan: &Plan) -> Result<()> {
         let lists = classes.map(|c| if evaluation { &c.evaluation[..] } else { &c.step[..] });
         let lists: Vec<&[Instr]> = lists.collect();
         let at = vec![(0, 0); lists.len()];
-        let (mail, taken, fitting) = (BTreeMap::new(), BTreeMap::new(), HashSet::default());
+        let (mail, taken, posted) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        let fitting = HashSet::default();
         let sums = plan.module.funcs.iter().map(|f| sums(&plan.module, f)).collect();
-        Replay { plan, lists, at, mail, taken, sums, fitting }.run()?;
+        Replay { plan, lists, at, mail, taken, posted, sums, fitting }.run()?;
     }
     Ok(())
 }
@@ -90,6 +93,10 @@ impl Replay<'_> {
             let what = format!("class {from} does not wait until class {to} has taken all");
             return Err(bug(Diag::new("schedule", what)));
         }
+        if let Some(((from, to), _)) = self.posted.iter().find(|p| !p.1.is_empty()) {
+            let what = format!("class {to} does not wait for all that it posts of class {from}");
+            return Err(bug(Diag::new("schedule", what)));
+        }
         Ok(())
     }
 
@@ -107,15 +114,27 @@ impl Replay<'_> {
                 Some(n) => *n -= 1,
                 None => return Ok(false),
             },
+            Instr::PostRecv(t) => self.posted.entry((t.with, class)).or_default().push_back(*t),
             Instr::Recv(t) => {
                 let offer = self.mail.get_mut(&(t.with, class)).and_then(VecDeque::pop_front);
                 let Some(offer) = offer else { return Ok(false) };
                 self.fits(class, &offer, t)?;
+                self.was_posted(class, t)?;
                 *self.taken.entry((t.with, class)).or_default() += 1;
             }
         }
         self.at[class] = (self.at[class].0 + 1, 0);
         Ok(true)
+    }
+
+    /// Checks that what is taken is what was posted first, if anything was.
+    fn was_posted(&mut self, class: usize, t: &Transfer) -> Result<()> {
+        let posted = self.posted.get_mut(&(t.with, class)).and_then(VecDeque::pop_front);
+        if posted.is_none_or(|p| p == *t) {
+            return Ok(());
+        }
+        let what = format!("class {class} takes from class {} what it has not posted", t.with);
+        Err(bug(Diag::new("schedule", what)))
     }
 
     /// Lets all classes pass a sum over the stages, if all wait in one.
@@ -172,6 +191,9 @@ impl Replay<'_> {
         match i {
             Instr::Call(c) => format!("@{}", f(c.func).name),
             Instr::Send(t) => format!("send {}", f(t.func).name(t.value)),
+            Instr::PostRecv(t) => {
+                format!("the post of {} from class {}", f(t.func).name(t.value), t.with)
+            }
             Instr::Recv(t) => format!("recv {} from class {}", f(t.func).name(t.value), t.with),
             Instr::Sent { to } => format!("the wait for class {to}"),
         }

@@ -10,6 +10,7 @@ mod flow;
 mod segments;
 
 use crate::alarm::Alarm;
+use crate::region::Region;
 use crate::transport::{failure, misplaced};
 use shardc_ir::diag::Result;
 use shardc_ir::mesh::{AtomSet, Mesh};
@@ -78,6 +79,9 @@ struct Flight<T> {
     done: bool,
 }
 
+/// Where something is received: an address and a number of elements.
+type Place = (usize, usize);
+
 /// One rank's end.
 pub struct Messages<P: Post> {
     post: P,
@@ -90,6 +94,8 @@ pub struct Messages<P: Post> {
     world: Option<usize>,
     /// By receiver: sends that were not waited for.
     offers: BTreeMap<usize, VecDeque<Vec<P::Ticket>>>,
+    /// By sender: receives that were posted, with where to.
+    posted: BTreeMap<usize, VecDeque<(Place, Vec<P::Ticket>)>>,
     rooms: Vec<Vec<f32>>,
 }
 
@@ -106,6 +112,7 @@ impl<P: Post> Messages<P> {
             groups: BTreeMap::new(),
             world: None,
             offers: BTreeMap::new(),
+            posted: BTreeMap::new(),
             rooms: vec![],
         }
     }
@@ -201,6 +208,14 @@ impl<P: Post> Messages<P> {
             }
             self.alarm.set_waits(late);
             std::thread::sleep(Duration::from_micros(100));
+        }
+    }
+
+    /// Where something is received.
+    fn place(&self, data: &Region) -> Result<Place> {
+        match data.together(&(0..data.len())) {
+            Some(first) => Ok((first as usize, data.len())),
+            None => self.fail("what is received does not lie together".into()),
         }
     }
 

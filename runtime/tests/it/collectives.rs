@@ -402,6 +402,52 @@ fn data_goes_from_rank_to_rank() {
     assert_eq!(posted(&mesh, 9000, travel), [3.0, 3.0, 1.0, 1.0]);
 }
 
+/// Receives that are posted before anything is sent, two of them, one of several segments: what came lies where it
+/// was posted, in order, and what is taken is what was posted.
+#[test]
+fn receives_may_be_posted() {
+    let mesh = Mesh::new(&[("pp", 2)]).unwrap();
+    let len = (1 << 20) + 5;
+    let both = |r: usize, mut end: End| {
+        let other = 1 - r;
+        let (mut x, mut y) = (vec![r as f32; 3], vec![r as f32 + 10.0; len]);
+        let (mut a, mut b, mut c) = (vec![0.0; 3], vec![0.0; len], vec![0.0; 3]);
+        let (first, second) = (region(&mut a), region(&mut b));
+        end.post_recv(other, &first).unwrap();
+        end.post_recv(other, &second).unwrap();
+        end.barrier(AtomSet(1)).unwrap();
+        let out = [region(&mut x), region(&mut y)];
+        out.iter().for_each(|x| end.send(other, x).unwrap());
+        end.recv(other, &first).unwrap();
+        end.recv(other, &second).unwrap();
+        // And one that is not posted.
+        end.send(other, &out[0]).unwrap();
+        end.recv(other, &region(&mut c)).unwrap();
+        (0..3).for_each(|_| end.sent(other).unwrap());
+        end.barrier(AtomSet(1)).unwrap();
+        (a, b, c)
+    };
+    for all in [ranks(&mesh, 9000, both), posted(&mesh, 9000, both)] {
+        for (r, (a, b, c)) in all.into_iter().enumerate() {
+            let other = 1.0 - r as f32;
+            assert_eq!((a, c), (vec![other; 3], vec![other; 3]));
+            assert!(b == vec![other + 10.0; len]);
+        }
+    }
+    // Of messages: it is taken from where it was posted.
+    let elsewhere = |r: usize, mut end: End| {
+        let (mut x, mut y, mut z) = (vec![1.0; 3], vec![0.0; 3], vec![0.0; 3]);
+        end.post_recv(1 - r, &region(&mut y)).unwrap();
+        end.send(1 - r, &region(&mut x)).unwrap();
+        let taken = end.recv(1 - r, &region(&mut z)).map_err(|d| d.message);
+        end.barrier(AtomSet(1)).unwrap();
+        taken
+    };
+    for (r, taken) in posted(&mesh, 9000, elsewhere).into_iter().enumerate() {
+        assert_eq!(taken, Err(format!("rank {r} takes what it has not posted")));
+    }
+}
+
 /// More than one segment of 2^20 elements, of which the last is short, and data that do not lie
 /// together.
 #[test]

@@ -65,6 +65,9 @@ impl Transport for Recorder {
     fn sent(&mut self, to: usize) -> Result<()> {
         self.end.sent(to)
     }
+    fn post_recv(&mut self, from: usize, data: &Region) -> Result<()> {
+        self.end.post_recv(from, data)
+    }
     fn recv(&mut self, from: usize, data: &Region) -> Result<()> {
         self.end.recv(from, data)
     }

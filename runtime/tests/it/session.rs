@@ -153,6 +153,7 @@ fn plan(mesh: &str) -> Plan {
             seed: 1,
             documents: None,
             loss_scaling: None,
+            early_receives: false,
         },
     }
 }

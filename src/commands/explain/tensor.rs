@@ -130,7 +130,7 @@ fn transfers(why: &Why, is: impl Fn(&Transfer, &Func) -> bool) -> BTreeMap<usize
     let all = why.plan.classes.iter().flat_map(|c| &c.step);
     let sends = all.filter_map(|i| match i {
         Instr::Send(t) => Some(t),
-        Instr::Call(_) | Instr::Sent { .. } | Instr::Recv(_) => None,
+        Instr::Call(_) | Instr::Sent { .. } | Instr::PostRecv(_) | Instr::Recv(_) => None,
     });
     let found = sends.filter(|t| is(t, why.func(t.func)));
     found.map(|t| (t.with, t.bytes)).collect()

@@ -118,9 +118,8 @@ fn call(plan: &Plan, experts: &Experts, c: &Call, out: &mut Vec<Step>) {
     }
 }
 
-fn transfer(plan: &Plan, rank: usize, sends: bool, t: &Transfer) -> Step {
+fn transfer(plan: &Plan, rank: usize, way: &str, t: &Transfer) -> Step {
     let f = &plan.module.funcs[t.func];
-    let way = if sends { "Send" } else { "Recv" };
     let what = match (t.microbatch, f.kind) {
         (None, _) => "",
         (Some(_), FuncKind::Forward) => "Activations",
@@ -143,8 +142,9 @@ fn steps(plan: &Plan, rank: usize) -> Vec<Step> {
     for i in &plan.classes[plan.class_of(rank)].step {
         match i {
             Instr::Call(c) => call(plan, &experts, c, &mut out),
-            Instr::Send(t) => out.push(transfer(plan, rank, true, t)),
-            Instr::Recv(t) => out.push(transfer(plan, rank, false, t)),
+            Instr::Send(t) => out.push(transfer(plan, rank, "Send", t)),
+            Instr::PostRecv(t) => out.push(transfer(plan, rank, "PostRecv", t)),
+            Instr::Recv(t) => out.push(transfer(plan, rank, "Recv", t)),
             Instr::Sent { to } => {
                 let (name, peer) = ("WaitSent".into(), Some(plan.peer(rank, *to)));
                 out.push(Step { name, peer, ..Step::default() });
@@ -158,7 +158,8 @@ fn line(s: &Step) -> String {
     let mut of: Vec<String> = vec![];
     of.extend(s.stage.map(|n| format!("stage {n}")));
     of.extend(s.microbatch.map(|n| format!("microbatch {n}")));
-    let to = if s.name.starts_with("Recv") { "from" } else { "to" };
+    let receives = s.name.starts_with("Recv") || s.name.starts_with("PostRecv");
+    let to = if receives { "from" } else { "to" };
     of.extend(s.peer.map(|n| format!("{to} rank {n}")));
     match (&s.values[..], s.bytes) {
         ([], _) => {}

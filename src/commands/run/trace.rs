@@ -89,6 +89,10 @@ impl Trace {
                     args.push(("bytes", x.bytes.to_string()));
                     (format!("recv {} from rank {peer}", message(plan, x)), "recv")
                 }
+                Instr::PostRecv(x) => {
+                    let peer = peer(plan, rank, x.with);
+                    (format!("post recv {} from rank {peer}", message(plan, x)), "recv")
+                }
                 Instr::Sent { to } => (format!("wait for rank {}", peer(plan, rank, *to)), "send"),
             },
         };

@@ -240,7 +240,9 @@ fn peak_in(plan: &Plan, c: &RankClass) -> Option<String> {
     };
     match list.get(at.instr)? {
         Instr::Call(c) => Some(name(c)),
-        Instr::Send(_) | Instr::Sent { .. } | Instr::Recv(_) => Some("a transfer".into()),
+        Instr::Send(_) | Instr::Sent { .. } | Instr::PostRecv(_) | Instr::Recv(_) => {
+            Some("a transfer".into())
+        }
     }
 }
 
@@ -274,7 +276,7 @@ pub fn sent(s: &Stored, class: usize) -> Json {
     }
     let sends = c.step.iter().filter_map(|i| match i {
         Instr::Send(t) => Some(t),
-        Instr::Call(_) | Instr::Sent { .. } | Instr::Recv(_) => None,
+        Instr::Call(_) | Instr::Sent { .. } | Instr::PostRecv(_) | Instr::Recv(_) => None,
     });
     for t in sends {
         let one = all.entry(PIPELINE.into()).or_default();

@@ -76,11 +76,18 @@ pub fn calls(plan: &Plan, rank: usize) -> Vec<Result<String, usize>> {
     let class = &plan.classes[plan.class_of(rank)];
     let bytes = |b: &Block| b.len() * b.elem.bytes();
     let mut all = vec![];
+    let mut posted = 0;
     for i in &class.step {
         let call = match i {
             Instr::Call(call) => call,
             Instr::Sent { .. } => continue,
-            Instr::Send(t) | Instr::Recv(t) => {
+            // It was called where it was posted.
+            Instr::Recv(_) if posted > 0 => {
+                posted -= 1;
+                continue;
+            }
+            Instr::Send(t) | Instr::PostRecv(t) | Instr::Recv(t) => {
+                posted += usize::from(matches!(i, Instr::PostRecv(_)));
                 let other = plan.peer(rank, t.with);
                 let sends = matches!(i, Instr::Send(_));
                 let (kind, from, to) =

@@ -77,7 +77,7 @@ fn call<'a>(x: &Numbered<'a>) -> &'a shardc_ir::plan::Call {
 fn calls(list: &[Instr]) -> impl Iterator<Item = Numbered<'_>> {
     list.iter().enumerate().filter_map(|(i, x)| match x {
         Instr::Call(c) => Some((i, c)),
-        Instr::Send(_) | Instr::Sent { .. } | Instr::Recv(_) => None,
+        Instr::Send(_) | Instr::Sent { .. } | Instr::PostRecv(_) | Instr::Recv(_) => None,
     })
 }
 

@@ -33,6 +33,8 @@ struct Count<'a> {
     pieces: Vec<Piece>,
     roles: HashMap<(&'a Role, Option<usize>), Held>,
     offers: BTreeMap<usize, VecDeque<Held>>,
+    /// Receives that were posted.
+    posted: BTreeMap<usize, VecDeque<Held>>,
 }
 
 /// The most bytes of a class that are alive at once in one of its lists.
@@ -44,12 +46,20 @@ fn most_alive(plan: &Plan, class: &RankClass, list: &[Instr]) -> usize {
         pieces: vec![],
         roles: HashMap::new(),
         offers: BTreeMap::new(),
+        posted: BTreeMap::new(),
     };
     for i in list {
         c.now += 1;
         match i {
             Instr::Call(call) => c.call(call),
-            Instr::Recv(t) => c.receive(t),
+            Instr::PostRecv(t) => {
+                let held = c.receive(t);
+                c.posted.entry(t.with).or_default().push_back(held);
+            }
+            Instr::Recv(t) => match c.posted.get_mut(&t.with).and_then(VecDeque::pop_front) {
+                Some(held) => c.touch(held),
+                None => drop(c.receive(t)),
+            },
             Instr::Send(t) => c.offer(t),
             Instr::Sent { to } => {
                 let held = c.offers.get_mut(to).and_then(VecDeque::pop_front);
@@ -164,13 +174,14 @@ impl<'a> Count<'a> {
         }
     }
 
-    fn receive(&mut self, t: &Transfer) {
+    fn receive(&mut self, t: &Transfer) -> Held {
         let plan: &'a Plan = self.plan;
         let args = &plan.module.funcs[t.func].args;
         let role = args.iter().find(|a| a.value == t.value).and_then(|a| a.role.as_ref());
         let lasting = self.place(t.func, t.value).frame == 0;
         let held = if lasting { None } else { self.piece(t.bytes) };
         self.roles.insert((role.expect("an argument is received"), t.microbatch), held);
+        held
     }
 
     fn offer(&mut self, t: &Transfer) {

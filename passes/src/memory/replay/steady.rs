@@ -9,6 +9,7 @@ use super::{DATA, Replay, SPENT, Span, UNMADE};
 use crate::memory::repeats::Repeats;
 use shardc_ir::maps::HashMap;
 use shardc_ir::plan::{Call, Instr, Transfer, calls};
+use std::collections::{BTreeMap, VecDeque};
 
 /// Who wrote what lies in the arena and what waits for other ranks, by numbers in place of stamps: at two moments of
 /// the same state a rank does the same, if the instructions that follow are alike.
@@ -21,6 +22,7 @@ struct State {
     /// Bytes and what they hold; those that hold nothing anybody may ask for hold the same.
     arena: Vec<(Span, usize)>,
     offers: Vec<(usize, Span, usize)>,
+    posted: Vec<(usize, Span, usize)>,
 }
 
 /// Looks for a state that was there before, at the stretches of a list that repeat (Brent, 1980: one state is kept,
@@ -97,8 +99,11 @@ impl Replay<'_> {
             let of = |(i, &x): (usize, &u64)| (j as i64 - first as i64, i, number(x));
             micro.extend(own.iter().enumerate().map(of));
         }
-        let offers = self.offers.iter().flat_map(|(&to, all)| all.iter().map(move |x| (to, *x)));
-        let offers = offers.map(|(to, (span, x))| (to, span, number(x))).collect();
+        let mut under_way = |all: &BTreeMap<usize, VecDeque<(Span, u64)>>| {
+            let all = all.iter().flat_map(|(&with, all)| all.iter().map(move |x| (with, *x)));
+            all.map(|(with, (span, x))| (with, span, number(x))).collect()
+        };
+        let (offers, posted) = (under_way(&self.offers), under_way(&self.posted));
         let mut arena: Vec<(Span, usize)> = vec![];
         for (span, stamp) in self.arena.ranges() {
             let holds = numbers.get(&stamp).copied().unwrap_or(SPENT as usize);
@@ -107,7 +112,7 @@ impl Replay<'_> {
                 None => arena.push((span, holds)),
             }
         }
-        State { step, micro, arena, offers }
+        State { step, micro, arena, offers, posted }
     }
 
     /// True if an instruction does what another does, in the same places, for a microbatch that is later by so many.
@@ -120,7 +125,9 @@ impl Replay<'_> {
                 let frames = (a.frames.len(), b.frames.len());
                 a.func == b.func && frames.0 == frames.1 && (0..frames.0).all(alike)
             }
-            (Instr::Send(a), Instr::Send(b)) | (Instr::Recv(a), Instr::Recv(b)) => {
+            (Instr::Send(a), Instr::Send(b))
+            | (Instr::PostRecv(a), Instr::PostRecv(b))
+            | (Instr::Recv(a), Instr::Recv(b)) => {
                 let of = |t: &Transfer| (t.func, t.value, t.with, t.offset, t.bytes);
                 of(a) == of(b)
             }

@@ -2,7 +2,7 @@
 
 use super::laid::{Laid, bytes};
 use super::library::{Data, DataType, Fold, Queue};
-use super::{Group, Nccl};
+use super::{Event, Group, Nccl};
 use crate::region::Region;
 use crate::transport::{Gathered, Reduced, Scattered, Transport, failure, misplaced};
 use shardc_ir::diag::{Diag, Result};
@@ -24,6 +24,13 @@ fn numbers(at: u64, count: usize, elem: Elem) -> Data {
         Elem::I32 => DataType::I32,
     };
     Data { at, count, kind }
+}
+
+/// Where what is received lies: an address and a number of bytes.
+fn place_of(data: &Region) -> Result<(u64, usize)> {
+    let first = data.together(&(0..data.len()));
+    let first = first.ok_or_else(|| failure("what is received does not lie together".into()))?;
+    Ok((first as u64, bytes(data)))
 }
 
 fn folded(how: Reduction) -> Fold {
@@ -51,6 +58,20 @@ impl Nccl {
             return Ok(group);
         }
         Err(failure(misplaced(self.rank, places, group.ways)))
+    }
+
+    /// Queues a receive; what the rank's stream had before it.
+    fn receive(&mut self, from: usize, data: &Region) -> Result<Event> {
+        let (at, len) = place_of(data)?;
+        let begun = self.main.mark()?;
+        let Some(edge) = self.from.get_mut(&from) else { return self.unknown(from) };
+        edge.stream.after(&begun)?;
+        // SAFETY: the bytes of the region lie together from there on; who made it keeps them until
+        // what is queued is done (`Region::new`), and nobody uses them before `recv`, which queues all
+        // that comes later behind it (`Transport::post_recv`).
+        unsafe { edge.comm.recv(raw(at, len), 0, edge.stream.stream.cast())? };
+        edge.posted.push_back(((at, len), edge.stream.mark()?));
+        Ok(begun)
     }
 
     /// Queues a collective of a group: `f` gets its members, where the rows of operands and of results
@@ -284,17 +305,22 @@ impl Transport for Nccl {
         self.follow(offer)
     }
 
+    fn post_recv(&mut self, from: usize, data: &Region) -> Result<()> {
+        let begun = self.receive(from, data)?;
+        // It is queued, and nothing waits for it yet.
+        self.begun(begun);
+        Ok(())
+    }
+
     fn recv(&mut self, from: usize, data: &Region) -> Result<()> {
-        let Some(at) = data.together(&(0..data.len())) else {
-            return Err(failure("what is received does not lie together".into()));
-        };
-        let begun = self.main.mark()?;
-        let Some(edge) = self.from.get_mut(&from) else { return self.unknown(from) };
-        edge.stream.after(&begun)?;
-        // SAFETY: the bytes of the region lie together from there on; who made it keeps them until
-        // what is queued is done (`Region::new`), and `follow` queues all that comes later behind it.
-        unsafe { edge.comm.recv(raw(at as u64, bytes(data)), 0, edge.stream.stream.cast())? };
-        let done = edge.stream.mark()?;
+        if self.from.get(&from).is_none_or(|edge| edge.posted.is_empty()) {
+            self.receive(from, data)?;
+        }
+        let posted = self.from.get_mut(&from).and_then(|edge| edge.posted.pop_front());
+        let Some((place, done)) = posted else { return self.unknown(from) };
+        if place_of(data)? != place {
+            return Err(failure(format!("rank {} takes what it has not posted", self.rank)));
+        }
         self.follow(done)
     }
 

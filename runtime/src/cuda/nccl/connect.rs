@@ -124,7 +124,8 @@ impl Parts {
                     false => comm.recv(first, 0, queue)?,
                 }
             }
-            let edge = Edge { comm, stream, offers: VecDeque::new() };
+            let (offers, posted) = (VecDeque::new(), VecDeque::new());
+            let edge = Edge { comm, stream, offers, posted };
             if class == sender { &mut self.to } else { &mut self.from }.insert(other, edge);
         }
         Ok(())

@@ -59,6 +59,8 @@ struct Edge {
     stream: Arc<Stream>,
     /// Sends that were not waited for.
     offers: VecDeque<Event>,
+    /// Receives that were posted: where to, and when they are done.
+    posted: VecDeque<((u64, usize), Event)>,
 }
 
 /// Operations that were queued, by their numbers, the oldest first.

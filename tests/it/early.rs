@@ -206,9 +206,8 @@ fn memory_that_is_full_stays_as_it_is() {
     let o = on_devices(pipeline(&[("pp", 4)], named(Named::OneFOneB), 16));
     let plan = compile(&Fixture::open("llama_deep").model(&o), &o).plan;
     let late = late(&plan);
-    let count = |c: usize, is: fn(&Instr) -> bool| {
-        plan.classes[c].step.iter().filter(|i| is(i)).count()
-    };
+    let count =
+        |c: usize, is: fn(&Instr) -> bool| plan.classes[c].step.iter().filter(|i| is(i)).count();
     let posts = |c: usize| count(c, |i| matches!(i, Instr::PostRecv(_)));
     let receives = |c: usize| count(c, |i| matches!(i, Instr::Recv(_)));
     assert_eq!(plan.peak_bytes(), late.peak_bytes());

@@ -81,6 +81,8 @@ struct Flight<T> {
 
 /// Where something is received: an address and a number of elements.
 type Place = (usize, usize);
+/// A receive under way: where to, and its messages.
+type Posted<T> = (Place, Vec<T>);
 
 /// One rank's end.
 pub struct Messages<P: Post> {
@@ -94,8 +96,8 @@ pub struct Messages<P: Post> {
     world: Option<usize>,
     /// By receiver: sends that were not waited for.
     offers: BTreeMap<usize, VecDeque<Vec<P::Ticket>>>,
-    /// By sender: receives that were posted, with where to.
-    posted: BTreeMap<usize, VecDeque<(Place, Vec<P::Ticket>)>>,
+    /// By sender: receives that were posted.
+    posted: BTreeMap<usize, VecDeque<Posted<P::Ticket>>>,
     rooms: Vec<Vec<f32>>,
 }
 

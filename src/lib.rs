@@ -105,7 +105,7 @@ impl Output {
         let since = Instant::now();
         self.report.proof = Some(proof::of_compiled(&self.stored, how)?);
         self.report.prove_ms = Some(since.elapsed().as_secs_f64() * 1e3);
-        self.stored.report = serde_json::to_value(&self.report).unwrap_or_default();
+        self.store_report();
         Ok(())
     }
 
@@ -116,7 +116,7 @@ impl Output {
     pub fn write(&mut self, dir: &Path) -> Result<()> {
         let since = Instant::now();
         let before = plan_dir::held(dir);
-        plan_dir::write(dir, &self.stored, &self.report)?;
+        plan_dir::write(dir, &self.stored)?;
         let replaced = before.filter(|b| plan_dir::held(dir).is_some_and(|now| now.0 != b.0));
         if let Some((_, of)) = replaced {
             note(format!("replaced the plan of {of} that was in {}", dir.display()));
@@ -124,8 +124,17 @@ impl Output {
         let ms = since.elapsed().as_secs_f64() * 1e3;
         self.report.phases.push(report::PhaseTime { name: "write".into(), ms });
         self.report.compile_ms += ms;
-        self.stored.report = serde_json::to_value(&self.report).unwrap_or_default();
+        self.store_report();
         Ok(())
+    }
+
+    /// Stores the report as it now is. Its classes do not change, and are most of it.
+    fn store_report(&mut self) {
+        let classes = std::mem::take(&mut self.report.per_class);
+        let known = self.stored.report["per_class"].take();
+        self.stored.report = serde_json::to_value(&self.report).unwrap_or_default();
+        self.stored.report["per_class"] = known;
+        self.report.per_class = classes;
     }
 }
 

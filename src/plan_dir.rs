@@ -4,7 +4,7 @@
 use crate::SCHEMA;
 use crate::bounds;
 use crate::seal::{self, hash};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 use serde_json::Value as Json;
 use shardc_codegen::kept;
 use shardc_frontends::Facts;
@@ -23,8 +23,8 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 /// `plan.json`.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-struct Head {
+#[derive(Debug, Serialize, Deserialize)]
+struct Head<Report = Json> {
     schema: u32,
     version: String,
     family: String,
@@ -41,7 +41,7 @@ struct Head {
     hash: String,
     /// By rank class.
     peak_bytes: Vec<usize>,
-    report: Json,
+    report: Report,
 }
 
 /// A plan with what it was made of.
@@ -90,8 +90,27 @@ impl Stored {
 }
 
 /// The text of `plan.json`, with its hash.
-fn text_of(head: &Head) -> String {
-    seal::seal(&pretty(&Head { hash: String::new(), ..head.clone() }))
+fn text_of(head: Head<impl Serialize>) -> String {
+    seal::seal(&pretty(&Head { hash: String::new(), ..head }))
+}
+
+/// A report without the times in it, which differ from run to run: the plan must not.
+struct Timeless<'a>(Vec<(&'a String, &'a Json)>);
+
+impl Timeless<'_> {
+    fn of(report: &Json) -> Timeless<'_> {
+        let mut all: Vec<_> = report.as_object().into_iter().flatten().collect();
+        for key in ["compile_ms", "prove_ms", "phases"] {
+            all.iter().position(|x| x.0 == key).map(|at| all.swap_remove(at));
+        }
+        Timeless(all)
+    }
+}
+
+impl Serialize for Timeless<'_> {
+    fn serialize<S: Serializer>(&self, s: S) -> std::result::Result<S::Ok, S::Error> {
+        s.collect_map(self.0.iter().copied())
+    }
 }
 
 /// Names of the files with code for devices.
@@ -141,7 +160,7 @@ pub fn reseal(dir: &Path) -> Result<()> {
     }
     let path = dir.join("plan.json");
     let staged = Staged::new(&Place::of(&path)?)?;
-    put(staged.path(), &text_of(&head))
+    put(staged.path(), &text_of(head))
         .and_then(|()| staged.publish())
         .map_err(|d| unwritten(dir, d))
 }
@@ -264,22 +283,24 @@ fn check_target(place: &Place) -> Result<()> {
 
 /// The hash of the plan that a folder holds, and what that is a plan of; nothing if there is none.
 pub fn held(dir: &Path) -> Option<(String, String)> {
-    let head: Head = serde_json::from_str(&read_file(dir, "plan.json").ok()?).ok()?;
+    #[derive(Deserialize)]
+    struct Label {
+        hash: String,
+        origin: Option<String>,
+        name: Option<String>,
+        family: String,
+    }
+    let head: Label = serde_json::from_str(&read_file(dir, "plan.json").ok()?).ok()?;
     Some((head.hash, head.origin.or(head.name).unwrap_or(head.family)))
 }
 
 /// Writes the directory beside its place and renames it; replaces only what is a plan.
-pub fn write(dir: &Path, s: &Stored, report: &impl Serialize) -> Result<()> {
+pub fn write(dir: &Path, s: &Stored) -> Result<()> {
     let place = Place::of(dir).map_err(|d| unwritten(dir, d))?;
     check_target(&place)?;
     let programs = text::print(&s.plan.module);
     let schedule = write_csv(&s.plan.schedule);
     let options = toml::to_string(&s.options).expect("options are plain data");
-    let mut report = serde_json::to_value(report).expect("a report is plain data");
-    // Times differ from run to run; the plan must not.
-    for key in ["compile_ms", "prove_ms", "phases"] {
-        report.as_object_mut().and_then(|r| r.remove(key));
-    }
     let texts =
         [s.source.clone(), options, programs, schedule, pretty(&s.plan.weights), pretty(&s.config)];
     let head = Head {
@@ -297,14 +318,15 @@ pub fn write(dir: &Path, s: &Stored, report: &impl Serialize) -> Result<()> {
             .collect(),
         hash: String::new(),
         peak_bytes: s.plan.classes.iter().map(|c| c.memory.peak_bytes).collect(),
-        report,
+        report: Timeless::of(&s.report),
     };
+    let head = text_of(head);
     let write = || -> Result<()> {
         let staged = Staged::new(&place)?;
         place.make_parent()?;
         let fail = |e| files::io_error("cannot write the plan", dir, &e);
         std::fs::create_dir_all(staged.path().join("programs")).map_err(fail)?;
-        put(&staged.path().join("plan.json"), &text_of(&head))?;
+        put(&staged.path().join("plan.json"), &head)?;
         for (file, text) in TEXTS.iter().zip(&texts) {
             put(&staged.path().join(file), text)?;
         }

@@ -262,33 +262,39 @@ pub fn collectives(plan: &Plan, class: &RankClass) -> Vec<CollectiveReport> {
 /// The sends and receives of a class, by phase and scope. Who receives sends nothing.
 fn transfers(plan: &Plan, class: &RankClass) -> Vec<CollectiveReport> {
     let mut out: Vec<CollectiveReport> = vec![];
+    // It is the same for every microbatch.
+    let mut known: BTreeMap<(&str, usize, Value, bool), usize> = BTreeMap::new();
     for i in &class.step {
         let (kind, t) = match i {
             Instr::Send(t) => ("send", t),
             Instr::Recv(t) => ("recv", t),
             Instr::Call(_) | Instr::Sent { .. } | Instr::PostRecv(_) => continue,
         };
-        let f = &plan.module.funcs[t.func];
-        let phase = if t.microbatch.is_some() { phase_of(f.kind) } else { "step" };
-        let at = |n: &&shardc_ir::func::Node| match kind {
-            "send" => n.outs.contains(&t.value),
-            _received => n.ins.contains(&t.value),
-        };
-        let scope = f.nodes.iter().find(at).map_or("", |n| &*f.scope_info(n.scope).path);
-        let same = |x: &CollectiveReport| (x.phase, x.kind, &*x.scope) == (phase, kind, scope);
-        let i = out.iter().position(same).unwrap_or_else(|| {
-            out.push(CollectiveReport {
-                phase,
-                kind,
-                axis: PIPELINE.into(),
-                scope: scope.into(),
-                count: 0,
-                tensors: 0,
-                bytes: 0.0,
-                bytes_max: 0.0,
+        let i =
+            *known.entry((kind, t.func, t.value, t.microbatch.is_some())).or_insert_with(|| {
+                let f = &plan.module.funcs[t.func];
+                let phase = if t.microbatch.is_some() { phase_of(f.kind) } else { "step" };
+                let at = |n: &&Node| match kind {
+                    "send" => n.outs.contains(&t.value),
+                    _received => n.ins.contains(&t.value),
+                };
+                let scope = f.nodes.iter().find(at).map_or("", |n| &*f.scope_info(n.scope).path);
+                let same =
+                    |x: &CollectiveReport| (x.phase, x.kind, &*x.scope) == (phase, kind, scope);
+                out.iter().position(same).unwrap_or_else(|| {
+                    out.push(CollectiveReport {
+                        phase,
+                        kind,
+                        axis: PIPELINE.into(),
+                        scope: scope.into(),
+                        count: 0,
+                        tensors: 0,
+                        bytes: 0.0,
+                        bytes_max: 0.0,
+                    });
+                    out.len() - 1
+                })
             });
-            out.len() - 1
-        });
         out[i].count += 1;
         out[i].tensors += 1;
         out[i].bytes += if kind == "send" { t.bytes as f64 } else { 0.0 };

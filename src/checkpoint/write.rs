@@ -157,7 +157,7 @@ fn begin(dir: &Path, step: usize, stored: &Stored) -> Result<()> {
     }
     clean(dir)?;
     fs::create_dir_all(&new).map_err(fail)?;
-    plan_dir::write(&new.join("plan"), stored, &stored.report).map_err(|d| failed(&new, &d.message))
+    plan_dir::write(&new.join("plan"), stored).map_err(|d| failed(&new, &d.message))
 }
 
 /// Removes unfinished checkpoints: whoever has the lock of the folder writes none yet, and nobody else

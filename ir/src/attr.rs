@@ -4,6 +4,7 @@ use crate::mesh::{AtomSet, Mesh};
 use crate::rule::{Letter, Rule};
 use crate::types::{AtomList, DType, MAX_LISTED};
 use smallvec::SmallVec;
+use std::borrow::Cow;
 use std::fmt::Write as _;
 use std::sync::Arc;
 
@@ -60,10 +61,10 @@ impl Broadcast {
     pub fn new(text: &str, ranks: &[usize]) -> Broadcast {
         Broadcast(Some(Arc::new(Rule::new(text, ranks))))
     }
-    pub fn rule(&self, ranks: &[usize]) -> Rule {
+    pub fn rule(&self, ranks: &[usize]) -> Cow<'_, Rule> {
         match &self.0 {
-            Some(r) => (**r).clone(),
-            None => Rule::elementwise(ranks.len(), 1, ranks.first().copied().unwrap_or(0)),
+            Some(r) => Cow::Borrowed(r),
+            None => Rule::same(ranks.len(), 1, ranks.first().copied().unwrap_or(0)),
         }
     }
     /// Says why the operands do not fit.

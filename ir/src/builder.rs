@@ -1,6 +1,6 @@
 //! Appends typed nodes to a function.
 
-use crate::func::{Func, Name, Node, Scope, Value};
+use crate::func::{Func, Hint, Name, Node, Scope, Value};
 use crate::infer::TypeError;
 use crate::mesh::Mesh;
 use crate::ops::Op;
@@ -39,7 +39,7 @@ impl<'a> Builder<'a> {
     }
 
     /// Name for a value with this hint in the current scope.
-    pub fn named(&self, hint: impl Into<Cow<'static, str>>) -> Name {
+    pub fn named(&self, hint: impl Into<Hint>) -> Name {
         let layer = self.f.scope_info(self.scope).layer;
         Name { grad: self.grad, layer, hint: hint.into(), dup: 0 }
     }

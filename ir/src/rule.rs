@@ -6,8 +6,11 @@
 //! `(hd)` is one dim made of two factors, h major. (The factors of Shardy's op sharding rules,
 //! written as einsum letters.)
 
+use crate::maps::HashMap;
 use smallvec::SmallVec;
+use std::borrow::Cow;
 use std::fmt;
+use std::sync::{LazyLock, OnceLock, PoisonError, RwLock};
 
 /// A loop of an op. Letters from `..` print as `0`, `1`, ….
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
@@ -17,7 +20,7 @@ pub struct Letter(pub u8);
 const LEADING: u8 = 52;
 const MAX_LEADING: usize = 8;
 /// Most letters of one dim.
-const MAX_GROUP: usize = 7;
+pub const MAX_GROUP: usize = 7;
 
 /// The letters of one dim, major to minor. One, unless the dim is made of several.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -99,6 +102,41 @@ impl Rule {
         let dims: Dims = (0..rank).map(|i| Group::one(Letter(LEADING + i as u8))).collect();
         let all = |n| (0..n).map(|_| Dims::from_slice(&dims));
         Rule { ins: all(n_in).collect(), outs: all(n_out).collect(), whole: 0 }
+    }
+
+    /// The same, which is made once per process: most ops are asked for it.
+    pub fn same(n_in: usize, n_out: usize, rank: usize) -> Cow<'static, Rule> {
+        /// Operands, results and dims are below.
+        const MOST: [usize; 3] = [4, 3, 6];
+        static ALL: [OnceLock<Rule>; MOST[0] * MOST[1] * MOST[2]] =
+            [const { OnceLock::new() }; MOST[0] * MOST[1] * MOST[2]];
+        let make = || Rule::elementwise(n_in, n_out, rank);
+        match n_in < MOST[0] && n_out < MOST[1] && rank < MOST[2] {
+            true => {
+                let at = (n_in * MOST[1] + n_out) * MOST[2] + rank;
+                Cow::Borrowed(ALL[at].get_or_init(make))
+            }
+            false => Cow::Owned(make()),
+        }
+    }
+
+    /// The rule of an op, which the project wrote itself: it is parsed once per process for operands of
+    /// these ranks, and kept.
+    pub(crate) fn known(text: &str, ranks: &[usize]) -> Cow<'static, Rule> {
+        type ByRanks = Vec<(SmallVec<[usize; 8]>, &'static Rule)>;
+        static ALL: LazyLock<RwLock<HashMap<String, ByRanks>>> = LazyLock::new(Default::default);
+        let find = |all: &HashMap<String, ByRanks>| {
+            all.get(text)?.iter().find(|x| x.0[..] == *ranks).map(|x| x.1)
+        };
+        let known = find(&ALL.read().unwrap_or_else(PoisonError::into_inner));
+        Cow::Borrowed(known.unwrap_or_else(|| {
+            let mut all = ALL.write().unwrap_or_else(PoisonError::into_inner);
+            find(&all).unwrap_or_else(|| {
+                let rule: &'static Rule = Box::leak(Box::new(Rule::new(text, ranks)));
+                all.entry(text.into()).or_default().push((ranks.into(), rule));
+                rule
+            })
+        }))
     }
 
     /// A rule of given dims.

@@ -58,47 +58,55 @@ impl DType {
 /// Most atoms that split one dim.
 pub const MAX_LISTED: usize = 12;
 
-/// Ordered atoms (major to minor) that split one dim. At most [`MAX_LISTED`].
+/// Ordered atoms (major to minor) that split one dim. At most [`MAX_LISTED`], in one word: their number, and
+/// from its next bits on the atoms, the first lowest.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub struct AtomList {
-    len: u8,
-    atoms: [u8; MAX_LISTED],
-}
+pub struct AtomList(u64);
+
+/// Bits of an [`AtomList`] for the number of its atoms, and for each of them.
+const COUNT: usize = 4;
+const EACH: usize = 5;
+const _: () = assert!(COUNT + EACH * MAX_LISTED <= 64 && MAX_LISTED < 1 << COUNT);
+const _: () = assert!(crate::mesh::MAX_ATOMS <= 1 << EACH);
 
 impl AtomList {
-    pub const EMPTY: AtomList = AtomList { len: 0, atoms: [0; MAX_LISTED] };
+    pub const EMPTY: AtomList = AtomList(0);
     /// Adds a minor-most atom; `None` if the list is full.
     #[must_use]
-    pub fn push(mut self, a: Atom) -> Option<AtomList> {
-        *self.atoms.get_mut(self.len as usize)? = a.0;
-        self.len += 1;
-        Some(self)
+    pub fn push(self, a: Atom) -> Option<AtomList> {
+        let fits = self.len() < MAX_LISTED;
+        fits.then(|| AtomList((self.0 | u64::from(a.0) << (COUNT + EACH * self.len())) + 1))
     }
     pub fn collect(atoms: impl IntoIterator<Item = Atom>) -> Option<AtomList> {
         atoms.into_iter().try_fold(AtomList::EMPTY, AtomList::push)
     }
     pub fn iter(self) -> impl DoubleEndedIterator<Item = Atom> + Clone {
-        (0..self.len as usize).map(move |i| Atom(self.atoms[i]))
+        (0..self.len()).map(move |i| self.at(i))
     }
     pub fn len(self) -> usize {
-        self.len as usize
+        (self.0 & ((1 << COUNT) - 1)) as usize
     }
     pub fn is_empty(self) -> bool {
-        self.len == 0
+        self.0 == 0
+    }
+    fn at(self, i: usize) -> Atom {
+        Atom((self.0 >> (COUNT + EACH * i) & ((1 << EACH) - 1)) as u8)
     }
     pub fn get(self, i: usize) -> Atom {
         assert!(i < self.len());
-        Atom(self.atoms[i])
+        self.at(i)
     }
     pub fn set(self) -> AtomSet {
         self.iter().collect()
     }
     pub fn starts_with(self, o: AtomList) -> bool {
-        self.len >= o.len && self.atoms[..o.len()] == o.atoms[..o.len()]
+        self.take(o.len()) == o
     }
     /// The first `n` atoms.
     pub fn take(self, n: usize) -> AtomList {
-        AtomList::collect(self.iter().take(n)).expect("a prefix fits")
+        let n = n.min(self.len());
+        let atoms = (self.0 >> COUNT) & ((1 << (EACH * n)) - 1);
+        AtomList(atoms << COUNT | n as u64)
     }
 }
 

@@ -69,6 +69,7 @@ pub fn group(mesh: &Mesh, f: &mut Func, fuse: Fuse) {
     let groups = Groups::of(mesh, f, fuse);
     let order = groups.sorted();
     let mut nodes: Vec<Option<Node>> = std::mem::take(&mut f.nodes).into_iter().map(Some).collect();
+    f.nodes.reserve(nodes.len());
     for g in order {
         let (last, rest) = g.split_last().expect("a group has nodes");
         let mut take = |i: usize, fused: FusedWithNext| {
@@ -158,8 +159,7 @@ impl<'a> Groups<'a> {
         let n = &self.f.nodes[i];
         let (Op::Add(_), &[_, second]) = (&n.op, &n.ins[..]) else { return };
         let Some(m) = self.made_for(second, i) else { return };
-        let pair = [self.f.nodes[m].clone(), self.f.nodes[i].clone()];
-        if self.roles.accumulates(&pair) {
+        if self.roles.accumulates(&self.f.nodes[m], n) {
             self.merge(m, i);
         }
     }
@@ -223,13 +223,13 @@ impl<'a> Groups<'a> {
             return;
         }
         let made = n.ins.iter().filter_map(|v| self.maker[v.0 as usize]);
-        let mut near: Vec<usize> = made.collect();
+        let mut near: SmallVec<[usize; 16]> = made.collect();
         near.sort_by_key(|&m| Reverse(m));
         // Others that read the same: what is small is read from a cache anyway.
         let large = |v: &&Value| self.f.ty(**v).rank() > 1;
         for v in n.ins.iter().filter(large) {
             let close = |r: &&usize| **r < i && i - **r < SPAN;
-            near.extend(self.readers[v.0 as usize].iter().rev().filter(close));
+            near.extend(self.readers[v.0 as usize].iter().rev().filter(close).copied());
         }
         // Groups that the node's, as it is, is not a kernel with.
         let mut apart: SmallVec<[usize; 8]> = SmallVec::new();
@@ -251,7 +251,8 @@ impl<'a> Groups<'a> {
         if !rows(a) || !rows(b) || !self.may_share_rows(a, b) || self.repeats(a, b) {
             return false;
         }
-        let mut all = [&self.members[a][..], &self.members[b][..]].concat();
+        let mut all: SmallVec<[usize; 16]> = SmallVec::from_slice(&self.members[a]);
+        all.extend_from_slice(&self.members[b]);
         all.sort_unstable();
         let nodes = || all.iter().map(|&i| &self.f.nodes[i]);
         let span = all.last().zip(all.first()).map_or(0, |(last, first)| last - first);
@@ -308,7 +309,7 @@ impl<'a> Groups<'a> {
     /// Tensors that a kernel of these nodes reads and writes.
     fn names(&self, all: &[usize]) -> usize {
         let inside = |i: &usize| all.binary_search(i).is_ok();
-        let mut ins: Vec<Value> =
+        let mut ins: SmallVec<[Value; 16]> =
             all.iter().flat_map(|&i| self.f.nodes[i].ins.iter().copied()).collect();
         ins.sort_unstable();
         ins.dedup();
@@ -332,8 +333,8 @@ impl<'a> Groups<'a> {
             return false;
         }
         // What stands between them, split into what needs the first and what does not.
-        let mut needs = vec![first];
-        let mut rest = vec![];
+        let mut needs: SmallVec<[usize; 16]> = SmallVec::from_slice(&[first]);
+        let mut rest: SmallVec<[usize; 16]> = SmallVec::new();
         for &g in self.order[from + 1..to].iter().flatten() {
             match self.reads(g, &needs) {
                 true => needs.push(g),
@@ -343,12 +344,14 @@ impl<'a> Groups<'a> {
         if self.reads(last, &needs[1..]) || self.holds_more(first, last, &rest) {
             return false;
         }
-        let mut all = [&self.members[a][..], &self.members[b][..]].concat();
+        let mut all = Members::from_slice(&self.members[a]);
+        all.extend_from_slice(&self.members[b]);
         all.sort_unstable();
         all.iter().for_each(|&i| self.of[i] = b);
         self.members[a].clear();
-        self.members[b] = all.into();
-        let new: Vec<usize> = rest.into_iter().chain([b]).chain(needs.drain(1..)).collect();
+        self.members[b] = all;
+        let new: SmallVec<[usize; 16]> =
+            rest.into_iter().chain([b]).chain(needs.drain(1..)).collect();
         for (i, at) in (from..=to).enumerate() {
             self.order[at] = new.get(i).copied();
             if let Some(&g) = new.get(i) {

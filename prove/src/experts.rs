@@ -17,7 +17,7 @@ use crate::ledger::Gap;
 use crate::local::law::{law, sizes};
 use shardc_ir::func::{Func, Module, Node, Value};
 use shardc_ir::ops::{Op, Route};
-use shardc_ir::rule::{Group, Letter, Rule};
+use shardc_ir::rule::{Group, Letter};
 use shardc_ir::text::node_text;
 use std::collections::BTreeMap;
 
@@ -409,7 +409,7 @@ impl Pair<'_> {
     fn alike(&self, n: &Node, ins: &[Is]) -> Result<Vec<Is>, &'static str> {
         let law = law(&n.op).ok_or(RELATED)?;
         let ranks: Vec<usize> = n.ins.iter().map(|&v| self.f.ty(v).rank()).collect();
-        let rule: Rule = n.op.def().rule(&ranks);
+        let rule = n.op.def().rule(&ranks);
         // The letters of shards and tokens, or of groups, shards and rows.
         let mut found: Option<(Vec<Letter>, &Is)> = None;
         for (is, dims) in ins.iter().zip(&rule.ins).filter(|x| *x.0 != Is::Same) {

@@ -14,6 +14,7 @@ use shardc_ir::mesh::{AtomSet, Mesh};
 use shardc_ir::ops::{self, Op, rope::Pairs};
 use shardc_ir::rule::{Dims, Rule};
 use shardc_ir::types::{DType, Type};
+use std::borrow::Cow;
 
 /// Letters of an operand, one per dim.
 pub fn letters(dims: &Dims) -> Result<Vec<Letter>, String> {
@@ -22,7 +23,7 @@ pub fn letters(dims: &Dims) -> Result<Vec<Letter>, String> {
 }
 
 /// The rule of an op for operands of these types.
-pub fn rule(op: &Op, ins: &[&Type]) -> Rule {
+pub fn rule<'a>(op: &'a Op, ins: &[&Type]) -> Cow<'a, Rule> {
     let ranks: Vec<usize> = ins.iter().map(|t| t.rank()).collect();
     op.def().rule(&ranks)
 }

@@ -42,6 +42,8 @@ pub(crate) fn build(
 ) -> Result<Graph> {
     let mut module = Module { funcs: vec![Func::new("model")], ..Module::default() };
     let b = &mut Builder::new(&module.mesh, &mut module.funcs[0]);
+    // A layer has some 40 lines; there are at most `MAX_LAYERS`.
+    b.f.reserve(arch.facts.layers * 40);
     let (params, weights) = weights::declare(b, f, c, arch, prefix)?;
     let mut input = |name: &'static str, sizes: &[usize]| {
         let role = Role::input(name);

@@ -8,8 +8,8 @@ mod role;
 
 pub use input::{Fill, Input, InputRow, inputs};
 pub use kind::FuncKind;
-pub use name::Name;
 use name::Taken;
+pub use name::{Hint, Name};
 pub use params::{ParamLayout, Step};
 pub use role::{Port, Role, RoleKind, RoleName, Slot, sent};
 
@@ -146,7 +146,7 @@ pub struct Func {
     pub scopes: Vec<ScopeInfo>,
     pub annotations: BTreeMap<Value, Annotation>,
     /// Per name without its `.N`: the numbers in use.
-    taken: HashMap<(bool, Option<u32>, Cow<'static, str>), Taken>,
+    taken: HashMap<(bool, Option<u32>, Hint), Taken>,
     scope_ids: HashMap<Arc<str>, Scope>,
 }
 
@@ -263,7 +263,7 @@ impl Func {
     fn free(&mut self, name: Name) -> Name {
         let mut name = name.readable();
         loop {
-            let key = (name.grad, name.layer, name.hint.clone());
+            let key = (name.grad, name.layer, name.hint);
             name.dup = self.taken.entry(key).or_default().take(name.dup);
             if name.is_readable() {
                 return name;

@@ -1,14 +1,104 @@
 //! Names of values, and which of them are taken.
 
-use std::borrow::Cow;
+use crate::maps::HashMap;
+use crate::text::push_number;
+use std::cmp::Ordering;
 use std::collections::BTreeSet;
+use std::hash::{Hash, Hasher};
+use std::sync::{LazyLock, PoisonError, RwLock};
+
+/// The word of a name, such as `q`. Its text is kept once per process, so words are copied and compared
+/// without it: there are many values, and few words.
+#[derive(Clone, Copy)]
+pub struct Hint(&'static &'static str);
+
+impl From<&str> for Hint {
+    fn from(text: &str) -> Hint {
+        type All = HashMap<&'static str, Hint>;
+        static ALL: LazyLock<RwLock<All>> = LazyLock::new(Default::default);
+        let known = ALL.read().unwrap_or_else(PoisonError::into_inner).get(text).copied();
+        known.unwrap_or_else(|| {
+            let mut all = ALL.write().unwrap_or_else(PoisonError::into_inner);
+            all.get(text).copied().unwrap_or_else(|| {
+                let kept: &'static str = Box::leak(text.into());
+                let hint = Hint(Box::leak(Box::new(kept)));
+                all.insert(kept, hint);
+                hint
+            })
+        })
+    }
+}
+
+impl From<String> for Hint {
+    fn from(text: String) -> Hint {
+        text.as_str().into()
+    }
+}
+
+impl std::ops::Deref for Hint {
+    type Target = str;
+    fn deref(&self) -> &str {
+        self.0
+    }
+}
+
+impl PartialEq for Hint {
+    fn eq(&self, other: &Hint) -> bool {
+        std::ptr::eq(self.0, other.0)
+    }
+}
+
+impl Eq for Hint {}
+
+impl PartialEq<str> for Hint {
+    fn eq(&self, other: &str) -> bool {
+        **self == *other
+    }
+}
+
+impl PartialEq<&str> for Hint {
+    fn eq(&self, other: &&str) -> bool {
+        **self == **other
+    }
+}
+
+impl Hash for Hint {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        state.write_usize(std::ptr::from_ref(self.0) as usize);
+    }
+}
+
+/// As their texts.
+impl Ord for Hint {
+    fn cmp(&self, other: &Hint) -> Ordering {
+        (**self).cmp(other)
+    }
+}
+
+impl PartialOrd for Hint {
+    fn partial_cmp(&self, other: &Hint) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl std::fmt::Display for Hint {
+    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+        f.write_str(self.0)
+    }
+}
+
+impl std::fmt::Debug for Hint {
+    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+        write!(f, "{:?}", self.0)
+    }
+}
 
 /// Name of a value: `%d_l3.q.1` is a gradient (`d_`), of layer 3, hinted `q`, the second of that name.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, PartialOrd, Ord)]
 pub struct Name {
     pub grad: bool,
     pub layer: Option<u32>,
-    pub hint: Cow<'static, str>,
+    pub hint: Hint,
     pub dup: u32,
 }
 
@@ -36,7 +126,7 @@ impl Name {
         {
             (t, dup) = (head, n);
         }
-        Name { grad, layer, hint: Cow::Owned(t.to_string()), dup }
+        Name { grad, layer, hint: t.into(), dup }
     }
 
     /// True if its text reads back as this name.
@@ -67,17 +157,19 @@ impl Name {
     }
 
     pub fn write(&self, out: &mut String) {
-        use std::fmt::Write as _;
         out.push('%');
         if self.grad {
             out.push_str("d_");
         }
         if let Some(l) = self.layer {
-            let _ = write!(out, "l{l}.");
+            out.push('l');
+            push_number(l as usize, out);
+            out.push('.');
         }
         out.push_str(&self.hint);
         if self.dup > 0 {
-            let _ = write!(out, ".{}", self.dup);
+            out.push('.');
+            push_number(self.dup as usize, out);
         }
     }
 }
@@ -90,26 +182,44 @@ impl std::fmt::Display for Name {
     }
 }
 
-/// Numbers in use of a name: all below `next`, and those of `others`.
+/// Numbers in use of a name: all below `next`, `other`, and those of `others`.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Taken {
     next: u32,
+    /// One of the others, if not 0: mostly there is no second.
+    other: u32,
     others: BTreeSet<u32>,
 }
 
 impl Taken {
     /// The wanted number if it is free, else the first free one.
     pub(super) fn take(&mut self, wanted: u32) -> u32 {
-        let free = |t: &Taken, n: u32| n >= t.next && !t.others.contains(&n);
-        if wanted > self.next && free(self, wanted) {
-            self.others.insert(wanted);
+        if wanted > self.next && self.add(wanted) {
             return wanted;
         }
         let n = self.next;
         self.next += 1;
-        while self.others.remove(&self.next) {
+        while self.remove(self.next) {
             self.next += 1;
         }
         n
+    }
+
+    /// Adds one of the others, above 0; false if it is there.
+    fn add(&mut self, n: u32) -> bool {
+        match self.other {
+            0 if self.others.is_empty() => self.other = n,
+            own if own == n => return false,
+            _other => return self.others.insert(n),
+        }
+        true
+    }
+
+    fn remove(&mut self, n: u32) -> bool {
+        if self.other == n {
+            self.other = 0;
+            return true;
+        }
+        self.others.remove(&n)
     }
 }

@@ -56,10 +56,9 @@ impl<'a> Roles<'a> {
         Roles { f, arg: by_value(&f.args), result: by_value(&f.results), over }
     }
 
-    /// True if the nodes are a matrix product and the sum of a tensor and this product, which is written
+    /// True if these are a matrix product and the sum of a tensor and this product, which is written
     /// over this tensor: an argument, whose role the result has too.
-    pub fn accumulates(&self, nodes: &[Node]) -> bool {
-        let [product, sum] = nodes else { return false };
+    pub fn accumulates(&self, product: &Node, sum: &Node) -> bool {
         let whole = matches!(&sum.op, Op::Add(o) if o.rule == Broadcast::SAME);
         let (&[first, second], made) = (&sum.ins[..], product.outs[0]) else { return false };
         let ty = |v| self.f.ty(v).dtype;
@@ -89,7 +88,7 @@ impl<'a> Roles<'a> {
         if !product.op.is_matrix_product() {
             return None;
         }
-        let Rule { ins, outs, .. } = &rule_of(f, product);
+        let Rule { ins, outs, .. } = &*rule_of(f, product);
         let of_numbers = |v: &Value| f.ty(*v).dtype.is_float();
         let each = |n: &Node| {
             n.op.facts().fusion == Some(FusionClass::Each)
@@ -227,7 +226,10 @@ impl Launch {
     fn kernel(&self, roles: &Roles) -> Option<KernelKind> {
         let nodes = &roles.f.nodes[self.nodes.clone()];
         let only = |v: Value| self.outs[..] == [v];
-        if roles.accumulates(nodes) && only(nodes[1].outs[0]) {
+        if let [product, sum] = nodes
+            && roles.accumulates(product, sum)
+            && only(sum.outs[0])
+        {
             return Some(KernelKind::Sum);
         }
         if let Some(s) = roles.epilogue(nodes.iter()) {

@@ -4,9 +4,10 @@ use crate::func::{Func, Node, Value};
 use crate::ops::{FusionClass, Kind};
 use crate::rule::{Letter, Rule};
 use smallvec::SmallVec;
+use std::borrow::Cow;
 
 /// Loops of a group along the dims of one value; numbers are of no meaning by themselves.
-pub type Axes = SmallVec<[u8; 4]>;
+pub type Axes = SmallVec<[u8; 16]>;
 
 /// The loops of a group.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -18,10 +19,10 @@ pub struct IterationSpace {
 }
 
 /// The rule of a node for its operands.
-pub fn rule_of(f: &Func, n: &Node) -> Rule {
+pub fn rule_of<'a>(f: &Func, n: &'a Node) -> Cow<'a, Rule> {
     if n.ins.is_empty() {
         // The dims of a constant are those of its type.
-        return Rule::elementwise(0, 1, f.ty(n.outs[0]).rank());
+        return Rule::same(0, 1, f.ty(n.outs[0]).rank());
     }
     let ranks: SmallVec<[usize; 4]> = n.ins.iter().map(|&v| f.ty(v).rank()).collect();
     n.op.def().rule(&ranks)
@@ -41,8 +42,9 @@ impl IterationSpace {
         let mut s = IterationSpace { axes, ..IterationSpace::default() };
         let mut same = Same::default();
         let alone = nodes.clone().count() == 1;
+        let mut fusion: SmallVec<[FusionClass; 16]> = SmallVec::new();
         for n in nodes.clone() {
-            n.op.facts().fusion?;
+            fusion.push(n.op.facts().fusion?);
             s.add(f, n, &mut same)?;
         }
         if !same.apart() {
@@ -60,7 +62,7 @@ impl IterationSpace {
             let kept = s.axes(n.outs[0])?.clone();
             s.cols = loops.into_iter().filter(|a| !kept.contains(a)).collect();
             s.rows = kept;
-            return match n.op.facts().fusion? {
+            return match fusion[0] {
                 FusionClass::Each | FusionClass::Fold => Some(s),
                 FusionClass::Take | FusionClass::Put => None,
             };
@@ -71,8 +73,8 @@ impl IterationSpace {
         let whole = s.axes.iter().map(|x| &x.1).find(|a| a.len() == loops.len())?.clone();
         let mut rows = loops.len();
         // What is put into a row is one element of it, so it has the rows, as results of them have.
-        let put = nodes.clone().filter(|n| n.op.facts().fusion == Some(FusionClass::Put));
-        for v in made.chain(put.map(|n| &n.ins[0])) {
+        let put = nodes.clone().zip(&fusion).filter(|x| *x.1 == FusionClass::Put);
+        for v in made.chain(put.map(|(n, _)| &n.ins[0])) {
             let a = s.axes(*v)?;
             if a.len() < whole.len() {
                 if a[..] != whole[..a.len()] || rows < whole.len() && rows != a.len() {
@@ -84,32 +86,37 @@ impl IterationSpace {
             }
         }
         (s.rows, s.cols) = (whole[..rows].into(), whole[rows..].into());
-        nodes.clone().all(|n| s.fits(n, nodes.clone())).then_some(s)
+        let mut all = nodes.clone().zip(fusion);
+        all.all(|(n, fusion)| s.fits(n, fusion, nodes.clone())).then_some(s)
     }
 
     /// Folds are over the elements of rows, and an index names one of them.
-    fn fits<'a>(&self, n: &Node, mut nodes: impl Iterator<Item = &'a Node>) -> bool {
+    fn fits<'a>(
+        &self,
+        n: &Node,
+        fusion: FusionClass,
+        mut nodes: impl Iterator<Item = &'a Node>,
+    ) -> bool {
         let is = |v: Value, want: &Axes| self.axes(v) == Some(want);
         let cols = !self.cols.is_empty();
         let whole = |v| self.axes(v).is_some_and(|a| a.len() == self.rows.len() + self.cols.len());
-        match n.op.facts().fusion {
-            None => false,
-            Some(FusionClass::Each) => true,
+        match fusion {
+            FusionClass::Each => true,
             // A loop that no operand has would be folded too.
-            Some(FusionClass::Fold) => {
+            FusionClass::Fold => {
                 let has = |v: &Value, a: &u8| self.axes(*v).is_some_and(|x| x.contains(a));
                 let over = |a: &u8| n.ins.iter().any(|v| has(v, a));
                 cols && is(n.outs[0], &self.rows) && self.cols.iter().all(over)
             }
             // A row is walked for an element of it only if it is walked anyway.
-            Some(FusionClass::Take) => {
+            FusionClass::Take => {
                 self.cols.len() == 1
                     && is(n.ins[1], &self.rows)
                     && is(n.outs[0], &self.rows)
                     && whole(n.ins[0])
                     && nodes.any(|x| x.outs.contains(&n.ins[0]))
             }
-            Some(FusionClass::Put) => {
+            FusionClass::Put => {
                 self.cols.len() == 1
                     && is(n.ins[0], &self.rows)
                     && is(n.ins[1], &self.rows)
@@ -162,7 +169,7 @@ impl IterationSpace {
 struct Same {
     parent: Axes,
     /// By node: the loops of its letters.
-    nodes: Vec<Axes>,
+    nodes: SmallVec<[Axes; 8]>,
 }
 
 impl Same {

@@ -24,9 +24,9 @@ impl OpDef for AdamW {
             Err("four tensors of one shape and three or four scalars are needed".into())
         }
     }
-    fn rule(&self, ranks: &[usize]) -> Rule {
+    fn rule(&self, ranks: &[usize]) -> Cow<'_, Rule> {
         let scalars = if ranks.len() > 7 { "," } else { "" };
-        Rule::new(&format!("..,..,..,..,,,{scalars}->..,..,.."), ranks)
+        Rule::known(&format!("..,..,..,..,,,{scalars}->..,..,.."), ranks)
     }
     fn flops(&self, loops: &[(Letter, f64)]) -> f64 {
         12.0 * loops.iter().map(|l| l.1).product::<f64>()

@@ -30,7 +30,7 @@ impl OpDef for Add {
         let ranks: SmallVec<[usize; 4]> = ins.iter().map(|t| t.rank()).collect();
         self.rule.accepts(&ranks)
     }
-    fn rule(&self, ranks: &[usize]) -> Rule {
+    fn rule(&self, ranks: &[usize]) -> Cow<'_, Rule> {
         self.rule.rule(ranks)
     }
     fn linear(&self) -> Linear {

@@ -13,8 +13,8 @@ impl OpDef for AtLeast {
     fn accepts(&self, ins: &[&Type]) -> Result<(), String> {
         if ins.len() == 1 { Ok(()) } else { Err("one operand is needed".into()) }
     }
-    fn rule(&self, ranks: &[usize]) -> Rule {
-        Rule::elementwise(1, 1, ranks[0])
+    fn rule(&self, ranks: &[usize]) -> Cow<'_, Rule> {
+        Rule::same(1, 1, ranks[0])
     }
     fn dtypes(&self, _: &[&Type], _: usize) -> SmallVec<[DType; 2]> {
         smallvec::smallvec![DType::F32]

@@ -74,8 +74,8 @@ impl Behind {
         all
     }
     /// The letter rule of an op with these operands and results before and behind them.
-    pub(crate) fn letters(self, ins: &str, others: &[usize], outs: &str) -> Rule {
-        Rule::new(&format!("{ins}{}->{outs}", self.rule()), &self.ranks(others))
+    pub(crate) fn letters(self, ins: &str, others: &[usize], outs: &str) -> Cow<'static, Rule> {
+        Rule::known(&format!("{ins}{}->{outs}", self.rule()), &self.ranks(others))
     }
     /// Says what is wrong with their number, shapes and types.
     pub(crate) fn accepts(self, ins: &[&Type]) -> Result<(), String> {
@@ -248,7 +248,7 @@ impl OpDef for Attention {
         accepts_softcap(self.softcap)?;
         accepts_qkv(ins, [3, 4])
     }
-    fn rule(&self, _: &[usize]) -> Rule {
+    fn rule(&self, _: &[usize]) -> Cow<'_, Rule> {
         let ranks = [4, 4, 4, 1, 1];
         self.behind().letters("bs(gr)!d,b!tg!d,b!tg!e,s,!t", &ranks, "bs(gr)e,bs(gr)")
     }

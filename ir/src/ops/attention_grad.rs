@@ -49,7 +49,7 @@ impl OpDef for AttentionGrad {
         }
         Ok(())
     }
-    fn rule(&self, _: &[usize]) -> Rule {
+    fn rule(&self, _: &[usize]) -> Cow<'_, Rule> {
         let ins = "bs(gr)!d,b!tg!d,b!tg!e,bs(gr),bs(gr)e,bs(gr),s,!t";
         self.behind().letters(ins, &[4, 4, 4, 3, 4, 3, 1, 1], "bs(gr)d,btgd,btge")
     }

@@ -24,8 +24,8 @@ impl OpDef for Cast {
         }
         if self.to.is_float() { Ok(()) } else { Err("a cast goes to a float type".into()) }
     }
-    fn rule(&self, ranks: &[usize]) -> Rule {
-        Rule::elementwise(1, 1, ranks[0])
+    fn rule(&self, ranks: &[usize]) -> Cow<'_, Rule> {
+        Rule::same(1, 1, ranks[0])
     }
     fn dtypes(&self, _: &[&Type], _: usize) -> SmallVec<[DType; 2]> {
         smallvec::smallvec![self.to]

@@ -14,8 +14,8 @@ impl OpDef for Combine {
     fn accepts(&self, ins: &[&Type]) -> Result<(), String> {
         dispatch::accepts(ins, [4, 3, 3])
     }
-    fn rule(&self, _: &[usize]) -> Rule {
-        Rule::new("!gz!ch,z!t!k,ztk->zth", &[4, 3, 3])
+    fn rule(&self, _: &[usize]) -> Cow<'_, Rule> {
+        Rule::known("!gz!ch,z!t!k,ztk->zth", &[4, 3, 3])
     }
     fn linear(&self) -> Linear {
         Linear::Each(0b101)

@@ -48,12 +48,12 @@ impl OpDef for Concat {
             _ => Err("the sum of the operands' sizes is needed, as in `d=6`".into()),
         }
     }
-    fn rule(&self, ranks: &[usize]) -> Rule {
+    fn rule(&self, ranks: &[usize]) -> Cow<'_, Rule> {
         let rank = ranks.first().copied().unwrap_or(0);
         // p, q, r, …, z, A, B, …
         let own = |i: usize| Letter(b'p' - b'a' + i as u8);
         let ins: SmallVec<[Letter; 4]> = (0..ranks.len()).map(own).collect();
-        Rule::along(rank, self.dim.of(rank).unwrap_or(0), &ins, Letter(b'd' - b'a'))
+        Cow::Owned(Rule::along(rank, self.dim.of(rank).unwrap_or(0), &ins, Letter(b'd' - b'a')))
     }
     fn sizes(&self) -> &[(Letter, usize)] {
         &self.sizes.0

@@ -19,9 +19,9 @@ impl OpDef for Cumsum {
             false => Err(format!("a tensor of {rank} dims has no dim {}", self.dim)),
         }
     }
-    fn rule(&self, ranks: &[usize]) -> Rule {
+    fn rule(&self, ranks: &[usize]) -> Cow<'_, Rule> {
         let n = Letter(b'n' - b'a');
-        Rule::along(ranks[0], self.dim, &[n], n)
+        Cow::Owned(Rule::along(ranks[0], self.dim, &[n], n))
     }
     fn linear(&self) -> Linear {
         Linear::Together(1)

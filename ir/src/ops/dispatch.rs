@@ -54,8 +54,8 @@ impl OpDef for Dispatch {
         }
         Ok(())
     }
-    fn rule(&self, _: &[usize]) -> Rule {
-        Rule::new("z!th,zt!k,ztk->!gz!ch", &[3, 3, 3])
+    fn rule(&self, _: &[usize]) -> Cow<'_, Rule> {
+        Rule::known("z!th,zt!k,ztk->!gz!ch", &[3, 3, 3])
     }
     fn sizes(&self) -> &[(Letter, usize)] {
         &self.sizes.0

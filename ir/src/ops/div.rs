@@ -20,7 +20,7 @@ impl OpDef for Div {
     fn accepts(&self, ins: &[&Type]) -> Result<(), String> {
         mul::binary(&self.rule, ins)
     }
-    fn rule(&self, ranks: &[usize]) -> Rule {
+    fn rule(&self, ranks: &[usize]) -> Cow<'_, Rule> {
         self.rule.rule(ranks)
     }
     fn linear(&self) -> Linear {

@@ -147,12 +147,12 @@ impl OpDef for Draw {
             }
         }
     }
-    fn rule(&self, _: &[usize]) -> Rule {
+    fn rule(&self, _: &[usize]) -> Cow<'_, Rule> {
         let mut r = (*self.rule.0).clone();
         if let Some(l) = r.ins.first().and_then(|d| d.first()?.single()) {
             r.keep_whole(l);
         }
-        r
+        Cow::Owned(r)
     }
     fn sizes(&self) -> &[(Letter, usize)] {
         &self.sizes.0

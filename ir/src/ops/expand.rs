@@ -20,8 +20,8 @@ impl OpDef for Expand {
         let kept = self.rule.0.ins[0].iter().all(|g| self.rule.0.outs[0].contains(g));
         if kept { Ok(()) } else { Err("an expand keeps the operand's letters".into()) }
     }
-    fn rule(&self, _: &[usize]) -> Rule {
-        (*self.rule.0).clone()
+    fn rule(&self, _: &[usize]) -> Cow<'_, Rule> {
+        Cow::Borrowed(&self.rule.0)
     }
     fn sizes(&self) -> &[(Letter, usize)] {
         &self.sizes.0

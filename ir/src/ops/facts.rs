@@ -155,7 +155,13 @@ pub(super) fn folded(rule: &Rule) -> FusionClass {
 
 /// True if a product is not a matrix product: one operand brings no letter of its own to the result.
 pub(super) fn folds(rule: &Rule) -> bool {
-    let letters = |d: &Dims| d.iter().flat_map(|g| g.letters()).fold(0u64, |s, l| s | 1 << l.0);
+    let letters = |d: &Dims| {
+        let mut all = 0u64;
+        for g in d {
+            g.letters().iter().for_each(|l| all |= 1 << l.0);
+        }
+        all
+    };
     let [a, b, kept] = [&rule.ins[0], &rule.ins[1], &rule.outs[0]].map(letters);
     let own = |x: u64, y: u64| x & kept & !y != 0;
     !(own(a, b) && own(b, a))

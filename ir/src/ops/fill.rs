@@ -14,8 +14,8 @@ impl OpDef for Fill {
     fn accepts(&self, ins: &[&Type]) -> Result<(), String> {
         if ins.is_empty() { Ok(()) } else { Err("no operand is needed".into()) }
     }
-    fn rule(&self, _: &[usize]) -> Rule {
-        Rule::new("->", &[])
+    fn rule(&self, _: &[usize]) -> Cow<'_, Rule> {
+        Rule::known("->", &[])
     }
     fn types(
         &self,

@@ -75,8 +75,8 @@ impl OpDef for GroupedDot {
     fn accepts(&self, ins: &[&Type]) -> Result<(), String> {
         accepts(ins, [4, 3])
     }
-    fn rule(&self, _: &[usize]) -> Rule {
-        Rule::new("gz!ci,g!ez,(ge)oi->gzco", &[4, 3, 3])
+    fn rule(&self, _: &[usize]) -> Cow<'_, Rule> {
+        Rule::known("gz!ci,g!ez,(ge)oi->gzco", &[4, 3, 3])
     }
     fn linear(&self) -> Linear {
         Linear::Each(0b101)

@@ -14,8 +14,8 @@ impl OpDef for GroupedDotT {
     fn accepts(&self, ins: &[&Type]) -> Result<(), String> {
         grouped_dot::accepts(ins, [4, 3])
     }
-    fn rule(&self, _: &[usize]) -> Rule {
-        Rule::new("gz!co,g!ez,(ge)oi->gzci", &[4, 3, 3])
+    fn rule(&self, _: &[usize]) -> Cow<'_, Rule> {
+        Rule::known("gz!co,g!ez,(ge)oi->gzci", &[4, 3, 3])
     }
     fn linear(&self) -> Linear {
         Linear::Each(0b101)

@@ -14,8 +14,8 @@ impl OpDef for GroupedOuter {
     fn accepts(&self, ins: &[&Type]) -> Result<(), String> {
         grouped_dot::accepts(ins, [4, 4])
     }
-    fn rule(&self, _: &[usize]) -> Rule {
-        Rule::new("gz!co,g!ez,gzci->(ge)oi", &[4, 3, 4])
+    fn rule(&self, _: &[usize]) -> Cow<'_, Rule> {
+        Rule::known("gz!co,g!ez,gzci->(ge)oi", &[4, 3, 4])
     }
     fn linear(&self) -> Linear {
         Linear::Each(0b101)

@@ -23,8 +23,8 @@ impl OpDef for MergeAttention {
         }
         Ok(())
     }
-    fn rule(&self, _: &[usize]) -> Rule {
-        Rule::new("bsn!e,bsn,bsn!e,bsn->bsne,bsn", &[4, 3, 4, 3])
+    fn rule(&self, _: &[usize]) -> Cow<'_, Rule> {
+        Rule::known("bsn!e,bsn,bsn!e,bsn->bsne,bsn", &[4, 3, 4, 3])
     }
     /// Outputs as they are, in f32 or bf16; a log-sum-exp is f32.
     fn dtypes(&self, ins: &[&Type], _: usize) -> SmallVec<[DType; 2]> {

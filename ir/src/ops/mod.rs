@@ -21,6 +21,7 @@ use crate::types::{AtomList, DType, Dim, Extent, Reduction, Type};
 use FusionClass::Each;
 use facts::{folded, folds};
 use smallvec::SmallVec;
+use std::borrow::Cow;
 
 /// Gradients of an op's operands; `None` where there is none.
 pub type Grads = SmallVec<[Option<Value>; 4]>;
@@ -103,7 +104,7 @@ impl EvalCx<'_> {
 pub trait OpDef {
     /// The letter rule for operands of these ranks. Never panics for operands that
     /// [`OpDef::accepts`] allows.
-    fn rule(&self, ranks: &[usize]) -> Rule;
+    fn rule(&self, ranks: &[usize]) -> Cow<'_, Rule>;
     /// Sizes of letters that no operand fixes.
     fn sizes(&self) -> &[(Letter, usize)] {
         &[]

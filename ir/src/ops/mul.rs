@@ -67,7 +67,7 @@ impl OpDef for Mul {
     fn accepts(&self, ins: &[&Type]) -> Result<(), String> {
         binary(&self.rule, ins)
     }
-    fn rule(&self, ranks: &[usize]) -> Rule {
+    fn rule(&self, ranks: &[usize]) -> Cow<'_, Rule> {
         self.rule.rule(ranks)
     }
     fn linear(&self) -> Linear {

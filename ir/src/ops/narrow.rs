@@ -57,9 +57,9 @@ impl OpDef for Narrow {
                 .into()),
         }
     }
-    fn rule(&self, ranks: &[usize]) -> Rule {
+    fn rule(&self, ranks: &[usize]) -> Cow<'_, Rule> {
         let dim = self.dim.of(ranks[0]).unwrap_or(0);
-        Rule::along(ranks[0], dim, &[Letter(b'd' - b'a')], Letter(b'p' - b'a'))
+        Cow::Owned(Rule::along(ranks[0], dim, &[Letter(b'd' - b'a')], Letter(b'p' - b'a')))
     }
     fn sizes(&self) -> &[(Letter, usize)] {
         &self.sizes.0

@@ -29,7 +29,7 @@ macro_rules! pairs {
             fn accepts(&self, ins: &[&Type]) -> Result<(), String> {
                 $of(&self.rule, ins)
             }
-            fn rule(&self, ranks: &[usize]) -> Rule {
+            fn rule(&self, ranks: &[usize]) -> Cow<'_, Rule> {
                 self.rule.rule(ranks)
             }
             fn dtypes(&self, ins: &[&Type], _: usize) -> SmallVec<[DType; 2]> {

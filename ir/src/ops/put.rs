@@ -50,8 +50,8 @@ impl OpDef for Put {
         let size = self.sizes.0.iter().find(|s| s.0 == letter).map_or(0, |s| s.1);
         self.padding.accepts(size)
     }
-    fn rule(&self, _: &[usize]) -> Rule {
-        (*self.rule.0).clone()
+    fn rule(&self, _: &[usize]) -> Cow<'_, Rule> {
+        Cow::Borrowed(&self.rule.0)
     }
     fn sizes(&self) -> &[(Letter, usize)] {
         &self.sizes.0

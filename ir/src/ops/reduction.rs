@@ -21,8 +21,8 @@ macro_rules! reductions {
             fn accepts(&self, ins: &[&Type]) -> Result<(), String> {
                 accepts(&self.rule, ins)
             }
-            fn rule(&self, _: &[usize]) -> Rule {
-                (*self.rule.0).clone()
+            fn rule(&self, _: &[usize]) -> Cow<'_, Rule> {
+                Cow::Borrowed(&self.rule.0)
             }
             fn linear(&self) -> Linear {
                 Linear::Together(1)

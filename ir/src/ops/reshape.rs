@@ -24,8 +24,8 @@ impl OpDef for Reshape {
         }
         Ok(())
     }
-    fn rule(&self, _: &[usize]) -> Rule {
-        (*self.rule.0).clone()
+    fn rule(&self, _: &[usize]) -> Cow<'_, Rule> {
+        Cow::Borrowed(&self.rule.0)
     }
     fn sizes(&self) -> &[(Letter, usize)] {
         &self.sizes.0

@@ -75,10 +75,10 @@ impl OpDef for Rope {
         }
         Ok(())
     }
-    fn rule(&self, ranks: &[usize]) -> Rule {
+    fn rule(&self, ranks: &[usize]) -> Cow<'_, Rule> {
         match ranks {
-            [_, 3, _] => Rule::new("bsn!d,bs!r,bs!r->bsnd", &[4, 3, 3]),
-            _line => Rule::new("bsn!d,s!r,s!r->bsnd", &[4, 2, 2]),
+            [_, 3, _] => Rule::known("bsn!d,bs!r,bs!r->bsnd", &[4, 3, 3]),
+            _line => Rule::known("bsn!d,s!r,s!r->bsnd", &[4, 2, 2]),
         }
     }
     fn linear(&self) -> Linear {

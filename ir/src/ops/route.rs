@@ -52,8 +52,8 @@ impl OpDef for Route {
         }
         Ok(())
     }
-    fn rule(&self, _: &[usize]) -> Rule {
-        Rule::new("z!t!k->ztk,!g!ez", &[3])
+    fn rule(&self, _: &[usize]) -> Cow<'_, Rule> {
+        Rule::known("z!t!k->ztk,!g!ez", &[3])
     }
     fn sizes(&self) -> &[(Letter, usize)] {
         &self.sizes.0

@@ -27,7 +27,7 @@ impl OpDef for Select {
         }
         self.rule.accepts(&[ins[0].rank(), ins[1].rank(), ins[2].rank()])
     }
-    fn rule(&self, ranks: &[usize]) -> Rule {
+    fn rule(&self, ranks: &[usize]) -> Cow<'_, Rule> {
         self.rule.rule(ranks)
     }
     fn dtypes(&self, ins: &[&Type], _: usize) -> SmallVec<[DType; 2]> {

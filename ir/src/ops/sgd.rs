@@ -31,8 +31,8 @@ impl OpDef for Sgd {
             Err("two tensors of one shape and two or three scalars are needed".into())
         }
     }
-    fn rule(&self, ranks: &[usize]) -> Rule {
-        Rule::new(if ranks.len() > 4 { "..,..,,,->.." } else { "..,..,,->.." }, ranks)
+    fn rule(&self, ranks: &[usize]) -> Cow<'_, Rule> {
+        Rule::known(if ranks.len() > 4 { "..,..,,,->.." } else { "..,..,,->.." }, ranks)
     }
     fn in_place(&self, _: usize) -> Option<usize> {
         Some(0)

@@ -13,8 +13,8 @@ impl OpDef for StopGradient {
     fn accepts(&self, ins: &[&Type]) -> Result<(), String> {
         floats(ins, 1)
     }
-    fn rule(&self, ranks: &[usize]) -> Rule {
-        Rule::elementwise(1, 1, ranks[0])
+    fn rule(&self, ranks: &[usize]) -> Cow<'_, Rule> {
+        Rule::same(1, 1, ranks[0])
     }
     fn linear(&self) -> Linear {
         Linear::Together(1)

@@ -65,8 +65,8 @@ impl OpDef for Take {
         }
         Ok(())
     }
-    fn rule(&self, _: &[usize]) -> Rule {
-        (*self.rule.0).clone()
+    fn rule(&self, _: &[usize]) -> Cow<'_, Rule> {
+        Cow::Borrowed(&self.rule.0)
     }
     fn linear(&self) -> Linear {
         Linear::Each(1)

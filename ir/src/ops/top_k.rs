@@ -47,11 +47,11 @@ impl OpDef for TopK {
             }
         }
     }
-    fn rule(&self, _: &[usize]) -> Rule {
+    fn rule(&self, _: &[usize]) -> Cow<'_, Rule> {
         let mut rule = (*self.rule.0).clone();
         let new = self.dims().map(|(from, to, _)| [rule.ins[0][from], rule.outs[0][to]]);
         new.iter().flatten().filter_map(|g| g.single()).for_each(|l| rule.keep_whole(l));
-        rule
+        Cow::Owned(rule)
     }
     fn sizes(&self) -> &[(Letter, usize)] {
         &self.sizes.0

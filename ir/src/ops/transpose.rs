@@ -23,8 +23,8 @@ impl OpDef for Transpose {
         b.sort_by_key(key);
         if a != b { Err("a transpose keeps its letters".into()) } else { Ok(()) }
     }
-    fn rule(&self, _: &[usize]) -> Rule {
-        (*self.rule.0).clone()
+    fn rule(&self, _: &[usize]) -> Cow<'_, Rule> {
+        Cow::Borrowed(&self.rule.0)
     }
     fn linear(&self) -> Linear {
         Linear::Together(1)

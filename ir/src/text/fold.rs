@@ -158,7 +158,7 @@ fn template<'t>(a: &'t str, i: i64, b: &str, j: i64) -> Option<Template<'t>> {
     let mut t = Template { texts: vec![], offsets: vec![] };
     let (x, y) = (a.as_bytes(), b.as_bytes());
     let layers = i.max(j) < i64::from(MAX_LAYER);
-    if !layers || x.contains(&b'{') || x.contains(&b'}') {
+    if !layers {
         return None;
     }
     // Everything before `from` is in the template already.
@@ -168,7 +168,8 @@ fn template<'t>(a: &'t str, i: i64, b: &str, j: i64) -> Option<Template<'t>> {
         (p, q) = (p + same, q + same);
         if p == x.len() && q == y.len() {
             t.texts.push(&a[from..]);
-            return Some(t);
+            let plain = !x.contains(&b'{') && !x.contains(&b'}');
+            return plain.then_some(t);
         }
         // Back to where the number begins in which they differ.
         let back = x[from..p].iter().rev().take_while(|c| c.is_ascii_digit()).count();

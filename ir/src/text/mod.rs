@@ -66,5 +66,5 @@ pub use parse::is_path;
 pub use parse::{parse, parse_source, parse_source_on};
 pub use place::in_file;
 pub use print::{NodeText, Repeat, node_text, print, print_between, print_source, print_with};
-pub(crate) use types::quoted;
 pub use types::{annotation_text, type_text, write_type};
+pub(crate) use types::{push_number, quoted};

@@ -78,7 +78,7 @@ pub(super) fn write_annotation(mesh: &Mesh, a: &Annotation, out: &mut String) {
 }
 
 /// Appends a number; faster than the formatting machinery, which is what most of printing is.
-pub(super) fn push_number(mut n: usize, out: &mut String) {
+pub(crate) fn push_number(mut n: usize, out: &mut String) {
     let mut digits = [0u8; 20];
     let mut at = digits.len();
     loop {

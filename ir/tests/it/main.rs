@@ -9,4 +9,5 @@ mod ops;
 mod ops_page;
 mod tensor;
 mod text;
+mod values;
 mod verify;

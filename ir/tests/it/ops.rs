@@ -79,7 +79,7 @@ fn ranks(s: &Sample) -> Vec<usize> {
 }
 
 pub fn rule(s: &Sample) -> Rule {
-    s.op.def().rule(&ranks(s))
+    s.op.def().rule(&ranks(s)).into_owned()
 }
 
 /// Letters that can be split at all, with their sizes.

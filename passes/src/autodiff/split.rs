@@ -146,7 +146,8 @@ impl Split<'_> {
     fn function(&mut self, home: Home, nodes: &[usize], stages: usize) {
         let mut new = self.j.like(home.1, home.0, stages);
         new.scopes.iter_mut().for_each(|s| s.stage = 0);
-        new.reserve(nodes.len());
+        // What is saved or made again comes to what is its own.
+        new.reserve(nodes.len() + nodes.len() / 2);
         self.out.insert(home, new);
         // Arguments in the order of the joint program's, then stashes, then accumulators.
         let mut used = vec![false; self.j.values.len()];

@@ -19,7 +19,7 @@ use crate::shard::experts::{AxisPiece, fold};
 use region::{End, Kept, Mixture, different, mixtures};
 use shardc_ir::attr::{RuleAttr, Sizes};
 use shardc_ir::diag::{Diag, Result, count};
-use shardc_ir::func::{Annotation, Func, Name, Node, Port, Value};
+use shardc_ir::func::{Annotation, Func, Hint, Name, Node, Port, Value};
 use shardc_ir::mesh::Mesh;
 use shardc_ir::ops::{Dispatch, Kind, Mixing, Op, Reshape, Route, Transpose};
 use shardc_ir::rule::Letter;
@@ -27,7 +27,6 @@ use shardc_ir::source::Source;
 use shardc_ir::text::{node_text, type_text};
 use shardc_ir::types::{MAX_ELEMENTS, Type};
 use smallvec::SmallVec;
-use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Lays out the experts of a model; `sequence` lists values of the function and follows it. Whether it may have
@@ -285,7 +284,7 @@ struct Writer<'a> {
     new: Func,
     to: BTreeMap<Value, Value>,
     /// Names of which there are more than before: all of them are numbered again.
-    more: BTreeSet<(Option<u32>, Cow<'static, str>)>,
+    more: BTreeSet<(Option<u32>, Hint)>,
 }
 
 /// The function with these mixtures laid out, and what became of its values.
@@ -306,7 +305,7 @@ fn rewritten(
     let inside: BTreeSet<usize> = all.iter().flat_map(|m| m.nodes.iter().copied()).collect();
     let more = ends.iter().filter(|(_, ops)| ops.len() > 1).map(|(&i, _)| {
         let name = f.name(f.nodes[i].outs[0]);
-        (name.layer, name.hint.clone())
+        (name.layer, name.hint)
     });
     let mut new = f.like(f.kind, f.stage, 1);
     new.name.clone_from(&f.name);
@@ -346,7 +345,7 @@ impl Writer<'_> {
     /// The name that a value has, or one for which its number is still to be found.
     fn named(&self, v: Value) -> Name {
         let name = self.old.name(v).clone();
-        let again = self.more.contains(&(name.layer, name.hint.clone()));
+        let again = self.more.contains(&(name.layer, name.hint));
         if again { Name { dup: 0, ..name } } else { name }
     }
 

@@ -8,6 +8,7 @@ use shardc_ir::func::{Func, Node, Value};
 use shardc_ir::ops::{Kind, Mixing, Op, Route};
 use shardc_ir::rule::{Group, Letter, Rule};
 use smallvec::SmallVec;
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What a dim of a value counts.
@@ -110,7 +111,7 @@ struct Region<'a> {
 }
 
 /// The letter rule of a node.
-fn rule_of(f: &Func, n: &Node) -> Rule {
+fn rule_of<'a>(f: &Func, n: &'a Node) -> Cow<'a, Rule> {
     let ranks: SmallVec<[usize; 4]> = n.ins.iter().map(|&v| f.ty(v).rank()).collect();
     n.op.def().rule(&ranks)
 }

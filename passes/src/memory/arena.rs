@@ -5,7 +5,7 @@ use super::lifetimes::{Lifetime, NONE};
 use super::pieces::{LiveRange, fullest, most_alive, offsets, padded};
 use super::repeats::Repeats;
 use crate::step::instructions::Lists;
-use shardc_ir::func::{Module, Value};
+use shardc_ir::func::{Module, Name, Value};
 use shardc_ir::plan::{Alive, Call, Instr, MemoryClass, Moment, Span, calls};
 use smallvec::SmallVec;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -400,16 +400,22 @@ fn account(l: &Frames, list: &[Instr], alive: &[&Block], peak: usize) -> (ByClas
 
 /// The largest of them, by name; those of several layers that are alike are one.
 fn largest(m: &Module, live: &[Alive]) -> Live {
-    let mut groups: BTreeMap<(String, MemoryClass, usize), (usize, usize)> = BTreeMap::new();
+    // By names that have layer 0 for any.
+    let mut groups: BTreeMap<(Name, MemoryClass, usize), (usize, usize)> = BTreeMap::new();
     for x in live {
         let own = m.funcs[x.func].name(x.value);
-        let mut name = own.to_string();
-        if let Some(layer) = own.layer {
-            name = name.replacen(&format!("l{layer}."), "l*.", 1);
-        }
+        let name = Name { layer: own.layer.map(|_| 0), ..own.clone() };
         let of = groups.entry((name, x.class, x.copies)).or_default();
         *of = (of.0 + 1, of.1 + x.bytes);
     }
+    let text = |name: &Name| match name.layer {
+        Some(_any) => name.to_string().replacen("l0.", "l*.", 1),
+        None => name.to_string(),
+    };
+    let groups: BTreeMap<_, _> = groups
+        .into_iter()
+        .map(|((name, class, copies), of)| ((text(&name), class, copies), of))
+        .collect();
     let named = groups.into_iter().map(|((name, class, copies), (alike, bytes))| {
         let alike = if alike > 1 { format!(" × {alike}") } else { String::new() };
         let copies = if copies > 1 { format!(" of {copies} microbatches") } else { String::new() };

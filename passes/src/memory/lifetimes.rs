@@ -445,7 +445,7 @@ fn roles<'m>(
 }
 
 fn workspace(mesh: &Mesh, f: &Func, n: &Node) -> usize {
-    let ins: Vec<_> = n.ins.iter().map(|&v| f.ty(v)).collect();
-    let outs: Vec<_> = n.outs.iter().map(|&v| f.ty(v)).collect();
+    let ins: SmallVec<[_; 8]> = n.ins.iter().map(|&v| f.ty(v)).collect();
+    let outs: SmallVec<[_; 4]> = n.outs.iter().map(|&v| f.ty(v)).collect();
     n.op.def().workspace(mesh, &ins, &outs)
 }

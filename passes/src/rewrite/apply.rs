@@ -60,7 +60,7 @@ fn segment(
                     Some(ty) => {
                         let grad = f.name(own).grad;
                         let layer = f.scope_info(scope).layer;
-                        let hint = Cow::Borrowed(op.mnemonic());
+                        let hint = op.mnemonic().into();
                         let v = f.value((**ty).clone(), Name { grad, layer, hint, dup: 0 });
                         fresh.push(v);
                         v

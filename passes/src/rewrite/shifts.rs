@@ -72,6 +72,9 @@ impl Shift {
 
 /// Joins shifts of shifts, and chains shifts of one value.
 pub fn shifts(f: &mut Func) {
+    if !f.nodes.iter().any(|n| Shift::of(f, n).is_some()) {
+        return;
+    }
     // What is a result, or asked to be split somehow, stays.
     let mut kept = vec![false; f.values.len()];
     let asked = f.annotations.keys().copied();

@@ -16,8 +16,8 @@ mod prices;
 pub use choices::{Choices, Compared};
 pub use pairs::MOST_EXACT;
 
+use super::factors::OpFactors;
 use super::moves::Moves;
-use super::propagate::OpFactors;
 use super::ways::{Chosen, Execution, Group, Place, Stored, Way, ways};
 use super::zero::Zero;
 use crate::choose::{Choice, Cost, Costs, Problem, Var, within};

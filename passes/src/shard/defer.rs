@@ -9,8 +9,8 @@
 //! lie, so that its result is gathered and not they, is of `partition/orders`.)
 
 use super::auto::{Asked, units};
+use super::factors::OpFactors;
 use super::moves::Moves;
-use super::propagate::OpFactors;
 use super::ways::{Chosen, Execution, Way, linear_in, way};
 use crate::choose::{Cost, Problem, Var, within};
 use shardc_ir::func::{Func, Port, Value};

@@ -5,6 +5,7 @@ pub(crate) mod asked;
 pub mod auto;
 mod defer;
 pub mod experts;
+mod factors;
 pub mod grid;
 mod moves;
 pub mod partition;

@@ -15,8 +15,8 @@ pub(crate) use params::step_scope;
 
 use super::auto::{Asked, Choices, Price, choose};
 use super::defer::defer;
+use super::factors::{OpFactors, factors};
 use super::moves::Moves;
-use super::propagate::{OpFactors, factors};
 use super::reshard::Resharder;
 use super::ways::{Chosen, Execution, Stored};
 use super::zero::{Zero, zero_axes};
@@ -86,6 +86,8 @@ pub fn partition(
         pieces: vec![false; src.values.len()],
         whole: vec![None; src.values.len()],
     };
+    // Collectives come between.
+    p.out.reserve(src.nodes.len() + src.nodes.len() / 2);
     p.needs = p.all_needs();
     let params = p.arguments(frozen, trained);
     for i in 0..src.nodes.len() {
@@ -331,7 +333,7 @@ impl Partition<'_> {
         for s in path {
             let (suffix, note) = words(&s.op, self.out.ty(at));
             let mut name = self.out.name(v).clone();
-            name.hint = Cow::Owned(format!("{}_{suffix}", name.hint));
+            name.hint = format!("{}_{suffix}", name.hint).into();
             name.dup = 0;
             let new = self.out.value(s.ty, name);
             let node =
@@ -359,7 +361,7 @@ impl Partition<'_> {
         for (t, &o) in types.into_iter().zip(&n.outs) {
             let mut name = self.src.name(o).clone();
             if !t.partial().is_empty() && !self.stays_pending(o) {
-                name.hint = Cow::Owned(format!("{}_part", name.hint));
+                name.hint = format!("{}_part", name.hint).into();
             }
             outs.push(self.out.value(t, name));
         }

@@ -1,6 +1,6 @@
 //! How an op may run: every split of its loops that its types allow.
 
-use super::propagate::OpFactors;
+use super::factors::OpFactors;
 use super::zero::Zero;
 use shardc_ir::attr::Offset;
 use shardc_ir::boxes::Halo;
@@ -79,8 +79,7 @@ impl Execution {
 
     /// The type that node `u` needs of its operand `j`.
     pub fn required(&self, f: &Func, op: &OpFactors, u: usize, j: usize) -> Type {
-        let src = f.ty(f.nodes[u].ins[j]);
-        let mut t = Type::new(src.dtype, &src.sizes());
+        let mut t = plain(f.ty(f.nodes[u].ins[j]));
         for (d, dim) in t.dims.iter_mut().enumerate() {
             dim.atoms = op.dim_atoms(j, d, &self.lists);
         }
@@ -136,8 +135,7 @@ impl Execution {
     /// The type of result `o` as far as letters say it.
     pub fn hint(&self, f: &Func, op: &OpFactors, u: usize, o: usize) -> Type {
         let n = &f.nodes[u];
-        let src = f.ty(n.outs[o]);
-        let mut t = Type::new(src.dtype, &src.sizes());
+        let mut t = plain(f.ty(n.outs[o]));
         for (d, dim) in t.dims.iter_mut().enumerate() {
             dim.atoms = op.dim_atoms(n.ins.len() + o, d, &self.lists);
         }
@@ -146,6 +144,11 @@ impl Execution {
         }
         t
     }
+}
+
+/// A type of which nothing counts but element type and sizes.
+fn plain(t: &Type) -> Type {
+    Type { dims: SmallVec::from_slice(&t.dims), ..Type::new(t.dtype, &[]) }
 }
 
 /// Where a parameter lies.

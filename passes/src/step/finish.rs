@@ -63,6 +63,8 @@ pub fn finish(
     let sums = gradients(loops);
     let has_grad = |p: &&&ParamLayout| p.trainable && sums.contains_key(&*p.param.name);
     let trained: Vec<&ParamLayout> = params.iter().filter(has_grad).copied().collect();
+    // Arguments, results, and values between them.
+    f.reserve(trained.len() * 8);
     let args = arguments(&mut f, &trained, loops, &sums, foreign, kind, o);
     let corrected = match o.balance.rate {
         0.0 => vec![],

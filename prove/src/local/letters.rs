@@ -29,7 +29,7 @@ pub fn rule(op: &Op, ins: &[&Type], outs: &[&Type]) -> Result<Rule, Fault> {
     if rule.outs.len() != outs.len() || !rule.outs.iter().zip(outs).all(dims) {
         return wrong(format!("by `{rule}` its results have other dims"));
     }
-    Ok(rule)
+    Ok(rule.into_owned())
 }
 
 /// The size of every letter: of dims that are one letter, of the op's attributes, and of dims of several

@@ -114,9 +114,9 @@ fn plan(o: &Obligation, mesh: &Mesh) -> Result<Plan, Fault> {
     let rule = match &o.op {
         // Each dim for itself.
         Op::Fill(_) | Op::Literal(_) => Rule::elementwise(0, outs.len(), outs[0].rank()),
-        Op::AllToAllV(_) => meaning::rule(&o.op, &ins),
+        Op::AllToAllV(_) => meaning::rule(&o.op, &ins).into_owned(),
         // The dim that is shifted may change its size.
-        Op::Exchange(k) if k.start.0.is_some() => meaning::rule(&o.op, &ins),
+        Op::Exchange(k) if k.start.0.is_some() => meaning::rule(&o.op, &ins).into_owned(),
         op if !axes(op).is_empty() => {
             let most = ins.iter().chain(&outs).map(|t| t.rank()).max().unwrap_or(0);
             let one = Rule::elementwise(1, 1, most);

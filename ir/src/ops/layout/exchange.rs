@@ -121,13 +121,13 @@ impl Change for Exchange {
         *t = to.clone();
         Ok(())
     }
-    fn letters(&self, ranks: &[usize]) -> Rule {
+    fn letters(&self, ranks: &[usize]) -> Cow<'_, Rule> {
         match self.along(ranks[0]) {
             Some(dim) => {
                 let [d, p] = [b'd', b'p'].map(|l| Letter(l - b'a'));
-                Rule::along(ranks[0], dim, &[d], p)
+                Cow::Owned(Rule::along(ranks[0], dim, &[d], p))
             }
-            None => Rule::elementwise(1, 1, ranks[0]),
+            None => Rule::same(1, 1, ranks[0]),
         }
     }
     /// The same ways back, with indices shifted back: what was the same everywhere comes from one of those that

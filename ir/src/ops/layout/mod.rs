@@ -110,8 +110,8 @@ trait Change {
         ins.iter().enumerate().map(one).collect()
     }
     /// For the shape alone: types say more.
-    fn letters(&self, ranks: &[usize]) -> Rule {
-        Rule::elementwise(ranks.len(), ranks.len(), ranks[0])
+    fn letters(&self, ranks: &[usize]) -> Cow<'_, Rule> {
+        Rule::same(ranks.len(), ranks.len(), ranks[0])
     }
     fn mirrored(&self, b: &mut Builder, ends: Ends, d: &[Option<Value>]) -> Grads;
     /// What a rank has of its own operands, without its group.
@@ -143,7 +143,7 @@ macro_rules! layouts {
                 let $t = self;
                 $takes
             }
-            fn rule(&self, ranks: &[usize]) -> Rule {
+            fn rule(&self, ranks: &[usize]) -> Cow<'_, Rule> {
                 self.letters(ranks)
             }
             fn types(

@@ -74,8 +74,8 @@ impl Change for AllToAllV {
         }
         Ok(out)
     }
-    fn letters(&self, _: &[usize]) -> Rule {
-        Rule::new("gzch,gez,gez->gzch", &[4, 3, 3])
+    fn letters(&self, _: &[usize]) -> Cow<'_, Rule> {
+        Rule::known("gzch,gez,gez->gzch", &[4, 3, 3])
     }
     fn mirrored(&self, b: &mut Builder, (ins, _): Ends, d: &[Option<Value>]) -> Grads {
         let like = b.ty(ins[0]).cotangent();

@@ -25,6 +25,7 @@ use shardc_ir::mesh::Mesh;
 use shardc_ir::ops::{Facts, FusionClass, Kind, Op};
 use shardc_ir::rule::{Letter, Rule, has_letter};
 use shardc_ir::types::Reduction;
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 use write::Writer;
 
@@ -392,7 +393,7 @@ fn crosses(f: &Func, maker: &Node, v: Value) -> bool {
     f.nodes.iter().any(|n| n.ins.contains(&v) && f.stage_of(n) != f.stage_of(maker))
 }
 
-fn rule_of(f: &Func, n: &Node) -> Rule {
+fn rule_of<'a>(f: &Func, n: &'a Node) -> Cow<'a, Rule> {
     let ranks: Vec<usize> = n.ins.iter().map(|&v| f.ty(v).rank()).collect();
     n.op.def().rule(&ranks)
 }

@@ -1,8 +1,8 @@
 //! How an op runs where layouts are asked for: as its results want it, or as its operands lie, whichever sends less.
 
 use crate::choose::Cost;
+use crate::shard::factors::OpFactors;
 use crate::shard::moves::Moves;
-use crate::shard::propagate::OpFactors;
 use crate::shard::ways::Execution;
 use shardc_ir::func::{Func, Port, Value};
 use shardc_ir::mesh::Mesh;
@@ -82,16 +82,19 @@ impl Orders<'_> {
         if self.on_grid || kind == Kind::Attention || kind.of_experts() {
             return known.base[u].clone();
         }
-        let mut all: Vec<Execution> = ORDERS.iter().map(|order| one(order)).collect();
+        let others = ORDERS[1..].iter().map(|order| one(order));
+        let mut all: SmallVec<[Execution; 3]> =
+            std::iter::once(known.base[u].clone()).chain(others).collect();
         // What is shifted is gathered before, or else what crosses is exchanged.
         if let Some((g, _)) = op.shifted() {
             let gathered = |e: &Execution| e.whole_in(g);
-            let more: Vec<Execution> = all.iter().map(gathered).collect();
+            let more: SmallVec<[Execution; 3]> = all.iter().map(gathered).collect();
             all.extend(more);
         }
         all.dedup();
         if all.len() > 1 {
-            let costs: Vec<u64> = all.iter().map(|e| self.sends(u, e, known, moves)).collect();
+            let costs: SmallVec<[u64; 6]> =
+                all.iter().map(|e| self.sends(u, e, known, moves)).collect();
             let least = costs.iter().enumerate().min_by_key(|c| c.1).map_or(0, |c| c.0);
             all.swap(0, least);
         }

@@ -224,7 +224,7 @@ impl Writer<'_> {
     /// A name after that of a value.
     fn name(&self, v: Value, what: &str) -> Name {
         let mut name = self.f.name(v).clone();
-        name.hint = Cow::Owned(format!("{}_{what}", name.hint));
+        name.hint = format!("{}_{what}", name.hint).into();
         name.dup = 0;
         name
     }

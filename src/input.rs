@@ -27,6 +27,8 @@ pub struct Input {
     pub origin: Option<String>,
     /// What people call it: the name of its folder or file.
     pub name: Option<String>,
+    /// Tensors that an archive does not train.
+    pub frozen: Vec<String>,
     pub warnings: Vec<Diag>,
 }
 
@@ -60,7 +62,8 @@ fn read(path: &Path, o: &Options) -> Result<Input> {
         let opened = Opened::read(path)?.drops(o.dropout);
         let mut m = opened.import(sizes, o.mode, Raise::default())?;
         split_as(&mut m.source, &plan_beside(path)?);
-        return Ok(Input { warnings: m.warnings, ..without_facts(m.source, "pt2") });
+        let (frozen, warnings) = (m.frozen, m.warnings);
+        return Ok(Input { frozen, warnings, ..without_facts(m.source, "pt2") });
     }
     if is_text(path) {
         let axes: Vec<(&str, usize)> = o.mesh.iter().map(|(n, s)| (n.as_str(), *s)).collect();
@@ -214,6 +217,7 @@ pub(crate) fn from_model(m: Model) -> Input {
         config: m.config,
         origin: None,
         name: None,
+        frozen: vec![],
         warnings: m.warnings,
     }
 }
@@ -253,6 +257,7 @@ fn without_facts(source: Source, family: &str) -> Input {
         config: serde_json::json!({}),
         origin: None,
         name: None,
+        frozen: vec![],
         warnings: vec![],
     }
 }

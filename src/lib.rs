@@ -85,6 +85,22 @@ fn with_mesh(text: &Mesh, o: &Options) -> Result<Options> {
         .help(format!("leave --mesh out, or give --mesh {}", axes.join(","))))
 }
 
+/// The options for a model: what its archive does not train is frozen.
+fn options_for(input: &Input, o: &Options) -> Result<Options> {
+    let mut o = with_mesh(&input.source.module.mesh, o)?;
+    let weights = &input.source.weights;
+    if !input.frozen.is_empty() && weights.iter().all(|w| input.frozen.contains(&w.tensor)) {
+        let what =
+            "every parameter of the archive has requires_grad=False: there is nothing to train";
+        return Err(Diag::new("no-loss", what)
+            .help("compile with --mode infer, or export after requires_grad_(True)"));
+    }
+    let more = input.frozen.iter().filter(|t| !o.freeze.contains(t)).cloned();
+    let more: Vec<String> = more.collect();
+    o.freeze.extend(more);
+    Ok(o)
+}
+
 /// A compiled model with what is needed to write, explain and repeat it.
 pub struct Output {
     pub stored: Stored,
@@ -165,7 +181,7 @@ pub fn compile_with(model: &Path, o: &Options, manager: Manager) -> Result<Outpu
 fn compile_legal(model: &Path, o: &Options, manager: Manager) -> Result<Output> {
     let since = Instant::now();
     let input = read_model(model, o)?;
-    let o = &with_mesh(&input.source.module.mesh, o)?;
+    let o = &options_for(&input, o)?;
     let read_ms = since.elapsed().as_secs_f64() * 1e3;
     let mut before = vec![("read", read_ms)];
     let searches = search::searches(o);
@@ -404,7 +420,7 @@ fn finish(
     since: Instant,
     mut phases: Vec<(&'static str, f64)>,
 ) -> Result<Output> {
-    let Input { source, family, facts, config, origin, name, mut warnings } = input;
+    let Input { source, family, facts, config, origin, name, mut warnings, .. } = input;
     let model = text::print_source(&source);
     // What it costs to keep something whole, beside a plan that does not.
     let without = Options { zero_accumulate: Accumulate::None, memory: None, ..o.clone() };

@@ -105,7 +105,7 @@ pub fn advise(d: Diag, model: &Path, o: &Options, typed: Option<&str>) -> Diag {
     let Some(limit) = asked else { return d };
     // The model compiled up to its memory a moment ago; if it does not now, there is no advice.
     let lines = read_model(model, o).and_then(|input| {
-        let o = crate::with_mesh(&input.source.module.mesh, o)?;
+        let o = crate::options_for(&input, o)?;
         lines(&input, &o, limit)
     });
     let own = d.help.clone();

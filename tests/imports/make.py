@@ -273,6 +273,49 @@ class Functions(nn.Module):
         return w * same + (z != 0.7).float() + 0.1 * order * y
 
 
+class Stopped(nn.Module):
+    """Gradients that stop: at values, at the edge of regions, at a parameter."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c, self.d = (nn.Linear(12, 12) for _ in range(4))
+        self.e = nn.Linear(12, 6)
+        self.d.weight.requires_grad_(False)
+
+    def forward(self, x):
+        x = self.a(x)
+        x = x * x.detach()
+        y = self.b(x)
+        # As if it were not rounded.
+        y = y + (y.round() - y).detach()
+        with torch.no_grad():
+            z = nn.functional.silu(self.c(y))
+            with torch.enable_grad():
+                w = self.d(z * y)
+            v = w * z
+        s = self.a(y).tanh()
+        t = s * 2
+        t.detach_()
+        return self.e(x + y * z + w + v + s * t)
+
+
+class Joined(nn.Module):
+    """What is joined lies in several orders; a factor is a column of whole numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(12, 16)
+        self.b = nn.Linear(64, 6)
+
+    def forward(self, x, kind):
+        x = self.a(x).view(-1, 4, 4)
+        turned = torch.cat([x, x.transpose(1, 2)], -1)
+        stacked = torch.stack([x[:, i] for i in (2, 0, 1)], 1)
+        moved = torch.cat([x[:, :1], x[:, :-1]], 1)
+        all = torch.cat([turned.flatten(1), stacked.flatten(1), moved.flatten(1)], -1)
+        return self.b(torch.cat([all, x[:, 3]], -1) * kind[:, None])
+
+
 class Control(nn.Module):
     """A branch that data choose: no importer reads it."""
 
@@ -307,6 +350,9 @@ FLOATS = {
     "chosen": (Chosen, nn.functional.mse_loss, lambda: dict(x=torch.randn(ROWS, 12), y=torch.randn(ROWS, 6))),
     "truths": (Truths, nn.functional.mse_loss, lambda: dict(x=torch.randn(ROWS, 12), y=torch.randn(ROWS, 6))),
     "functions": (Functions, nn.functional.mse_loss, lambda: dict(x=torch.randn(ROWS, 12), y=torch.randn(ROWS, 6))),
+    "stopped": (Stopped, nn.functional.mse_loss, lambda: dict(x=torch.randn(ROWS, 12), y=torch.randn(ROWS, 6))),
+    "joined": (Joined, nn.functional.mse_loss, lambda: dict(
+        x=torch.randn(ROWS, 12), y=torch.randn(ROWS, 6), kind=torch.arange(ROWS) - 3)),
     "control": (Control, nn.functional.mse_loss, lambda: dict(x=torch.randn(ROWS, 12), y=torch.randn(ROWS, 6))),
     "digits": (Digits, nn.functional.cross_entropy, lambda: dict(
         x=torch.randn(ROWS, 12), kind=torch.randint(6, (ROWS,)), labels=torch.tensor([0, 5, -100, 2, 3, 3, -100, 1]))),
@@ -320,7 +366,7 @@ def make_floats(name):
     value, out = model(**inputs)
     value.backward()
     stored = {**inputs, "loss": value.detach().reshape(1), "output": out.detach()}
-    stored |= {"grad." + n: p.grad for n, p in model.named_parameters()}
+    stored |= {"grad." + n: p.grad for n, p in model.named_parameters() if p.grad is not None}
     save_file({k: v.contiguous() for k, v in stored.items()}, HERE / f"{name}.safetensors")
     rows = {0: torch.export.Dim("batch")}
     shapes = None if name == "mlp" else dict(inputs={k: rows for k in inputs})

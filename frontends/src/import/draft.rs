@@ -2,11 +2,12 @@
 
 use super::graph::Node;
 use super::lower::{Lower, clean};
+use super::view::View;
 use shardc_ir::attr::{Broadcast, RuleAttr};
 use shardc_ir::builder::Builder;
 use shardc_ir::diag::Result;
-use shardc_ir::func::Value;
-use shardc_ir::ops::Op;
+use shardc_ir::func::{RoleKind, Value};
+use shardc_ir::ops::{Gradient, Op, StopGradient};
 use shardc_ir::rule::Rule;
 use shardc_ir::types::Type;
 use std::sync::Arc;
@@ -56,6 +57,33 @@ impl Lower<'_> {
     pub fn maker(&self, v: Value) -> Option<(&Op, &[Value])> {
         let n = &self.draft.nodes[(*self.makers.get(v.0 as usize)?)? as usize];
         Some((&n.op, &n.ins))
+    }
+
+    /// True if a gradient flows from a value to a parameter.
+    pub fn is_trained(&mut self, v: Value) -> bool {
+        let d = &self.draft;
+        self.trained.resize(d.values.len(), false);
+        for a in &d.args[self.looked.0..] {
+            self.trained[a.value.0 as usize] =
+                a.role.as_ref().is_some_and(|r| r.kind == RoleKind::Param);
+        }
+        for n in &d.nodes[self.looked.1..] {
+            let flows = n.op.facts().gradient != Gradient::Stops
+                && n.ins.iter().any(|x| self.trained[x.0 as usize]);
+            for o in &n.outs {
+                self.trained[o.0 as usize] = flows && d.ty(*o).dtype.is_float();
+            }
+        }
+        self.looked = (d.args.len(), d.nodes.len());
+        self.trained[v.0 as usize]
+    }
+
+    /// The same without a gradient.
+    pub fn still(&mut self, n: &Node, x: View) -> Result<View> {
+        match self.is_trained(x.value) {
+            true => Ok(x.with(self.emit(n, "still", StopGradient {}, &[x.value])?)),
+            false => Ok(x),
+        }
     }
 
     pub fn rank(&self, v: Value) -> usize {

@@ -310,6 +310,9 @@ impl Lower<'_> {
 
     /// Differences of neighbours, with what stands before the first.
     fn fold_diff(&mut self, n: &Node, x: &Folded) -> Result<Folded> {
+        if self.int(n, "n")?.unwrap_or(1) != 1 || *n.arg("append") != Arg::None {
+            return Err(self.refuse(n, "differences of differences, or with what stands behind"));
+        }
         let d = dim_of(self.int(n, "dim")?.unwrap_or(-1), x.shape.len(), self, n)?;
         let mut x = x.clone();
         if let Some(first) = self.folded(n, "prepend", usize::MAX)? {

@@ -102,6 +102,8 @@ pub(super) struct Input {
     pub source: Source,
     pub elem: Elem,
     pub sizes: Vec<Size>,
+    /// A parameter that is not trained.
+    pub frozen: bool,
 }
 
 /// Numbers in the archive.
@@ -158,6 +160,9 @@ pub(super) struct Graph {
     pub outputs: Vec<Id>,
     /// Values of truth: torch adds them as or.
     pub truths: HashSet<Id>,
+    /// What a write without gradients made of a value that may have one: numbers of the one, and the gradient of
+    /// the other.
+    pub halved: HashSet<Id>,
     /// Smallest and largest value of a symbol.
     pub ranges: Vec<(Arc<str>, usize, usize)>,
 }

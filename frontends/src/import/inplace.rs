@@ -47,7 +47,7 @@ fn base(op: &str) -> &str {
 /// The same op that makes a new value, of one that writes into its operand.
 fn pure(op: &str) -> Option<String> {
     let (name, overload) = op.split_once('.')?;
-    let plain = name.strip_suffix('_').filter(|p| !p.ends_with('_') && name != "detach_")?;
+    let plain = name.strip_suffix('_').filter(|p| !p.ends_with('_'))?;
     Some(format!("{plain}.{overload}"))
 }
 
@@ -90,10 +90,16 @@ pub(super) fn undo(g: &mut Graph) {
     }
     let kept: BTreeSet<Id> =
         g.inputs.iter().map(|i| i.id).chain(g.outputs.iter().map(|&o| of(&root, o))).collect();
+    let named = g.last_uses();
     for (i, n) in g.nodes.iter_mut().enumerate() {
         let Some(Arg::Value(id)) = n.args.first().map(|a| &a.1) else { continue };
         let own = of(&root, *id);
-        let unread = last.get(&own) == Some(&i) && !kept.contains(&own);
+        let unread = match &*n.op {
+            // It writes no number: views of the same memory keep their gradients.
+            "detach_.default" => named.get(id) == Some(&i) && !g.outputs.contains(id),
+            _ => last.get(&own) == Some(&i) && !kept.contains(&own),
+        };
+        let unread = unread && !n.outs.iter().any(|o| g.halved.contains(o));
         if let Some(op) = pure(&n.op).filter(|_| unread) {
             n.op = op.into();
         }
@@ -134,6 +140,10 @@ mod tests {
         assert_eq!(ops(graph(&[sum, view, fill, read]))[2], "fill_.Scalar");
         let late = ("neg.default", &[4u32][..], 6);
         assert_eq!(ops(graph(&[sum, view, write, late]))[2], "mul_.Tensor");
+        // Without its gradient it is the same memory, and only its own name must not be read.
+        let stop = ("detach_.default", &[1u32][..], 7);
+        assert_eq!(ops(graph(&[sum, view, stop, late]))[2], "detach.default");
+        assert_eq!(ops(graph(&[sum, stop, read]))[1], "detach_.default");
         // Names that only look so.
         assert_eq!(ops(graph(&[("__and__.Tensor", &[0, 0], 1)]))[0], "__and__.Tensor");
     }
@@ -142,6 +152,9 @@ mod tests {
     fn outputs_and_inputs_are_not_written_over() {
         let mut g = graph(&[("add.Tensor", &[0, 0], 1), ("mul_.Tensor", &[1, 0], 2)]);
         g.outputs = vec![Id(1)];
+        assert_eq!(ops(g)[1], "mul_.Tensor");
+        let mut g = graph(&[("add.Tensor", &[0, 0], 1), ("mul_.Tensor", &[1, 0], 2)]);
+        g.halved.insert(Id(2));
         assert_eq!(ops(g)[1], "mul_.Tensor");
     }
 }

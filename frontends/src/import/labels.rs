@@ -42,11 +42,11 @@ impl Labels {
 }
 
 impl Lower<'_> {
-    /// What a node makes of labels, or of logits without their last row.
+    /// What a node makes of labels, or of logits without their last row; nothing for what makes data of those.
     ///
     /// # Errors
-    /// `import-op` for what is not known to keep them what they are.
-    pub(super) fn labelled(&mut self, n: &Node, first: &Val) -> Result<Val> {
+    /// `import-op` for what is not known to keep labels what they are.
+    pub(super) fn labelled(&mut self, n: &Node, first: &Val) -> Result<Option<Val>> {
         let name = n.op.split('.').next().unwrap_or(&n.op);
         let shape = match first {
             Val::Labels(l) => l.shape.clone(),
@@ -59,53 +59,46 @@ impl Lower<'_> {
             other => other.clone(),
         };
         match name {
-            "to" | "_to_copy" | "contiguous" | "clone" | "alias" | "detach" => Ok(first.clone()),
+            "to" | "_to_copy" | "contiguous" | "clone" | "alias" => Ok(Some(first.clone())),
             "view" | "reshape" | "_unsafe_view" | "flatten" => {
                 let key = if name == "reshape" { "shape" } else { "size" };
                 let to = if name == "flatten" { vec![-1] } else { self.ints(n, key)? };
-                Ok(with(self.resolved(n, &to, room::count(&shape))?))
+                Ok(Some(with(self.resolved(n, &to, room::count(&shape))?)))
             }
             "pad" => {
-                let Val::Labels(l) = first else { return Err(self.refuse(n, "logits are padded")) };
+                let Val::Labels(l) = first else { return Ok(None) };
                 let value = self.number(n, "value").unwrap_or(0.0);
                 if l.state != State::Whole || self.ints(n, "pad")? != [0, 1] || value != IGNORED {
                     let what = "labels are padded by other than one -100 behind each row";
                     return Err(self.refuse(n, what));
                 }
-                Ok(Val::Labels(Labels {
-                    shape: vec![shape[0], shape[1] + 1],
-                    state: State::Padded,
-                }))
+                let shape = vec![shape[0], shape[1] + 1];
+                Ok(Some(Val::Labels(Labels { shape, state: State::Padded })))
             }
             "slice" => {
                 let d = dim_of(self.int(n, "dim")?.unwrap_or(0), shape.len(), self, n)?;
                 let (start, len, step) = self.range(n, shape[d])?;
                 if (start, len, step) == (0, shape[d], 1) {
-                    return Ok(first.clone());
+                    return Ok(Some(first.clone()));
                 }
+                let Val::Labels(l) = first else { return Ok(None) };
                 let mut cut = shape.clone();
                 cut[d] = len;
-                let state = match first {
-                    Val::Labels(l) if d == 1 && (start, step) == (1, 1) && len + 1 == shape[1] => {
-                        match l.state {
-                            State::Whole => Some(State::Tail),
-                            State::Padded => Some(State::Moved),
-                            State::Moved | State::Tail => None,
-                        }
-                    }
-                    _ => None,
+                let state = match l.state {
+                    _ if d != 1 || (start, step) != (1, 1) || len + 1 != shape[1] => None,
+                    State::Whole => Some(State::Tail),
+                    State::Padded => Some(State::Moved),
+                    State::Moved | State::Tail => None,
                 };
                 let state =
                     state.ok_or_else(|| self.refuse(n, "labels are cut otherwise than by one"))?;
-                Ok(Val::Labels(Labels { shape: cut, state }))
+                Ok(Some(Val::Labels(Labels { shape: cut, state })))
             }
             "cross_entropy_loss" | "sym_size" => {
                 Err(self.refuse(n, "its first operand is not logits"))
             }
-            _ => Err(self.refuse(
-                n,
-                "labels, and logits without their last row, are only for a cross-entropy",
-            )),
+            _ if matches!(first, Val::Head(_)) => Ok(None),
+            _ => Err(self.refuse(n, "labels are only for a cross-entropy")),
         }
     }
 

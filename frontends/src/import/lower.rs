@@ -71,6 +71,8 @@ pub(super) struct Param {
     pub scopes: Vec<Arc<str>>,
     /// It is this part of the tensor, and its number.
     pub part: Option<(usize, TensorSlice)>,
+    /// It is not trained, under any of its names.
+    pub frozen: bool,
 }
 
 /// The state of an import.
@@ -90,6 +92,9 @@ pub(super) struct Lower<'a> {
     pub labels: (Arc<str>, Vec<usize>),
     /// The node that makes each value of the draft.
     pub makers: Vec<Option<u32>>,
+    /// Which values of the draft have gradients that flow to parameters, of so many arguments and nodes.
+    pub trained: Vec<bool>,
+    pub looked: (usize, usize),
     /// The rule of every attention, in order, and of each mask.
     pub rules: Vec<MaskRule>,
     pub masks: BTreeMap<Id, MaskRule>,
@@ -137,6 +142,8 @@ impl<'a> Lower<'a> {
             inputs: vec![],
             labels: ("".into(), vec![]),
             makers: vec![],
+            trained: vec![],
+            looked: (0, 0),
             rules: vec![],
             masks: BTreeMap::new(),
             made: HashMap::default(),
@@ -193,16 +200,18 @@ impl<'a> Lower<'a> {
                 if i.elem != Elem::Float {
                     return Err(self.dims(&name, "its elements are not f32, bf16 or f16".into()));
                 }
-                let tied = self.tied_with(p);
+                let (tied, frozen) = (self.tied_with(p), i.frozen);
                 let value = match tied {
                     Some(i) => {
                         self.params[i].names.push(p.clone());
+                        self.params[i].frozen &= frozen;
                         self.params[i].value
                     }
                     None => {
                         let value = self.arg(ty, Role::new(RoleKind::Param, &**p));
                         let names = vec![p.clone()];
-                        self.params.push(Param { names, value, scopes: vec![], part: None });
+                        let own = Param { names, value, scopes: vec![], part: None, frozen };
+                        self.params.push(own);
                         value
                     }
                 };
@@ -335,9 +344,9 @@ impl<'a> Lower<'a> {
             _ => None,
         });
         if let Some(first @ (Val::Labels(_) | Val::Head(_))) = &first
-            && !matches!(&*n.op, "sym_size.int" | "cross_entropy_loss.default")
+            && !matches!(&*n.op, "sym_size.int" | "cross_entropy_loss.default" | "detach.default")
+            && let Some(v) = self.labelled(n, first)?
         {
-            let v = self.labelled(n, first)?;
             return self.set_all(n, vec![v]);
         }
         let same = matches!(row, Some(How::Same));

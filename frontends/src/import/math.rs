@@ -197,6 +197,13 @@ impl Lower<'_> {
     pub(super) fn both(&mut self, n: &Node, how: Arithmetic, a: &View, b: &View) -> Result<View> {
         let shape =
             spread(&a.shape, &b.shape).ok_or_else(|| self.refuse(n, "its operands do not fit"))?;
+        // As in torch, of whole numbers and floats floats are made.
+        let [fa, fb] = [a, b].map(|x| self.draft.ty(x.value).dtype.is_float());
+        let (a, b) = match (fa, fb) {
+            (true, false) => (&a.clone(), &self.float(n, b)?),
+            (false, true) => (&self.float(n, a)?, &b.clone()),
+            _ => (a, b),
+        };
         let alike = a.dims == b.dims && a.shape == b.shape;
         let (a, b) = match alike {
             true => (a.clone(), b.clone()),
@@ -267,6 +274,10 @@ impl Lower<'_> {
     }
 
     pub(super) fn embedding(&mut self, n: &Node) -> Result<Vec<Val>> {
+        if self.flag(n, "scale_grad_by_freq") {
+            let what = "scale_grad_by_freq divides gradients by how often a token is in a batch";
+            return Err(self.refuse(n, what).help("export with scale_grad_by_freq=False"));
+        }
         let (w, padding) = (self.data(n, "weight")?, self.int(n, "padding_idx")?);
         let Arg::Value(indices) = n.arg("indices") else {
             return Err(self.refuse(n, "it has no index"));

@@ -31,6 +31,7 @@ mod picks;
 mod products;
 mod raise;
 mod reductions;
+mod regions;
 mod reshape;
 mod room;
 mod schema;
@@ -45,11 +46,12 @@ use archive::Archive;
 use graph::{Elem, Graph, Size, Stores};
 use lower::Lower;
 use safetensors::Dtype;
-use shardc_ir::diag::{Diag, Result};
+use shardc_ir::diag::{Diag, Result, count};
 use shardc_ir::phase::Phase;
 use shardc_ir::plan::{Dropout, Mode};
 use shardc_ir::source::Source;
 use shardc_ir::verify::verify;
+use std::collections::BTreeSet;
 use std::path::Path;
 
 /// Rows of a microbatch over all ranks, and tokens of a row.
@@ -96,6 +98,8 @@ pub struct Opened {
 /// A model that was imported.
 pub struct Imported {
     pub source: Source,
+    /// Tensors that the archive does not train, to be frozen.
+    pub frozen: Vec<String>,
     /// What the user should know although the model is imported.
     pub warnings: Vec<Diag>,
 }
@@ -167,7 +171,9 @@ impl Opened {
         ties::tie(&mut l, &self.archive);
         let source = emit::source(&mut l, mode)?;
         verify(&source.module, Phase::Source).map_err(|mut all| all.swap_remove(0))?;
-        Ok(Imported { source, warnings: l.warnings })
+        let frozen = if mode == Mode::Train { frozen(&l, &source) } else { vec![] };
+        l.warnings.extend(told(&frozen));
+        Ok(Imported { source, frozen, warnings: l.warnings })
     }
 
     /// Refuses sizes that the archive does not have.
@@ -248,6 +254,36 @@ impl Opened {
         }
     }
 }
+
+/// The tensors of a program that its archive does not train.
+fn frozen(l: &Lower, source: &Source) -> Vec<String> {
+    let all: BTreeSet<&str> = l.params.iter().filter(|p| p.frozen).map(|p| &*p.names[0]).collect();
+    let own = source.weights.iter().map(|w| &w.tensor).filter(|t| all.contains(&***t));
+    let mut own: Vec<String> = own.cloned().collect();
+    own.dedup();
+    own
+}
+
+/// A warning about tensors that are not trained.
+fn told(frozen: &[String]) -> Option<Diag> {
+    let (first, more) = (frozen.first()?, frozen.len() - 1);
+    let others = match more {
+        0 => String::new(),
+        n => format!(", and {}", count(n, "other parameter", "other parameters")),
+    };
+    let what = format!("`{first}`{others}: the archive has requires_grad=False, so not trained");
+    let all: Vec<String> = frozen.iter().take(LISTED).map(|t| format!("--freeze '{t}'")).collect();
+    let dots = if frozen.len() > LISTED { " …" } else { "" };
+    Some(
+        Diag::new("frozen", what)
+            .rule("plans of an archive freeze such parameters; a text does not say what is frozen")
+            .help(format!("compile a text of it with {}{dots}", all.join(" ")))
+            .help("to train them, export after requires_grad_(True), or compile the text without"),
+    )
+}
+
+/// Most parameters that a warning lists.
+const LISTED: usize = 8;
 
 /// Most tokens with which masks are looked at a second time.
 const LONGEST: usize = 1025;

@@ -14,13 +14,13 @@ impl Lower<'_> {
         let last = self.normed_dim(n, &x)?;
         let mean = self.mean_of(n, &x, last)?;
         let centered = self.both(n, Arithmetic::Sub, &x, &mean)?;
-        self.normed(n, &centered, last)
+        self.normed(n, &centered, last, 1e-5)
     }
 
     pub(super) fn rms_norm(&mut self, n: &Node) -> Result<Vec<Val>> {
         let x = self.data(n, "input")?;
         let last = self.normed_dim(n, &x)?;
-        self.normed(n, &x, last)
+        self.normed(n, &x, last, f64::from(f32::EPSILON))
     }
 
     /// Each index of a dim of a weight over the root of its sum of squares, times a number of its own.
@@ -49,10 +49,10 @@ impl Lower<'_> {
         self.scaled(n, &sum, by)
     }
 
-    /// x over the root of its mean square, times the weight, plus the bias.
-    fn normed(&mut self, n: &Node, x: &View, d: usize) -> Result<Vec<Val>> {
-        // Where none is given it is that of f32.
-        let eps = self.number(n, "eps").unwrap_or(f64::from(f32::EPSILON));
+    /// x over the root of its mean square and of an epsilon, times the weight, plus the bias; an archive leaves out an
+    /// epsilon that is PyTorch's `default`.
+    fn normed(&mut self, n: &Node, x: &View, d: usize, default: f64) -> Result<Vec<Val>> {
+        let eps = self.number(n, "eps").unwrap_or(default);
         let square = self.both(n, Arithmetic::Mul, x, x)?;
         let mean = self.mean_of(n, &square, d)?;
         let mean = self.shifted(n, &mean, eps)?;

@@ -186,7 +186,13 @@ impl Lower<'_> {
                 let what = "what follows from a padding mask is only for attention";
                 Err(self.refuse(n, what).help(help))
             }
-            Val::Head(_) => Err(self.refuse(n, "a slice of logits is only for a cross-entropy")),
+            // No logits after all, but rows of tokens without the last one.
+            Val::Head(v) => {
+                let sizes = self.draft.ty(v.value).sizes();
+                let x = View::plain(v.value, &sizes);
+                let x = self.narrowed(n, &x, 1, 0, sizes[1].saturating_sub(1))?;
+                self.reshaped(n, &x, &v.shape)
+            }
             Val::Masked(..) | Val::Probs(..) => {
                 Err(self.refuse(n, "a mask is only for the softmax of attention"))
             }

@@ -143,7 +143,8 @@ fn parameter(l: &mut Lower, p: usize, i: usize, part: TensorSlice) -> Value {
     let role = Role::new(RoleKind::Param, format!("{tensor}.{i}").as_str());
     let name = l.draft.name(whole.value).clone();
     let value = l.draft.arg(Type::f32(&sizes), name, Some(role));
-    let param = Param { names: vec![tensor], value, scopes: vec![], part: Some((i, part)) };
+    let (names, frozen) = (vec![tensor], whole.frozen);
+    let param = Param { names, value, scopes: vec![], part: Some((i, part)), frozen };
     l.params.push(param);
     value
 }

@@ -4,6 +4,7 @@
 //! The format is `torch/_export/serde/schema.py`, of which major version 8 is known.
 
 use super::graph::{Arg, Graph, Id, Input, IntArg, Node, Size, Source, Stores};
+use super::regions::{self, Still};
 use super::room;
 use super::zip::{Zip, broken};
 use serde::Deserialize;
@@ -22,11 +23,6 @@ const SHOWN: usize = 60;
 const MAJOR: u64 = 8;
 /// Most graphs within graphs.
 const MAX_DEPTH: usize = 16;
-/// Region markers, whose one graph runs where they stand.
-const INLINED: [&str; 2] = [
-    "torch.ops.higher_order.wrap_with_set_grad_enabled",
-    "torch.ops.higher_order.wrap_with_autocast",
-];
 
 /// Reads the program.
 ///
@@ -43,7 +39,7 @@ pub(super) fn read(zip: &Zip, member: &str) -> Result<Graph> {
             .help("export the model with such a torch"));
     }
     let p: Program = json(zip, member)?;
-    let mut b = Build { zip, g: Graph::default() };
+    let mut b = Build { zip, g: Graph::default(), still: Still::default() };
     b.program(p)?;
     Ok(b.g)
 }
@@ -85,11 +81,11 @@ struct GraphModule {
 }
 
 #[derive(Deserialize)]
-struct RawGraph {
-    inputs: Vec<RawArg>,
-    outputs: Vec<RawArg>,
-    nodes: Vec<RawNode>,
-    tensor_values: HashMap<String, TensorMeta>,
+pub(super) struct RawGraph {
+    pub inputs: Vec<RawArg>,
+    pub outputs: Vec<RawArg>,
+    pub nodes: Vec<RawNode>,
+    pub tensor_values: HashMap<String, TensorMeta>,
 }
 
 /// What is known of a tensor without its numbers.
@@ -100,6 +96,7 @@ pub(super) struct TensorMeta {
     #[serde(default)]
     pub strides: Vec<RawSize>,
     pub storage_offset: Option<RawSize>,
+    pub requires_grad: Option<bool>,
 }
 
 #[derive(Deserialize)]
@@ -111,16 +108,16 @@ pub(super) enum RawSize {
 
 #[derive(Deserialize)]
 #[serde(rename_all = "snake_case")]
-enum RawInt {
+pub(super) enum RawInt {
     AsInt(i64),
     AsName(String),
 }
 
 #[derive(Deserialize)]
-struct RawNode {
-    target: String,
-    inputs: Vec<NamedArg>,
-    outputs: Vec<RawArg>,
+pub(super) struct RawNode {
+    pub target: String,
+    pub inputs: Vec<NamedArg>,
+    pub outputs: Vec<RawArg>,
     #[serde(default)]
     metadata: Metadata,
 }
@@ -131,9 +128,9 @@ struct Metadata {
 }
 
 #[derive(Deserialize)]
-struct NamedArg {
+pub(super) struct NamedArg {
     name: String,
-    arg: RawArg,
+    pub arg: RawArg,
 }
 
 #[derive(Deserialize)]
@@ -183,7 +180,7 @@ impl Number {
     }
 }
 
-enum RawArg {
+pub(super) enum RawArg {
     None,
     Tensor(String),
     Tensors(Vec<Option<String>>),
@@ -280,15 +277,17 @@ fn scope(stack: &str) -> &str {
     if path.starts_with('_') { "" } else { path }
 }
 
-type Names = HashMap<String, Id>;
+pub(super) type Names = HashMap<String, Id>;
 
-struct Build<'a> {
+/// A program as it is read.
+pub(super) struct Build<'a> {
     zip: &'a Zip,
     g: Graph,
+    pub still: Still,
 }
 
 impl Build<'_> {
-    fn bad(&self, what: String) -> Diag {
+    pub fn bad(&self, what: String) -> Diag {
         broken(&self.zip.path, what)
     }
 
@@ -313,9 +312,11 @@ impl Build<'_> {
         for o in &graph.outputs {
             if let RawArg::Tensor(n) = o {
                 let id = self.known(&names, n)?;
+                let id = self.still.read(&mut self.g, id);
                 self.g.outputs.push(id);
             }
         }
+        self.still.mark(&mut self.g);
         Ok(())
     }
 
@@ -365,7 +366,8 @@ impl Build<'_> {
             }
             let source = sources.get(name.as_str()).cloned().unwrap_or(Source::Input);
             let id = self.bind(names, name)?;
-            self.g.inputs.push(Input { id, source, elem, sizes });
+            let frozen = meta.requires_grad == Some(false);
+            self.g.inputs.push(Input { id, source, elem, sizes, frozen });
         }
         Ok(())
     }
@@ -378,85 +380,63 @@ impl Build<'_> {
         }
     }
 
-    fn known(&self, names: &Names, name: &str) -> Result<Id> {
+    pub fn known(&self, names: &Names, name: &str) -> Result<Id> {
         let id = names.get(name).copied();
         id.ok_or_else(|| self.bad(format!("`{name}` is used before it is made")))
     }
 
     /// Marks those of a graph's values that are truth values.
-    fn truths(&mut self, all: &HashMap<String, TensorMeta>, names: &Names) {
+    pub fn truths(&mut self, all: &HashMap<String, TensorMeta>, names: &Names) {
         let is = |meta: &TensorMeta| stores(meta.dtype) == Some(Stores::Bool);
         let of = all.iter().filter(|(_, meta)| is(meta)).filter_map(|(name, _)| names.get(name));
         self.g.truths.extend(of);
     }
 
-    fn nodes(&mut self, nodes: Vec<RawNode>, names: &mut Names, depth: usize) -> Result<()> {
+    pub fn nodes(&mut self, nodes: Vec<RawNode>, names: &mut Names, depth: usize) -> Result<()> {
         if depth > MAX_DEPTH {
             return Err(self.bad(format!("more than {MAX_DEPTH} graphs are within each other")));
         }
         for n in nodes {
-            if INLINED.contains(&n.target.as_str()) {
+            if regions::INLINED.contains(&n.target.as_str()) {
                 self.inline(n, names, depth)?;
                 continue;
             }
             let op = n.target.strip_prefix("torch.ops.aten.").unwrap_or(&n.target);
-            let args =
-                n.inputs.iter().map(|a| Ok((Arc::from(a.name.as_str()), self.arg(&a.arg, names)?)));
-            let args = args.collect::<Result<_>>()?;
+            let mut args = vec![];
+            for a in &n.inputs {
+                args.push((Arc::from(a.name.as_str()), self.arg(&a.arg, names)?));
+            }
             let scope = scope(n.metadata.nn_module_stack.as_deref().unwrap_or(""));
             let (op, scope) = (op.into(), scope.into());
             let mut outs = vec![];
             for o in n.outputs.iter().flat_map(made) {
                 outs.push(self.bind(names, o)?);
             }
-            self.g.nodes.push(Node { op, args, outs, scope });
+            let n = Node { op, args, outs, scope };
+            self.still.made(&mut self.g, &n);
+            self.g.nodes.push(n);
         }
         Ok(())
     }
 
-    /// Puts the nodes of the one graph of a node in its place.
-    fn inline(&mut self, n: RawNode, names: &mut Names, depth: usize) -> Result<()> {
-        let mut given = vec![];
-        let mut graph = None;
-        for a in n.inputs {
-            match a.arg {
-                RawArg::Graph(g) => graph = Some(g),
-                RawArg::Tensor(t) if graph.is_some() => given.push(self.known(names, &t)?),
-                RawArg::Int(RawInt::AsName(t)) if graph.is_some() => {
-                    given.push(self.known(names, &t)?);
-                }
-                _ => {}
-            }
-        }
-        let graph = graph.ok_or_else(|| self.bad(format!("`{}` has no graph", n.target)))?;
-        let taken: Vec<&str> = graph.inputs.iter().flat_map(made).collect();
-        if taken.len() != given.len() {
-            return Err(self.bad(format!("`{}` has other operands than its graph", n.target)));
-        }
-        let mut inner: Names = taken.into_iter().map(String::from).zip(given).collect();
-        self.nodes(graph.nodes, &mut inner, depth + 1)?;
-        self.truths(&graph.tensor_values, &inner);
-        let outs = n.outputs.iter().flat_map(made);
-        for (o, i) in outs.zip(graph.outputs.iter().flat_map(made)) {
-            let id = self.known(&inner, i)?;
-            if names.insert(o.to_string(), id).is_some() {
-                return Err(self.bad(format!("two values are called `{o}`")));
-            }
-        }
-        Ok(())
+    /// A tensor as a node reads it.
+    fn tensor(&mut self, names: &Names, name: &str) -> Result<Id> {
+        let id = self.known(names, name)?;
+        Ok(self.still.read(&mut self.g, id))
     }
 
-    fn arg(&self, a: &RawArg, names: &Names) -> Result<Arg> {
+    fn arg(&mut self, a: &RawArg, names: &Names) -> Result<Arg> {
         let int = |i: &RawInt| match i {
             RawInt::AsInt(n) => Ok(IntArg::Is(*n)),
             RawInt::AsName(n) => self.known(names, n).map(IntArg::Of),
         };
         Ok(match a {
             RawArg::None => Arg::None,
-            RawArg::Tensor(n) => Arg::Value(self.known(names, n)?),
+            RawArg::Tensor(n) => Arg::Value(self.tensor(names, n)?),
             RawArg::Tensors(all) => {
-                let one = |n: &Option<String>| n.as_ref().map(|n| self.known(names, n)).transpose();
-                Arg::Values(all.iter().map(one).collect::<Result<_>>()?)
+                let mut one =
+                    |n: &Option<String>| n.as_ref().map(|n| self.tensor(names, n)).transpose();
+                Arg::Values(all.iter().map(&mut one).collect::<Result<_>>()?)
             }
             RawArg::Int(i) => match int(i)? {
                 IntArg::Is(n) => Arg::Int(n),
@@ -477,7 +457,7 @@ impl Build<'_> {
 }
 
 /// The names that an output, or an argument of a graph, stands for.
-fn made(o: &RawArg) -> Vec<&str> {
+pub(super) fn made(o: &RawArg) -> Vec<&str> {
     match o {
         RawArg::Tensor(n) | RawArg::Int(RawInt::AsName(n)) => vec![n],
         RawArg::Tensors(all) => all.iter().flatten().map(String::as_str).collect(),

@@ -39,6 +39,21 @@ impl Lower<'_> {
         }))
     }
 
+    /// The operand without a gradient.
+    pub(super) fn detach(&mut self, n: &Node) -> Result<Vec<Val>> {
+        Ok(vec![match self.operand(n, "self") {
+            Some(Val::Masked(v, _) | Val::Probs(v, ..)) if self.is_trained(v.value) => {
+                return Err(self.refuse(n, "scores of attention without a gradient"));
+            }
+            Some(v @ (Val::Masked(..) | Val::Probs(..) | Val::Labels(_))) => v,
+            Some(Val::Head(v)) => Val::Head(self.still(n, v)?),
+            _ => {
+                let x = self.data(n, "self")?;
+                Val::Data(self.still(n, x)?)
+            }
+        }])
+    }
+
     pub(super) fn size(&mut self, n: &Node) -> Result<Vec<Val>> {
         let shape = self.shape_of(n, "self")?;
         let d = self.dim(n, "dim", 0, shape.len())?;
@@ -266,10 +281,19 @@ impl Lower<'_> {
         }
         let from = x.letters(x.shape.len());
         let to: String = from.chars().filter(|&c| c != letter(d)).chain([letter(d)]).collect();
-        let rule = self.rule(n, &format!("{from}->{to}"), &[x.value])?;
-        let v = self.emit(n, "turned", Transpose { rule }, &[x.value])?;
+        let v = self.in_order(n, x, &to)?;
         *x = View::of(v, &to, x.shape.clone());
         Ok(v)
+    }
+
+    /// The value with its dims in this order.
+    fn in_order(&mut self, n: &Node, x: &View, to: &str) -> Result<shardc_ir::func::Value> {
+        let from = x.letters(x.shape.len());
+        if from == to {
+            return Ok(x.value);
+        }
+        let rule = self.rule(n, &format!("{from}->{to}"), &[x.value])?;
+        self.emit(n, "turned", Transpose { rule }, &[x.value])
     }
 
     pub(super) fn select(&mut self, n: &Node) -> Result<Vec<Val>> {
@@ -355,7 +379,7 @@ impl Lower<'_> {
         }
         let Dim::Real(k) = a.dims[d] else { return Err(self.refuse(n, "a repeat is joined")) };
         let va = self.last(n, &mut a, d, k)?;
-        let vb = if alike { va } else { self.last(n, &mut b, d, k)? };
+        let vb = if alike { va } else { self.in_order(n, &b, &a.letters(a.shape.len()))? };
         let size = a.shape[d] + b.shape[d];
         let v = match self.raised_concat(n, va, vb)? {
             Some(v) => v,

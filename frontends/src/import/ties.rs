@@ -27,7 +27,8 @@ pub(super) fn tie(l: &mut Lower, archive: &Archive) {
                     && sizes(k) == sizes(i)
             });
             let Some(other) = other else { continue };
-            let more = l.params[other].names.clone();
+            let (more, frozen) = (l.params[other].names.clone(), l.params[other].frozen);
+            l.params[i].frozen &= frozen;
             let own = &mut l.params[i].names;
             // Folders have a tensor under the first of its names.
             match other < i {

@@ -12,7 +12,7 @@ pub const PAGES: &[(&str, &str)] = pages! {
     "batch-shape" "c-compiler" "checkpoint" "cluster" "collective" "config" "config-file" "cross-node"
     "cuda-compile" "cuda-driver" "cuda-limit" "data" "deadlock" "device" "dropout-ignored"
     "evaluated-shape" "expert-width-not-divisible" "experts-mesh" "experts-need-1d" "experts-not-divisible" "export"
-    "file" "flag" "grid-not-divisible" "hardware" "heads-not-divisible" "idle-axis" "import-dims" "import-input"
+    "file" "flag" "frozen" "grid-not-divisible" "hardware" "heads-not-divisible" "idle-axis" "import-dims" "import-input"
     "import-loss" "import-op" "index" "io" "kv-heads-against-tp" "label-range" "launcher" "layers" "mask-range" "mask-rule"
     "merged-parameters" "mesh" "microbatch" "missing-library" "missing-tensor" "missing-weights" "mixed"
     "moe-bound" "moe-buffers" "mpi" "name" "nan-loss" "needs-whole" "no-device" "no-effect" "no-evaluation" "no-experts"

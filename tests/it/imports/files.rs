@@ -6,6 +6,7 @@ use shardc_frontends::import::{Imported, Opened, Raise};
 use shardc_ir::diag::{Diag, Exit, Result};
 use shardc_ir::plan::Mode;
 use shardc_ir::rng::philox;
+use shardc_ir::text;
 use shardc_testing::samples;
 use std::io::{Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
@@ -468,6 +469,81 @@ fn the_command_imports_compiles_and_runs() {
     std::fs::rename(scratch.0.join("m.pt2"), &none).expect("renamed");
     let (code, err) = shardc(&["check", &none, "--seq", "16"]);
     assert_eq!(code, 4, "{err}");
+}
+
+/// A plan of an archive freezes what the archive does not train.
+#[test]
+fn plans_freeze_what_an_archive_does_not_train() {
+    let scratch = Scratch::new("frozen");
+    let path = |name: &str| scratch.0.join(name).display().to_string();
+    let plan = path("a.plan");
+    let archive = file("stopped.pt2").display().to_string();
+    let (code, err) = shardc(&["compile", &archive, "-o", &plan]);
+    assert_eq!(code, 0, "{err}");
+    assert!(err.contains("warning[frozen]: `model.d.weight`"), "{err}");
+    let options = std::fs::read_to_string(Path::new(&plan).join("options.toml")).expect("options");
+    assert!(options.contains("freeze = [\"model.d.weight\"]"), "{options}");
+    // One that trains nothing is none to train.
+    let _ = edited(&scratch, "toy.pt2", |j| {
+        let all = j["graph_module"]["graph"]["tensor_values"].as_object_mut().expect("values");
+        all.values_mut().for_each(|v| v["requires_grad"] = json!(false));
+    });
+    let none = path("m.pt2");
+    let (code, err) = shardc(&["compile", &none, "-o", &plan]);
+    assert!(code != 0 && err.contains("error[no-loss]"), "{err}");
+    assert!(err.contains("requires_grad"), "{err}");
+    let (code, err) = shardc(&["compile", &none, "--mode", "infer", "-o", &path("b.plan")]);
+    assert!(code == 0 && !err.contains("warning[frozen]"), "{err}");
+}
+
+/// What changes gradients is not left out.
+#[test]
+fn gradients_by_frequency_are_refused() {
+    let scratch = Scratch::new("frequency");
+    let d = refused(edited(&scratch, "llama.pt2", |j| {
+        let ins = node(j, "embedding.default")["inputs"].as_array_mut().expect("operands");
+        ins.push(json!({"name": "scale_grad_by_freq", "arg": {"as_bool": true}, "kind": 1}));
+    }));
+    assert!(d.code == "import-op" && d.message.contains("scale_grad_by_freq"), "{d}");
+}
+
+/// An archive leaves out an epsilon that is PyTorch's default, 1e-5.
+#[test]
+fn the_epsilon_of_a_layer_norm_may_be_left_out() {
+    let scratch = Scratch::new("epsilon");
+    let text =
+        |m: Result<Imported>| text::print_source(&m.unwrap_or_else(|e| panic!("{e}")).source);
+    let own = text(edited(&scratch, "gpt2.pt2", |_| {}));
+    let mut left = 0;
+    let without = text(edited(&scratch, "gpt2.pt2", |j| {
+        for n in nodes(j).iter_mut().filter(|n| n["target"] == "torch.ops.aten.layer_norm.default")
+        {
+            let ins = n["inputs"].as_array_mut().expect("operands");
+            ins.retain(|i| i["name"] != "eps" && i["name"] != "cudnn_enable");
+            left += 1;
+        }
+    }));
+    assert!(left > 0 && own == without, "{without}");
+}
+
+/// A write without gradients into what has one leaves the gradient, and changes the number: no op of ours.
+#[test]
+fn writes_in_regions_without_gradients_are_refused() {
+    let scratch = Scratch::new("writes");
+    let d = refused(edited(&scratch, "stopped.pt2", |j| {
+        let region = node(j, "wrap_with_set_grad_enabled");
+        let ins = region["inputs"].as_array_mut().expect("operands");
+        let graph = ins.iter_mut().find_map(|i| i["arg"].get_mut("as_graph")).expect("a graph");
+        let of = graph["graph"]["inputs"][0]["as_tensor"]["name"].clone();
+        let nodes = graph["graph"]["nodes"].as_array_mut().expect("nodes");
+        let arg = json!({"name": "self", "arg": {"as_tensor": {"name": of}}, "kind": 1});
+        let out = json!({"as_tensor": {"name": "written"}});
+        nodes.insert(
+            0,
+            json!({"target": "torch.ops.aten.tanh_.default", "inputs": [arg], "outputs": [out]}),
+        );
+    }));
+    assert!(d.code == "import-op" && d.message.contains("tanh_"), "{d}");
 }
 
 /// A program of more than 512 MiB is refused by its length, before it is read: the file is a hole.

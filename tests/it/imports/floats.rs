@@ -7,6 +7,7 @@ use shardc_frontends::{Facts, Model};
 use shardc_ir::func::{Fill, RoleKind, inputs};
 use shardc_ir::plan::Mode;
 use shardc_ir::types::DType;
+use shardc_ir::weights::Weight;
 use shardc_passes::options::TpMode::{ThreeD, TwoAndHalfD, TwoD};
 use shardc_passes::options::{Options, ShardRule, TpSteps};
 use shardc_prove::Verdict;
@@ -15,13 +16,20 @@ use shardc_runtime::{Columns, Numbers, StepBatch};
 const ROWS: usize = 8;
 
 fn model(name: &str, rows: usize) -> Model {
+    imported(name, rows).0
+}
+
+/// An archive, and what it does not train.
+fn imported(name: &str, rows: usize) -> (Model, Vec<String>) {
     let opened = Opened::read(&file(&format!("{name}.pt2"))).unwrap_or_else(|e| panic!("{e}"));
     let m = opened
         .import(Sizes { rows, seq: 1 }, Mode::Train, Raise::default())
         .unwrap_or_else(|e| panic!("{name}: {e}"));
-    assert!(m.warnings.is_empty(), "{name}: {:?}", m.warnings);
+    let told: Vec<&str> = m.warnings.iter().map(|w| w.code).collect();
+    let frozen = if m.frozen.is_empty() { vec![] } else { vec!["frozen"] };
+    assert_eq!(told, frozen, "{name}: {:?}", m.warnings);
     let vocab = m.source.vocab;
-    Model {
+    let model = Model {
         family: "pt2",
         module: m.source.module,
         weights: m.source.weights,
@@ -30,7 +38,8 @@ fn model(name: &str, rows: usize) -> Model {
         config: serde_json::json!({}),
         warnings: vec![],
         checkpoint: opened.checkpoint(),
-    }
+    };
+    (model, m.frozen)
 }
 
 /// The columns of an archive, as PyTorch had them.
@@ -63,7 +72,8 @@ fn check(name: &str, cases: &[Case]) {
         let mut o = options(mesh, false, *rows);
         (o.seq, o.global_batch) = (1, ROWS);
         ask(&mut o);
-        let model = model(name, o.microbatch_rows());
+        let (model, frozen) = imported(name, o.microbatch_rows());
+        o.freeze = frozen;
         let columns = columns(&model, &want);
         let what = format!("{name} on {mesh:?}, {:?}, {:?}", o.tp_mode, o.shard);
         let compiled = compile(&model, &o);
@@ -88,7 +98,11 @@ fn check(name: &str, cases: &[Case]) {
             output.len() == reference.len() && d <= 2e-5 * all,
             "{what}: output off by {d:.1e}"
         );
-        for w in &model.weights {
+        let shown = |n: &str| r.outputs.keys().any(|k| k.is(RoleKind::GradShown, n));
+        let has = |w: &&Weight| want.0.contains_key(&format!("grad.{}", w.tensor));
+        let without = model.weights.iter().filter(|w| !has(w) && shown(&w.param));
+        assert_eq!(without.count(), 0, "{what}: gradients of what is not trained");
+        for w in model.weights.iter().filter(has) {
             let (got, reference) = (out(RoleKind::GradShown, &w.param), want.grad(w));
             let d = norm(got.iter().zip(&reference).map(|(a, b)| a - b));
             let r = norm(reference.iter().copied());
@@ -100,7 +114,7 @@ fn check(name: &str, cases: &[Case]) {
             );
         }
         let grads = want.0.keys().filter(|n| n.starts_with("grad.")).count();
-        assert_eq!(grads, model.weights.len(), "{what}: all gradients");
+        assert_eq!(grads, model.weights.iter().filter(has).count(), "{what}: all gradients");
     }
 }
 
@@ -215,6 +229,32 @@ fn chosen() {
 #[test]
 fn truths() {
     check("truths", &[(&[], 8, NOTHING), (&[("tp", 2)], 4, NOTHING)]);
+}
+
+/// `detach`, regions without gradients with a region with some in them, and a parameter that is not trained.
+#[test]
+fn stopped() {
+    assert_eq!(imported("stopped", ROWS).1, ["model.d.weight"]);
+    check(
+        "stopped",
+        &[
+            (&[], 8, NOTHING),
+            (&[], 2, NOTHING),
+            (&[("dp_replicate", 2)], 4, NOTHING),
+            (&[("dp_shard", 2)], 2, |o| o.zero = 3),
+            (&[("tp", 2)], 8, NOTHING),
+            (&[("tp", 2)], 8, |o| o.auto = true),
+        ],
+    );
+}
+
+/// What is joined lies in different orders, and a factor is whole numbers.
+#[test]
+fn joined() {
+    check(
+        "joined",
+        &[(&[], 8, NOTHING), (&[("dp_replicate", 2)], 4, NOTHING), (&[("tp", 2)], 8, NOTHING)],
+    );
 }
 
 /// Functions, comparisons, and choices between data.

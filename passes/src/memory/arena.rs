@@ -239,12 +239,25 @@ fn blocks(l: &Frames, list: &[Instr]) -> Blocks {
 const WORK: usize = 1 << 24;
 /// The part of what is alive at once that gaps may take without a search: a thousandth.
 const GAPS: usize = 1000;
+/// That where a longer search finds places that do not repeat: a fiftieth.
+const GAPS_OF_REPEATS: usize = 50;
+
+/// What blocks may take: they lie above `base`, and there is no search for better offsets if they end at `enough`, or
+/// if gaps are at most this part of what is alive at once.
+#[derive(Clone, Copy)]
+struct Room {
+    base: usize,
+    enough: usize,
+    gaps: usize,
+}
 
 /// Gives the blocks of a list their offsets, above `base`. There is no search for better ones if they end at
 /// `enough`.
 fn place(l: &Frames, list: &[Instr], blocks: &mut Blocks, base: usize, enough: usize) -> Highest {
-    let of_few = Repeats::of(list).and_then(|r| place_few(l, list, (blocks, r), base, enough));
-    of_few.unwrap_or_else(|| place_all(&mut blocks.all, base, enough))
+    let room = |gaps| Room { base, enough, gaps };
+    let mut few = |gaps| place_few(l, list, (blocks, Repeats::of(list)?), room(gaps));
+    let of_few = few(GAPS).or_else(|| few(GAPS_OF_REPEATS));
+    of_few.unwrap_or_else(|| place_all(&mut blocks.all, room(GAPS)))
 }
 
 /// Stretches that are searched for places: so many times those in which a microbatch is in use.
@@ -263,8 +276,7 @@ fn place_few(
     l: &Frames,
     list: &[Instr],
     (blocks, r): (&mut Blocks, Repeats),
-    base: usize,
-    enough: usize,
+    room: Room,
 ) -> Option<Highest> {
     let of_microbatch = |b: &&Block| matches!(b.frame, Frame::Shared(_, Some(_)));
     let lives = blocks.all.iter().filter(of_microbatch).map(|b| (b.death - b.birth) / l.turn);
@@ -277,7 +289,7 @@ fn place_few(
         }
         let short = r.without(list, kept)?;
         let mut few = self::blocks(l, &short);
-        let placed = place_all(&mut few.all, base, enough);
+        let placed = place_all(&mut few.all, room);
         let between = match r.alike(kept, |k| in_use(l, &few.all, r, k)) {
             Ok(between) => between,
             Err(more) => {
@@ -321,11 +333,11 @@ fn in_use(l: &Frames, all: &[Block], r: Repeats, k: usize) -> Vec<(usize, Option
 }
 
 /// As [`place`], all blocks of a list.
-fn place_all(blocks: &mut [Block], base: usize, enough: usize) -> Highest {
+fn place_all(blocks: &mut [Block], Room { base, enough, gaps }: Room) -> Highest {
     let piece = |b: &Block| LiveRange { bytes: b.bytes, birth: b.birth, death: b.death };
     let pieces: Vec<LiveRange> = blocks.iter().map(piece).collect();
     let most = most_alive(&pieces);
-    let enough = enough.saturating_sub(base).max(most + (base + most) / GAPS);
+    let enough = enough.saturating_sub(base).max(most + (base + most) / gaps);
     let (offsets, end) = offsets(&pieces, enough, WORK);
     let at = fullest(&pieces, &offsets, end);
     blocks.iter_mut().zip(offsets).for_each(|(b, offset)| b.offset = base + offset);

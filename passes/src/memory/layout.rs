@@ -217,7 +217,8 @@ fn scratch(l: &mut Lifetimes, f: usize, way: Way, out: &mut Frames) {
             LiveRange { bytes, birth, death }
         };
         let pieces: Vec<LiveRange> = members.iter().map(piece).collect();
-        let enough = most_alive(&pieces) / 100 * (100 + SLACK);
+        let most = most_alive(&pieces);
+        let enough = most + most * SLACK / 100;
         let (offsets, bytes) = offsets(&pieces, enough, WORK);
         let at = fullest(&pieces, &offsets, bytes);
         let mut part = CallFrame { bytes, within: (0, out.turn - 1), ..CallFrame::default() };

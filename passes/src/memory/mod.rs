@@ -54,7 +54,7 @@ pub fn memory(
     };
     let mut best = plan(lay(WAYS[0]));
     for way in &WAYS[1..] {
-        if best.memory.peak_bytes <= best.memory.live_bytes / 100 * (100 + SLACK) {
+        if best.memory.peak_bytes <= best.memory.live_bytes + best.memory.live_bytes * SLACK / 100 {
             break;
         }
         let other = plan(lay(*way));

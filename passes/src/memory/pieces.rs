@@ -1,8 +1,8 @@
 //! Offsets of pieces of memory that are in use from one moment to another.
 //!
-//! A pass gives all pieces their offsets. Passes of several kinds are made until one is good enough, or until
-//! they have compared so many pieces with each other: so the result, and about the time, depend on the
-//! pieces alone.
+//! A pass gives all pieces their offsets. Passes of several kinds are made until one is good enough, until they
+//! have compared so many pieces with each other, or until for long none was better: so the result, and about the
+//! time, depend on the pieces alone.
 
 use super::free::FreeList;
 use shardc_ir::plan::ALIGN;
@@ -26,9 +26,6 @@ impl LiveRange {
         self.death - self.birth + 1
     }
 }
-
-/// Rounds in which what lies highest is placed first.
-const ROUNDS: usize = 100;
 
 /// Offsets, and the end of the highest. There is no search for better ones once the end is at most
 /// `enough`, and a search makes at most about `work` comparisons of two pieces.
@@ -106,7 +103,7 @@ fn by_birth(pieces: &[LiveRange]) -> Vec<usize> {
 }
 
 /// A piece that has its place: all that is compared lies together, as most of a search's time is this.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq)]
 struct Placed {
     offset: usize,
     end: usize,
@@ -114,26 +111,170 @@ struct Placed {
     death: usize,
 }
 
-/// A search for better offsets.
-struct Search<'a> {
-    pieces: &'a [LiveRange],
-    /// Those with bytes.
-    all: Vec<usize>,
-    /// By piece: its birth, and the end of its life, among all births and ends.
-    lives: Vec<(usize, usize)>,
-    /// By [`NEAR`] of these: how many pieces are alive in them.
-    near: Vec<usize>,
-    /// And those of them that are placed, by offset.
-    placed_near: Vec<Vec<Placed>>,
-    offsets: Vec<usize>,
-    best: (usize, Vec<usize>),
-    /// Comparisons that may still be made.
-    left: usize,
-}
-
 /// Births and ends that are looked up together, and most such spans of a piece that is looked up.
 const NEAR: usize = 32;
 const SPANS: usize = 4;
+
+/// Pieces, and when they live among all births and ends.
+struct Lives<'a> {
+    pieces: &'a [LiveRange],
+    /// By piece: its birth, and the end of its life.
+    lives: Vec<(usize, usize)>,
+    /// Births and ends by [`NEAR`].
+    spans: usize,
+}
+
+impl Lives<'_> {
+    fn spans_of(&self, i: usize) -> std::ops::RangeInclusive<usize> {
+        let (birth, end) = self.lives[i];
+        birth / NEAR..=(end - 1) / NEAR
+    }
+}
+
+/// Comparisons that may still be made: of the whole search, and until it finds something better.
+struct Left {
+    work: usize,
+    patience: usize,
+}
+
+impl Left {
+    /// `None` if they are more than are left.
+    fn pay(&mut self, comparisons: usize) -> Option<()> {
+        self.work = self.work.checked_sub(comparisons)?;
+        self.patience = self.patience.checked_sub(comparisons)?;
+        Some(())
+    }
+}
+
+/// An order in which pieces are placed, each as low as it can be.
+struct Order {
+    order: Vec<usize>,
+    /// So many of its first ones are placed.
+    placed: usize,
+    /// By piece.
+    offsets: Vec<usize>,
+    /// Those that are placed, by offset.
+    by_offset: Vec<Placed>,
+    /// The same by the spans in which they live.
+    near: Vec<Vec<Placed>>,
+    /// By piece: how often it was what ended too high.
+    failures: Vec<usize>,
+}
+
+impl Order {
+    fn of(l: &Lives, order: Vec<usize>) -> Order {
+        let [offsets, failures] = [(); 2].map(|()| vec![0; l.pieces.len()]);
+        let near = vec![vec![]; l.spans];
+        Order { order, placed: 0, offsets, by_offset: vec![], near, failures }
+    }
+
+    /// The lowest place of a piece that is free while it lives.
+    fn lowest(&self, l: &Lives, left: &mut Left, i: usize) -> Option<usize> {
+        let (LiveRange { birth, death, .. }, size) = (l.pieces[i], l.pieces[i].size());
+        let near = &self.near[l.spans_of(i)];
+        let few: usize = match near.len() <= SPANS {
+            true => near.iter().map(Vec::len).sum(),
+            false => usize::MAX,
+        };
+        let mut at = 0;
+        // True if the piece fits below it; else it lies above it, if they meet.
+        let mut fits_below = |q: &Placed| {
+            if q.birth > death || birth > q.death {
+                return false;
+            }
+            let below = q.offset >= at + size;
+            at = if below { at } else { at.max(q.end) };
+            below
+        };
+        if few < self.by_offset.len() / 2 {
+            // One list after the other, by offset; a piece may be in several.
+            let mut near = near.iter().map(Vec::as_slice);
+            let mut near: [&[_]; SPANS] = [(); SPANS].map(|()| near.next().unwrap_or(&[]));
+            let lowest = |near: &[&[Placed]]| {
+                (0..SPANS).filter(|&k| !near[k].is_empty()).min_by_key(|&k| near[k][0].offset)
+            };
+            while let Some(k) = lowest(&near) {
+                if fits_below(&near[k][0]) {
+                    break;
+                }
+                near[k] = &near[k][1..];
+            }
+            left.pay(few)?;
+        } else {
+            let found = self.by_offset.iter().position(fits_below);
+            left.pay(found.unwrap_or(self.by_offset.len()))?;
+        }
+        Some(at)
+    }
+
+    /// Places the rest, but for the first one that would end at `limit` or above it, and those behind that.
+    fn place(&mut self, l: &Lives, left: &mut Left, limit: usize) -> Option<()> {
+        while let Some(&i) = self.order.get(self.placed) {
+            let at = self.lowest(l, left, i)?;
+            if at + l.pieces[i].bytes >= limit {
+                break;
+            }
+            self.offsets[i] = at;
+            let new = self.entry(l, i);
+            for list in self.lists(l, i) {
+                let before = list.partition_point(|x| x.offset <= at);
+                list.insert(before, new);
+            }
+            self.placed += 1;
+        }
+        Some(())
+    }
+
+    /// Moves what stands at `at` before all that have failed less often, at least by one, and takes all from there
+    /// on from their places.
+    fn sooner(&mut self, l: &Lives, at: usize) {
+        let i = self.order[at];
+        self.failures[i] += 1;
+        let as_often = |&j: &usize| self.failures[j] >= self.failures[i];
+        let behind = self.order[..at].iter().rposition(as_often).map_or(0, |j| j + 1);
+        let to = behind.min(at.saturating_sub(1));
+        for j in to..self.placed {
+            let j = self.order[j];
+            let old = self.entry(l, j);
+            for list in self.lists(l, j) {
+                let first = list.partition_point(|x| x.offset < old.offset);
+                let found = list[first..].iter().position(|x| *x == old);
+                list.remove(first + found.expect("what is placed is in its lists"));
+            }
+        }
+        self.order[to..=at].rotate_right(1);
+        self.placed = self.placed.min(to);
+    }
+
+    fn entry(&self, l: &Lives, i: usize) -> Placed {
+        let (LiveRange { birth, death, .. }, offset) = (l.pieces[i], self.offsets[i]);
+        Placed { offset, end: offset + l.pieces[i].size(), birth, death }
+    }
+
+    /// The lists in which a piece is while it is placed.
+    fn lists(&mut self, l: &Lives, i: usize) -> impl Iterator<Item = &mut Vec<Placed>> {
+        self.near[l.spans_of(i)].iter_mut().chain([&mut self.by_offset])
+    }
+
+    /// Where what ends highest stands, if all are placed.
+    fn highest(&self, l: &Lives) -> Option<usize> {
+        let end = |&at: &usize| self.offsets[self.order[at]] + l.pieces[self.order[at]].bytes;
+        (0..self.placed).max_by_key(end)
+    }
+}
+
+/// A search for better offsets.
+struct Search<'a> {
+    lives: Lives<'a>,
+    /// Those with bytes.
+    all: Vec<usize>,
+    best: (usize, Vec<usize>),
+    left: Left,
+}
+
+/// Comparisons for each piece after which a search ends that has found nothing better, if they are not fewer than
+/// it had made when it last did.
+const PATIENCE: usize = 1 << 11;
 
 impl<'a> Search<'a> {
     fn of(pieces: &'a [LiveRange], best: (usize, Vec<usize>), work: usize) -> Search<'a> {
@@ -144,147 +285,90 @@ impl<'a> Search<'a> {
         times.dedup();
         let at = |time: usize| times.partition_point(|&t| t < time);
         let lives: Vec<_> = pieces.iter().map(|p| (at(p.birth), at(p.death + 1))).collect();
-        let near = vec![0; times.len() / NEAR + 1];
-        let placed_near = vec![vec![]; near.len()];
-        let offsets = vec![0; pieces.len()];
-        Search { pieces, all, lives, near, placed_near, offsets, best, left: work }
+        let lives = Lives { pieces, lives, spans: times.len() / NEAR + 1 };
+        Search { lives, all, best, left: Left { work, patience: work } }
     }
 
     /// Searches until the best end is at most `enough`, or the comparisons are used up.
     fn run(mut self, enough: usize) -> (usize, Vec<usize>) {
         // Cut short, it has still kept the best.
-        let _cut_short = self.passes(enough).is_none();
+        let _cut_short = self.orders(enough).is_none();
         self.best
     }
 
-    /// Each kind of pass once; then, again and again, what lies highest goes first. `None` if it was cut short.
-    fn passes(&mut self, enough: usize) -> Option<()> {
-        let p = self.pieces;
-        for &i in &self.all {
-            let (first, last) = (self.lives[i].0 / NEAR, (self.lives[i].1 - 1) / NEAR);
-            self.left = self.left.checked_sub(last - first + 1)?;
-            self.near[first..=last].iter_mut().for_each(|n| *n += 1);
-        }
+    /// What finds most in fewest comparisons first: the largest pieces first, and skylines. Then several orders in
+    /// turn: what in an order would not end below the best so far is placed sooner, the more the oftener (Joslin and
+    /// Clements, 1999, squeaky wheel optimization). `None` if it was cut short.
+    fn orders(&mut self, enough: usize) -> Option<()> {
+        let (p, work) = (self.lives.pieces, self.left.work);
         let area = |i: usize| p[i].size().saturating_mul(p[i].length());
         let mut orders = [(); 4].map(|()| self.all.clone());
         orders[0].sort_by_key(|&i| (Reverse(p[i].bytes), p[i].birth));
-        orders[1].sort_by_key(|&i| (p[i].birth, Reverse(p[i].death)));
+        orders[1].sort_by_key(|&i| (Reverse(area(i)), p[i].birth));
         orders[2].sort_by_key(|&i| Reverse((p[i].death, p[i].bytes)));
-        orders[3].sort_by_key(|&i| (Reverse(area(i)), p[i].birth));
-        // These three find most in fewest comparisons.
-        self.again(&mut orders[0])?;
+        orders[3].sort_by_key(|&i| (p[i].birth, Reverse(p[i].death)));
+        let mut orders = orders.map(|order| Order::of(&self.lives, order));
+        self.turn(&mut orders[0], usize::MAX)?;
         if self.best.0 > enough {
             self.skyline(|i| (p[i].length(), p[i].bytes))?;
         }
         if self.best.0 > enough {
             self.skyline(|i| (area(i), p[i].bytes))?;
         }
-        for _ in 0..ROUNDS {
-            for order in &mut orders {
+        let least = PATIENCE * self.all.len();
+        self.left.patience = least;
+        loop {
+            for o in &mut orders {
                 if self.best.0 <= enough {
                     return Some(());
                 }
-                self.again(order)?;
-            }
-        }
-        Some(())
-    }
-
-    /// Places all in an order, and moves what then lies highest to its front.
-    fn again(&mut self, order: &mut [usize]) -> Option<()> {
-        let top = self.lowest(order)?;
-        let reaches = |i: &usize| self.offsets[*i] + self.pieces[*i].size() >= top;
-        order.sort_by_key(|i| !reaches(i));
-        Some(())
-    }
-
-    /// Pays for comparisons; `None` if they are more than are left.
-    fn pay(&mut self, comparisons: usize) -> Option<()> {
-        let left = self.left.checked_sub(comparisons);
-        self.left = left.unwrap_or(0);
-        left.map(drop)
-    }
-
-    /// Keeps the offsets, if they are the best so far; the end of the highest.
-    fn done(&mut self) -> usize {
-        let top = top(self.pieces, &self.offsets);
-        if top < self.best.0 {
-            self.best = (top, self.offsets.clone());
-        }
-        top
-    }
-
-    /// Gives each piece, in this order, the lowest place that is free while it lives.
-    fn lowest(&mut self, order: &[usize]) -> Option<usize> {
-        // By offset.
-        let mut placed: Vec<Placed> = vec![];
-        self.placed_near.iter_mut().for_each(Vec::clear);
-        for &i in order {
-            let (LiveRange { birth, death, .. }, (from, to)) = (self.pieces[i], self.lives[i]);
-            let (size, first, last) = (self.pieces[i].size(), from / NEAR, (to - 1) / NEAR);
-            let few: usize = match last - first < SPANS {
-                true => self.near[first..=last].iter().sum(),
-                false => usize::MAX,
-            };
-            let mut at = 0;
-            // True if the piece fits below it; else it lies above it, if they meet.
-            let mut fits_below = |q: &Placed| {
-                if q.birth > death || birth > q.death {
-                    return false;
+                if self.turn(o, self.best.0)? {
+                    self.left.patience = least.max(work - self.left.work);
                 }
-                let below = q.offset >= at + size;
-                at = if below { at } else { at.max(q.end) };
-                below
-            };
-            if few < placed.len() / 2 {
-                // One list after the other, by offset; a piece may be in several.
-                let mut near = self.placed_near[first..=last].iter().map(Vec::as_slice);
-                let mut near: [&[_]; SPANS] = [(); SPANS].map(|()| near.next().unwrap_or(&[]));
-                let lowest = |near: &[&[Placed]]| {
-                    (0..SPANS).filter(|&k| !near[k].is_empty()).min_by_key(|&k| near[k][0].offset)
-                };
-                while let Some(k) = lowest(&near) {
-                    if fits_below(&near[k][0]) {
-                        break;
-                    }
-                    near[k] = &near[k][1..];
-                }
-                self.pay(few)?;
-            } else {
-                let found = placed.iter().position(fits_below);
-                self.pay(found.unwrap_or(placed.len()))?;
-            }
-            self.offsets[i] = at;
-            let new = Placed { offset: at, end: at + size, birth, death };
-            for by_offset in self.placed_near[first..=last].iter_mut().chain([&mut placed]) {
-                let before = by_offset.partition_point(|x| x.offset <= at);
-                by_offset.insert(before, new);
             }
         }
-        Some(self.done())
+    }
+
+    /// Places what an order has not placed yet, below `limit`, and then changes it. Whether all of it came to lie so
+    /// and is the best so far.
+    fn turn(&mut self, o: &mut Order, limit: usize) -> Option<bool> {
+        o.place(&self.lives, &mut self.left, limit)?;
+        if o.placed < o.order.len() {
+            o.sooner(&self.lives, o.placed);
+            return Some(false);
+        }
+        let top = top(self.lives.pieces, &o.offsets);
+        let better = top < self.best.0;
+        if better {
+            self.best = (top, o.offsets.clone());
+        }
+        o.sooner(&self.lives, o.highest(&self.lives)?);
+        Some(better)
     }
 
     /// Fills the lowest gap of what is placed with the piece that has the largest key of those that
     /// live in it, or, if there is none, raises its ground to that of the lower neighbour (Burke et al.,
     /// 2004, best fit of rectangles; Sekiyama et al., 2018, of memory).
-    fn skyline<K: Ord>(&mut self, key: impl Fn(usize) -> K) -> Option<usize> {
+    fn skyline<K: Ord>(&mut self, key: impl Fn(usize) -> K) -> Option<()> {
+        let Lives { pieces, lives, .. } = &self.lives;
+        let mut offsets = vec![0; pieces.len()];
         let mut rest = self.all.clone();
-        rest.sort_by_key(|&i| (self.lives[i], i));
+        rest.sort_by_key(|&i| (lives[i], i));
         // From, until, and the height of what is placed.
-        let mut steps = vec![(0, rest.iter().map(|&i| self.lives[i].1).max()?, 0)];
+        let mut steps = vec![(0, rest.iter().map(|&i| lives[i].1).max()?, 0)];
         while !rest.is_empty() {
             let k = (0..steps.len()).min_by_key(|&k| (steps[k].2, k))?;
             let (from, to, height) = steps[k];
-            let first = rest.partition_point(|&i| self.lives[i].0 < from);
-            let last = rest.partition_point(|&i| self.lives[i].0 < to);
-            self.pay(last - first + steps.len())?;
-            let fits = (first..last).filter(|&r| self.lives[rest[r]].1 <= to);
+            let first = rest.partition_point(|&i| lives[i].0 < from);
+            let last = rest.partition_point(|&i| lives[i].0 < to);
+            self.left.pay(last - first + steps.len())?;
+            let fits = (first..last).filter(|&r| lives[rest[r]].1 <= to);
             match fits.max_by_key(|&r| (key(rest[r]), Reverse(r))) {
                 Some(r) => {
                     let i = rest.remove(r);
-                    self.offsets[i] = height;
-                    let (birth, end) = self.lives[i];
-                    let above = (birth, end, height + self.pieces[i].size());
+                    offsets[i] = height;
+                    let (birth, end) = lives[i];
+                    let above = (birth, end, height + pieces[i].size());
                     let new = [(from, birth, height), above, (end, to, height)];
                     steps.splice(k..=k, new.into_iter().filter(|s| s.0 < s.1));
                 }
@@ -300,7 +384,11 @@ impl<'a> Search<'a> {
                 }
             }
         }
-        Some(self.done())
+        let top = top(pieces, &offsets);
+        if top < self.best.0 {
+            self.best = (top, offsets);
+        }
+        Some(())
     }
 }
 

@@ -123,6 +123,17 @@ impl Lower<'_> {
             .help("export with dynamic_shapes of Dim(\"batch\") and Dim(\"seq\"), or without any")
     }
 
+    /// Two names of one tensor, of which one has requires_grad=False.
+    pub(super) fn half_frozen(&self, one: &str, other: &str) -> Diag {
+        Diag::new(
+            "import-input",
+            format!("`{one}` and `{other}` are one tensor, and only one is trained"),
+        )
+        .at(self.archive.path().display().to_string())
+        .rule("requires_grad is the same for all names of a tensor")
+        .help("give them one parameter, and detach it where its gradient is to stop")
+    }
+
     /// The argument of a column of the user's data.
     pub(super) fn column(&mut self, name: &str, elem: Elem, shape: &[usize]) -> Value {
         let ty = Type::new(if elem == Elem::Float { DType::F32 } else { DType::I32 }, shape);

@@ -203,8 +203,10 @@ impl<'a> Lower<'a> {
                 let (tied, frozen) = (self.tied_with(p), i.frozen);
                 let value = match tied {
                     Some(i) => {
+                        if self.params[i].frozen != frozen {
+                            return Err(self.half_frozen(p, &self.params[i].names[0]));
+                        }
                         self.params[i].names.push(p.clone());
-                        self.params[i].frozen &= frozen;
                         self.params[i].value
                     }
                     None => {

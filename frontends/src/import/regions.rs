@@ -1,9 +1,9 @@
 //! Regions of an archive's program, whose one graph runs where they stand; some keep no gradients.
 
-use super::graph::{Arg, Graph, Id, Node};
+use super::graph::{Arg, Graph, Id, Input, Node, Source};
 use super::schema::{Build, Names, RawArg, RawInt, RawNode, made};
 use shardc_ir::diag::Result;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 /// `torch.no_grad()`, or with a true flag `torch.enable_grad()`.
@@ -16,6 +16,8 @@ pub(super) const INLINED: [&str; 2] = [GRADIENTS, "torch.ops.higher_order.wrap_w
 pub(super) struct Still {
     /// No gradients are kept here.
     on: bool,
+    /// What depends on parameters.
+    trained: HashSet<Id>,
     /// Such values, with the scopes of their nodes.
     all: HashMap<Id, Arc<str>>,
     /// Those that were read elsewhere, and what is read in their place.
@@ -25,12 +27,19 @@ pub(super) struct Still {
 impl Still {
     /// Notes what a node makes.
     pub fn made(&mut self, g: &mut Graph, n: &Node) {
+        let is_param = |i: &Input| matches!(i.source, Source::Param(_));
+        let param = |id: &Id| g.inputs.iter().any(|i| i.id == *id && is_param(i));
+        let is_trained = |id: &Id| self.trained.contains(id) || param(id);
+        let written = matches!(n.args.first(), Some((_, Arg::Value(id))) if is_trained(id));
+        if n.ids().iter().any(is_trained) {
+            self.trained.extend(&n.outs);
+        }
         if !self.on {
             return;
         }
         let name = n.op.split('.').next().unwrap_or("");
         let outside = |a: &Arg| matches!(a, Arg::Value(id) if !self.all.contains_key(id));
-        if name.ends_with('_') && n.args.first().is_some_and(|a| outside(&a.1)) {
+        if written && name.ends_with('_') && n.args.first().is_some_and(|a| outside(&a.1)) {
             g.halved.extend(&n.outs);
         }
         self.all.extend(n.outs.iter().map(|&o| (o, n.scope.clone())));

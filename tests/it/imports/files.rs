@@ -10,6 +10,7 @@ use shardc_ir::text;
 use shardc_testing::samples;
 use std::io::{Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Members of a zip file in their order, as bytes.
 type Members = Vec<(String, Vec<u8>)>;
@@ -76,8 +77,10 @@ pub(super) struct Scratch(PathBuf);
 
 impl Scratch {
     pub(super) fn new(name: &str) -> Scratch {
-        let dir =
-            std::env::temp_dir().join(format!("shardc-imports-{}-{name}", std::process::id()));
+        // Tests run at once, and some share a name.
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
+        let (process, n) = (std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let dir = std::env::temp_dir().join(format!("shardc-imports-{process}-{n}-{name}"));
         std::fs::create_dir_all(&dir).expect("a folder");
         Scratch(dir)
     }

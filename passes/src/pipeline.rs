@@ -2,6 +2,8 @@
 
 pub use crate::checks::computed;
 use crate::checks::{check_documents, check_source};
+use crate::experts::check_rows;
+use crate::globs::frozen;
 use crate::options::Options;
 use crate::schedule;
 use crate::shard::auto::{Choices, Price};
@@ -11,7 +13,7 @@ use shardc_ir::diag::{Diag, Result, bytes, exact_bytes};
 use shardc_ir::func::Module;
 use shardc_ir::mesh::Mesh;
 use shardc_ir::phase::Phase;
-use shardc_ir::plan::Plan;
+use shardc_ir::plan::{Mode, Plan};
 pub use shardc_ir::source::Source;
 use std::time::Instant;
 
@@ -143,6 +145,8 @@ fn through<'o>(
     check_source(&source.module.mesh, &source.module.funcs[0], o)?;
     check_documents(o, source.vocab)?;
     source = computed(source, o)?;
+    let still = frozen(&source.weights, o)?;
+    check_rows(&source.module.funcs[0], o.mode == Mode::Train, &still)?;
     schedule::possible(o)?;
     let (begin, module) = match manager.from.take() {
         Some((pass, module)) => {

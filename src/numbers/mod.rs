@@ -22,7 +22,7 @@ use shardc_ir::tensor::{Tensor, each_index};
 use shardc_ir::types::Type;
 use shardc_ir::weights::{Init, Weight};
 use shardc_passes::experts::laid_out;
-use shardc_passes::options::Buffers;
+use shardc_passes::options::{Buffers, Optimizer, Options};
 use shardc_passes::pipeline::computed;
 use shardc_runtime::{Columns, Numbers};
 use std::collections::BTreeMap;
@@ -33,6 +33,9 @@ const STEPS: usize = 2;
 /// Largest relative difference of numbers that only reassociate sums in f64, where AdamW divides by
 /// the square root of a square of them.
 pub const TOLERANCE: f64 = 1e-6;
+/// What a size is at least taken to be: differences below `TOLERANCE * FLOOR` (1e-15) are those of
+/// rounding in f64 of values around 1. A gradient that is 0 in exact arithmetic is nothing else.
+const FLOOR: f64 = 1e-9;
 /// Most bytes that are held, and most operations that are done: some minutes of the interpreter.
 const MOST_BYTES: f64 = (8u64 << 30) as f64;
 const MOST_OPERATIONS: f64 = 3e10;
@@ -81,20 +84,32 @@ pub fn compare(s: &Stored) -> Result<Vec<Difference>> {
         let batch = batch(s, &source, step)?;
         let want = alone.step(&batch, step)?;
         let got = ranks.step(&batch, step)?;
+        if matches!(o.moe, Buffers::Bound(_)) && !got.is_finite() && want.is_finite() {
+            return Err(too_few_rows());
+        }
         if o.mode == Mode::Infer {
             for (name, want) in &want.outputs {
-                all.add("outputs", name, got.outputs.get(name), want, norm(want));
+                let size = norm(want) + FLOOR * (want.data.len() as f64).sqrt();
+                all.add("outputs", name, got.outputs.get(name), want, size);
             }
             continue;
         }
         let scalar = Tensor::scalar;
-        all.add("loss", "", Some(&scalar(got.loss)), &scalar(want.loss), want.loss.abs());
+        let size = want.loss.abs() + FLOOR;
+        all.add("loss", "", Some(&scalar(got.loss)), &scalar(want.loss), size);
         let (a, b) = (scalar(got.grad_norm), scalar(want.grad_norm));
-        all.add("gradient-norm", "", Some(&a), &b, want.grad_norm.abs());
+        all.add("gradient-norm", "", Some(&a), &b, want.grad_norm.abs() + FLOOR);
         moments(&mut all, &alone, &ranks)?;
-        updates(&mut all, &alone, &before, &ranks, o.lr.at(step))?;
+        updates(&mut all, &alone, &before, &ranks, least_update(o, step))?;
     }
     Ok(all.0)
+}
+
+/// A copy without room has no place, which the interpreter calls NaN.
+fn too_few_rows() -> Diag {
+    Diag::new("moe-bound", "random tokens need more rows of experts' buffers than --moe-bound gives")
+        .rule("the copies of a shard's tokens for a group of experts fit its rows")
+        .help("compile with a larger --moe-bound to compare numbers; as many as there are groups of experts hold any load")
 }
 
 /// Moments of AdamW: the first is a gradient, the second its square.
@@ -107,11 +122,23 @@ fn moments(all: &mut Differences, alone: &Reference, ranks: &Ranks) -> Result<()
             let got = ranks.value(&Role::new(RoleKind::State(slot), name.as_str()))?;
             // What is 0 but for rounding is measured by that of the others, as a key's bias is, which
             // softmax does not see.
-            let size = norm(&m[k]) + 1e-3 * mean * (m[k].data.len() as f64).sqrt();
+            let floor = FLOOR.powi(k as i32 + 1);
+            let size = norm(&m[k]) + (1e-3 * mean + floor) * (m[k].data.len() as f64).sqrt();
             all.add(if k == 0 { "gradients" } else { "moments" }, name, got.as_ref(), &m[k], size);
         }
     }
     Ok(())
+}
+
+/// What the size of an update is at least taken to be. AdamW divides a gradient by its own size or by
+/// epsilon, so that what rounding leaves of a gradient of 0 may be an update of `1e-15 / eps` times
+/// the learning rate, or of all of it.
+fn least_update(o: &Options, step: usize) -> f64 {
+    let of_rounding = match o.optimizer {
+        Optimizer::AdamW { eps, .. } => (TOLERANCE * FLOOR / eps).clamp(1e-9, TOLERANCE),
+        Optimizer::Sgd => 1e-9,
+    };
+    o.lr.at(step).abs() * of_rounding / TOLERANCE
 }
 
 /// Parameters, by how far they have moved.
@@ -120,7 +147,7 @@ fn updates(
     alone: &Reference,
     before: &BTreeMap<String, Tensor>,
     ranks: &Ranks,
-    lr: f64,
+    least_update: f64,
 ) -> Result<()> {
     for (name, want) in &alone.params {
         let Some(got) = ranks.value(&Role::new(RoleKind::Param, name.as_str()))? else {
@@ -130,8 +157,7 @@ fn updates(
             continue; // nothing reads it, so no rank has it
         };
         let moved = norm(&want.zip(&before[name], |a, b| a - b));
-        // Rounding in f64 of values around 1, and of an update.
-        let floor = 1e-3 * lr.abs() + 1e-9;
+        let floor = least_update + FLOOR;
         let size = moved + floor * (want.data.len() as f64).sqrt();
         all.add("parameters", name, Some(&got), want, size);
     }

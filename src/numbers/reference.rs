@@ -47,6 +47,13 @@ pub struct Found {
     pub outputs: BTreeMap<String, Tensor>,
 }
 
+impl Found {
+    pub fn is_finite(&self) -> bool {
+        let shown = self.outputs.values().flat_map(|t| &t.data);
+        shown.chain([&self.loss, &self.grad_norm]).all(|x| x.is_finite())
+    }
+}
+
 /// The name of a loss, if it is one.
 fn loss_name(p: &Port) -> Option<&str> {
     p.role.as_ref().filter(|r| r.kind == RoleKind::Sum).map(|r| &*r.name)

@@ -349,3 +349,75 @@ fn a_text_is_laid_out() {
     let [model, laid] = proof::both(source.clone(), &o(2)).unwrap();
     assert_eq!(judged(&model, &laid).verdict(), Verdict::Proved);
 }
+
+/// Rows that no token fills are undefined: what would sum over them, in forward or in a gradient, is refused.
+#[test]
+fn rows_that_no_token_fills_are_not_read() {
+    let lab = Lab::new("expert_layouts_rows");
+    let act = "%act = silu %up : f32[1,1,16,4]";
+    let param = |name: &str, ty: &str| format!("  %{name}: {ty} param \"{name}.weight\",\n  %ids:");
+    let with = |name: &str, ty: &str, line: &str| {
+        let line = format!("%act0 = silu %up : f32[1,1,16,4]\n  {line} : f32[1,1,16,4]");
+        changed(&[("  %ids:", &param(name, ty)), (act, &line)])
+    };
+    let summed = "the gradient of %own is a sum over all rows of a buffer";
+    let bias = with("own", "f32[4]", "%act = add[gzch,h->gzch] %act0, %own");
+    let texts = [
+        (bias.clone(), summed),
+        (with("own", "f32[4]", "%act = mul[gzch,h->gzch] %act0, %own"), summed),
+        (with("own", "f32[4,4]", "%act = dot[gzch,oh->gzco] %act0, %own"), summed),
+        (
+            changed(&[(
+                act,
+                "%act0 = silu %up : f32[1,1,16,4]\n  %all = reduce_max[gzch->gzh] %act0 : f32[1,1,4]\n  %act = add[gzch,gzh->gzch] %act0, %all : f32[1,1,16,4]",
+            )]),
+            "%all is made of several rows of a buffer",
+        ),
+        (
+            changed(&[
+                ("-> (f32[] sum \"loss\")", "-> (f32[] sum \"loss\", f32[1,1,16,4] output \"up\")"),
+                ("return %loss", "return %loss, %up"),
+            ]),
+            "%up is a result",
+        ),
+        (
+            changed(&[(
+                act,
+                "%act0 = silu %up : f32[1,1,16,4]\n  %made = reshape[gz(ef)h->(gze)fh; e=4] %act0 : f32[4,4,4]\n  %act = grouped_dot %rows, %counts, %made : f32[1,1,16,4]",
+            )]),
+            "%made is made of rows of a buffer",
+        ),
+    ];
+    for (text, what) in &texts {
+        lab.write("m.ir", text);
+        for mesh in [&[][..], &["--mesh", "dp=2,ep=2"]] {
+            let said =
+                lab.refuses(&[&["compile", "m.ir", "-o", "p"], mesh].concat(), 4, "not-built");
+            assert!(said.contains(what), "{said}");
+        }
+    }
+    // Without its gradient each row is its own, and the others are nobody's.
+    lab.write("m.ir", &bias);
+    lab.ok(&["compile", "m.ir", "-o", "f", "--freeze", "own.weight", "--mesh", "dp=2,ep=2"]);
+    lab.ok(&["verify", "f", "--numbers"]);
+    lab.write(
+        "m.ir",
+        bias.replace("sum \"loss\")", "sum \"loss\", f32[4,2,4] output \"y\")")
+            .replace("return %loss", "return %loss, %back"),
+    );
+    lab.ok(&["compile", "m.ir", "-o", "p", "--mode", "infer", "--mesh", "dp=2,ep=2"]);
+    lab.ok(&["verify", "p", "--numbers"]);
+}
+
+/// Random tokens may need more rows than a bound gives: then there are no numbers to compare, and that is said.
+#[test]
+fn numbers_with_too_few_rows_are_not_compared() {
+    let lab = Lab::new("expert_layouts_bound");
+    let moe = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/mixtral");
+    let compile = ["compile", moe, "--mesh", "dp=2,ep=2", "-o"];
+    lab.ok(&[&compile[..], &["few", "--moe-bound", "1.2"]].concat());
+    let said = lab.refuses(&["verify", "few", "--numbers"], 6, "moe-bound");
+    assert!(said.contains("compile with a larger --moe-bound"), "{said}");
+    lab.ok(&[&compile[..], &["enough", "--moe-bound", "2"]].concat());
+    lab.ok(&["verify", "enough", "--numbers"]);
+}

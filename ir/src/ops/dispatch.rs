@@ -7,7 +7,7 @@ op! {
     /// Copies tokens to the buffers of experts: row `slot` of the result is the token for which `slot`
     /// `[z,t,k]` names this row, times its gate, from x `[z,t,h]` to `[g,z,c,h]`. No two copies have the same
     /// slot. A copy whose slot is -1, or outside the buffer, is dropped. Rows that no slot names are undefined
-    /// and must not be read.
+    /// and must not be read: a model that does, in forward or in a gradient, is refused.
     Dispatch = "dispatch" (x, slot, gates) { sizes: Sizes }
     facts { kind: Copies, fusion: None, precision: Wants::Gated, gradient: Flows }
     samples ["dispatch[g=2,c=3] f32[2,3,4], i32[2,3,2], f32[2,3,2]"]
@@ -73,11 +73,12 @@ impl OpDef for Dispatch {
         smallvec::smallvec![x, None, gates]
     }
     fn eval(&self, cx: &EvalCx, ins: &[&Tensor]) -> Vec<Tensor> {
-        let mut out = Tensor::full(&cx.out_shape(0), 0.0);
+        // NaN is what nobody may read.
+        let mut out = Tensor::full(&cx.out_shape(0), f64::NAN);
         let buffer = out.shape.clone();
         each_copy(ins[1], &buffer, |z, t, k, g, c| {
             for h in 0..buffer[3] {
-                *out.at_mut(&[g, z, c, h]) += ins[0].at(&[z, t, h]) * ins[2].at(&[z, t, k]);
+                *out.at_mut(&[g, z, c, h]) = ins[0].at(&[z, t, h]) * ins[2].at(&[z, t, k]);
             }
         });
         vec![out]

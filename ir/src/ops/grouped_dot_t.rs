@@ -35,7 +35,8 @@ impl OpDef for GroupedDotT {
     }
     fn eval(&self, cx: &EvalCx, ins: &[&Tensor]) -> Vec<Tensor> {
         let [x, counts, w] = [ins[0], ins[1], ins[2]];
-        let mut out = Tensor::full(&cx.out_shape(0), 0.0);
+        // NaN is what nobody may read.
+        let mut out = Tensor::full(&cx.out_shape(0), f64::NAN);
         let experts = counts.shape[1];
         grouped_dot::each_row(counts, x.shape[2], |g, e, z, c| {
             for i in 0..w.shape[2] {

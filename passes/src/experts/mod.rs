@@ -13,10 +13,12 @@
 //! capacity the program means the same as before.
 
 mod region;
+mod rows;
 
 use crate::options::{Buffers, Options};
 use crate::shard::experts::{AxisPiece, fold};
 use region::{End, Kept, Mixture, different, mixtures};
+pub(crate) use rows::check_rows;
 use shardc_ir::attr::{RuleAttr, Sizes};
 use shardc_ir::diag::{Diag, Result, count};
 use shardc_ir::func::{Annotation, Func, Hint, Name, Node, Port, Value};

@@ -111,7 +111,7 @@ struct Region<'a> {
 }
 
 /// The letter rule of a node.
-fn rule_of<'a>(f: &Func, n: &'a Node) -> Cow<'a, Rule> {
+pub(super) fn rule_of<'a>(f: &Func, n: &'a Node) -> Cow<'a, Rule> {
     let ranks: SmallVec<[usize; 4]> = n.ins.iter().map(|&v| f.ty(v).rank()).collect();
     n.op.def().rule(&ranks)
 }

@@ -54,19 +54,25 @@ pub fn vocabulary(f: &Func) -> usize {
 pub struct Tables {
     /// Sizes of the dims that it indexes.
     pub sizes: Vec<usize>,
-    /// False if something is done to the numbers, or they leave the function: what they index is not known.
+    /// False if something is done to the numbers: what they index is not known.
     pub followed: bool,
+    /// The results of the function that they are.
+    pub results: Vec<usize>,
 }
 
 /// Follows whole numbers through what leaves them as they are, to the tables that they index.
 pub fn tables(f: &Func, v: Value) -> Tables {
-    let mut out = Tables { sizes: vec![], followed: true };
+    let mut out = Tables { sizes: vec![], followed: true, results: vec![] };
     let mut same = vec![v];
     let whole = |v: Value| !f.ty(v).dtype.is_float();
     for n in f.nodes.iter().filter(|n| n.ins.iter().any(|x| whole(*x))) {
         let Some(j) = n.ins.iter().position(|x| same.contains(x)) else { continue };
         let ranks: Vec<usize> = n.ins.iter().map(|&x| f.ty(x).rank()).collect();
         match n.op.facts().kind {
+            _ if n.op.as_route().is_some() => {
+                let experts = &f.ty(n.outs[1]).dims[..2];
+                out.sizes.push(experts.iter().map(|d| d.size).product());
+            }
             Kind::Lookup if j == 1 => {
                 let r = n.op.def().rule(&ranks);
                 let own = |g: &&Group| !r.ins[1].contains(g) && !r.outs[0].contains(g);
@@ -84,6 +90,6 @@ pub fn tables(f: &Func, v: Value) -> Tables {
             _changes => out.followed = false,
         }
     }
-    out.followed &= !f.results.iter().any(|r| same.contains(&r.value));
+    out.results = (0..f.results.len()).filter(|&r| same.contains(&f.results[r].value)).collect();
     out
 }

@@ -140,11 +140,16 @@ fn in_range(s: &Settings, row: &InputRow, x: &[i32]) -> Result<()> {
         true => ("label-range", "any negative number (ignored) or 0"),
         false => ("token-range", "0"),
     };
-    let what =
-        format!("`{name}` is {id} in row {r}, column {column}; the model has {below} tokens");
+    // Labels of rows, and columns, choose from tables of their own.
+    let (has, rule) = match row.of_tokens() {
+        true => ("the model has", "a token is in 0..vocab_size"),
+        false => ("it chooses one of", "what indexes a dim is in 0..size"),
+    };
+    let things = if row.of_tokens() { " tokens" } else { "" };
+    let what = format!("`{name}` is {id} in row {r}, column {column}; {has} {below}{things}");
     Err(Diag::new(code, what)
         .at(format!("{name}[{r}, {column}]"))
-        .rule("a token is in 0..vocab_size")
+        .rule(rule)
         .help(format!("use {low} to {}", below - 1)))
 }
 

@@ -384,3 +384,83 @@ fn columns_that_do_not_fit_are_refused() {
         lab.refuses(&["compile", "bad.ir", "-o", "bad"], 2, code);
     }
 }
+
+/// What a column indexes is known on every mesh, wherever its numbers go: a table, or experts. Without data, and with
+/// the same seed, losses are equal; what is not there is refused.
+#[test]
+fn what_a_column_indexes_does_not_depend_on_the_mesh() {
+    let lab = Lab::new("columns-tables");
+    lab.write("table.ir", TABLE);
+    lab.write("experts.ir", TABLE_OF_EXPERTS);
+    let of = |n: i32| (0..32).flat_map(|i| (i % n).to_le_bytes()).collect::<Vec<u8>>();
+    lab.write("many.npy", npy("<i4", &[8, 4], &of(15)));
+    lab.write("few.npy", npy("<i4", &[8, 4], &of(4)));
+    for model in ["table.ir", "experts.ir"] {
+        let mut found = vec![];
+        for (mesh, rows) in [("dp=1", "8"), ("dp=2", "4"), ("dp=4", "2")] {
+            let plan = format!("{model}-{mesh}");
+            lab.ok(&["compile", model, "-o", &plan, "--mesh", mesh, "--microbatch", rows]);
+            found.push(losses(&run(&lab, &plan, &[]).0));
+            let data = "input_ids=few.npy,targets=few.npy,which=";
+            let run_with = |file: &str| {
+                let data = format!("{data}{file}");
+                ["run", &plan, "--batch", &data, "--steps", "1"].map(String::from)
+            };
+            let said =
+                lab.refuses(&run_with("many.npy").each_ref().map(|s| &s[..]), 2, "token-range");
+            assert!(said.contains("`which` is "), "{said}");
+            lab.ok(&run_with("few.npy").each_ref().map(|s| &s[..]));
+        }
+        for other in &found[1..] {
+            for (a, b) in found[0].iter().flatten().zip(other.iter().flatten()) {
+                assert!((a - b).abs() < 1e-4, "{model}: {found:?}");
+            }
+        }
+    }
+}
+
+/// A column that chooses rows of a table of 4, in a model of 16 tokens.
+const TABLE: &str = r#"func @model(
+  %e: f32[16,8] param "e.weight" [normal=0.5],
+  %tab: f32[4,8] param "tab.weight" [normal=0.5],
+  %ids: i32[8,4] input "input_ids",
+  %targets: i32[8,4] input "targets",
+  %which: i32[8,4] input[column, batch, seq=1] "which",
+) -> (f32[] sum "loss") {
+ m.0:
+  %x0 = take[vh,bs->bsh] %e, %ids : f32[8,4,8]
+  %w = reshape[bs->(bs)] %which : i32[32]
+  %t = take[vh,a->ah] %tab, %w : f32[32,8]
+  %t2 = reshape[(bs)h->bsh; b=8] %t : f32[8,4,8]
+  %x = add %x0, %t2 : f32[8,4,8]
+  %own = take[bsv,bs->bs] %x, %targets : f32[8,4]
+  %sq = mul %own, %own : f32[8,4]
+  %loss = reduce_sum[bs->] %sq : f32[]
+  return %loss
+}
+"#;
+
+/// One that chooses one of 4 experts.
+const TABLE_OF_EXPERTS: &str = r#"func @model(
+  %e: f32[16,8] param "e.weight" [normal=0.5],
+  %w: f32[4,8,8] param "w.weight" [normal=0.5],
+  %ids: i32[8,4] input "input_ids",
+  %targets: i32[8,4] input "targets",
+  %which: i32[8,4] input[column, batch, seq=1] "which",
+) -> (f32[] sum "loss") {
+ m.0:
+  %x = take[vh,bs->bsh] %e, %ids : f32[8,4,8]
+  %t = reshape[(ib)sh->i(bs)h; i=1] %x : f32[1,32,8]
+  %ix = reshape[(ib)(sk)->i(bs)k; i=1, k=1] %which : i32[1,32,1]
+  %slot, %cnt = route[g=1,e=4; rows=32; capacity=none] %ix : i32[1,32,1], i32[1,4,1]
+  %kept = at_least[0.0] %slot : f32[1,32,1]
+  %rows = dispatch[g=1,c=32] %t, %slot, %kept : f32[1,1,32,8]
+  %u = grouped_dot %rows, %cnt, %w : f32[1,1,32,8]
+  %y = combine %u, %slot, %kept : f32[1,32,8]
+  %back = reshape[i(bs)h->(ib)sh; i=1,b=8] %y : f32[8,4,8]
+  %own = take[bsv,bs->bs] %back, %targets : f32[8,4]
+  %sq = mul %own, %own : f32[8,4]
+  %loss = reduce_sum[bs->] %sq : f32[]
+  return %loss
+}
+"#;

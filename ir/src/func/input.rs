@@ -1,8 +1,9 @@
 //! The inputs of a model as a table: what fills each, and which of its dims are rows and tokens.
 
-use super::{Module, RoleName};
+use super::{Func, Module, Port, Role, RoleKind, RoleName};
 use crate::source::tables;
 use crate::types::DType;
+use std::collections::BTreeSet;
 
 /// Where the numbers of an input come from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, PartialOrd, Ord)]
@@ -175,10 +176,37 @@ pub fn inputs(m: &Module) -> Vec<InputRow> {
             all.push(InputRow { name: role.name.clone(), input, dtype: ty.dtype, sizes, below });
         }
         if let Some(row) = all.iter_mut().find(|row| row.name == role.name) {
-            let t = tables(f, a.value);
-            let least = t.sizes.into_iter().chain(row.below).min();
-            row.below = row.below.and(least).filter(|_| t.followed);
+            let (sizes, followed) = indexed(m, f, a);
+            let least = sizes.into_iter().chain(row.below).min();
+            row.below = row.below.and(least).filter(|_| followed);
         }
     }
     all
+}
+
+/// The sizes of the dims that an argument of whole numbers indexes, in its function and in those that it goes on to
+/// from there; and whether nothing is done to the numbers on the way, so that these are all.
+fn indexed(m: &Module, f: &Func, a: &Port) -> (Vec<usize>, bool) {
+    let (mut sizes, mut followed) = (vec![], true);
+    let mut todo = vec![(f, a.value)];
+    let mut gone_on: BTreeSet<&Role> = BTreeSet::new();
+    while let Some((f, v)) = todo.pop() {
+        let t = tables(f, v);
+        sizes.extend(t.sizes);
+        followed &= t.followed;
+        for role in t.results.into_iter().map(|r| f.results[r].role.as_ref()) {
+            let passed =
+                |r: &&Role| matches!(r.kind, RoleKind::Stash | RoleKind::Edge | RoleKind::Step);
+            let Some(role) = role.filter(passed) else {
+                followed = false;
+                continue;
+            };
+            if gone_on.insert(role) {
+                let args = m.funcs.iter().flat_map(|f| f.args.iter().map(move |a| (f, a)));
+                let same = args.filter(|(_, a)| a.role.as_ref() == Some(role));
+                todo.extend(same.map(|(f, a)| (f, a.value)));
+            }
+        }
+    }
+    (sizes, followed)
 }

@@ -202,7 +202,9 @@ fn run(w: &mut Whole, subject: &Subject) -> Result<(), Gap> {
         let lemma = "no step calls a function of this name".into();
         return Err(Gap { op: "call".into(), place: format!("@{}", f.name), lemma });
     }
-    rows_alike(w, subject.programs);
+    if subject.schedule.microbatches > 1 {
+        rows_alike(w, subject.programs);
+    }
     order::check(subject.programs, subject.schedule, &mut w.ledger);
     w.enter()?;
     w.microbatch()?;
@@ -213,8 +215,8 @@ fn run(w: &mut Whole, subject: &Subject) -> Result<(), Gap> {
     Ok(())
 }
 
-/// Which rows of a batch are those of a microbatch depends on how many ranks have their own: every
-/// function must see the same ones.
+/// Which rows of a batch are those of a microbatch depends on how many ranks have their own, if there are
+/// several microbatches: every function must see the same ones.
 fn rows_alike(w: &mut Whole, m: &Module) {
     let mesh = m.mesh.one_stage();
     let mut pieces: BTreeSet<usize> = BTreeSet::new();

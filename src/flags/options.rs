@@ -140,15 +140,15 @@ impl Flags {
                 (*beta1, *beta2) = betas(given)?;
             }
             if let Some(given) = self.eps {
-                *eps = positive("--eps", given)?;
+                *eps = positive("--eps", given, "1e-8")?;
             }
         }
         let decays = [("all", Decay::All), ("matrices", Decay::Matrices)];
         choose(&mut o.decay, &self.decay, "--decay", &decays)?;
         if let Some(by) = self.weight_decay {
-            o.weight_decay = not_negative("--weight-decay", by)?;
+            o.weight_decay = not_negative("--weight-decay", by, "0.1")?;
         }
-        o.clip = self.clip.map(|c| positive("--clip", c)).transpose()?;
+        o.clip = self.clip.map(|c| positive("--clip", c, "1")).transpose()?;
         o.freeze.clone_from(&self.freeze);
         if let Some(text) = &self.recompute {
             o.recompute = recompute(text)?;
@@ -230,9 +230,9 @@ impl Flags {
         }
         o.moe = self.buffers()?;
         o.balance = Balance {
-            aux: self.moe_aux.map(|x| not_negative("--moe-aux", x)).transpose()?,
-            z: not_negative("--moe-z-loss", self.moe_z_loss.unwrap_or(0.0))?,
-            rate: not_negative("--moe-bias-rate", self.moe_bias_rate.unwrap_or(0.0))?,
+            aux: self.moe_aux.map(|x| not_negative("--moe-aux", x, "0.01")).transpose()?,
+            z: not_negative("--moe-z-loss", self.moe_z_loss.unwrap_or(0.0), "1e-3")?,
+            rate: not_negative("--moe-bias-rate", self.moe_bias_rate.unwrap_or(0.0), "1e-3")?,
         };
         let modes = [
             ("all-gather", CpMode::AllGather),
@@ -304,8 +304,8 @@ impl Flags {
 
     fn buffers(&self) -> Result<Buffers> {
         let factor = |flag: &str, x: f64| -> Result<f64> {
-            positive(flag, x)?;
-            if x <= 1e6 { Ok(x) } else { positive(flag, f64::INFINITY) }
+            let x = positive(flag, x, "1.25")?;
+            if x <= 1e6 { Ok(x) } else { positive(flag, f64::INFINITY, "1.25") }
         };
         match (self.moe_bound, self.moe_capacity) {
             (None, None) => Ok(Buffers::Worst),

@@ -49,14 +49,14 @@ impl Rate {
             LrSchedule::Constant { lr } => (lr, 0, 1000, 0.0),
             LrSchedule::WarmupCosine { lr, warmup, total, floor } => (lr, warmup, total, floor),
         };
-        let lr = positive("--lr", self.lr.unwrap_or(was.0))?;
+        let lr = positive("--lr", self.lr.unwrap_or(was.0), "1e-3")?;
         if !(lr as f32).is_normal() {
             return Err(Diag::new("flag", format!("{lr} is not a normal number of f32"))
                 .at(format!("--lr {lr}"))
                 .help("for example --lr 1e-3"));
         }
         let (warmup, total) = (self.warmup.unwrap_or(was.1), self.total_steps.unwrap_or(was.2));
-        let floor = not_negative("--min-lr", self.min_lr.unwrap_or(was.3))?;
+        let floor = not_negative("--min-lr", self.min_lr.unwrap_or(was.3), "1e-5")?;
         let cosine = LrSchedule::WarmupCosine { lr, warmup, total, floor };
         let constant = LrSchedule::Constant { lr };
         let mut out = match below {

@@ -188,13 +188,14 @@ pub(super) fn number_or_text<'de, D: serde::Deserializer<'de>>(
     }))
 }
 
-pub(super) fn positive(flag: &str, x: f64) -> Result<f64> {
+/// A number above 0; `example` is one that people use.
+pub(super) fn positive(flag: &str, x: f64, example: &str) -> Result<f64> {
     if x > 0.0 && x.is_finite() {
         return Ok(x);
     }
     Err(Diag::new("flag", format!("{flag} {x} is not a positive number"))
         .at(flag)
-        .help(format!("for example {flag} 1e-3")))
+        .help(format!("for example {flag} {example}")))
 }
 
 /// A scale of the loss: a power of two, so that it changes no digit of a gradient.
@@ -211,8 +212,13 @@ pub(super) fn scale(flag: &str, x: f64) -> Result<f32> {
         .help(format!("for example {flag} {nearest}")))
 }
 
-pub(super) fn not_negative(flag: &str, x: f64) -> Result<f64> {
-    if x == 0.0 { Ok(x) } else { positive(flag, x) }
+pub(super) fn not_negative(flag: &str, x: f64, example: &str) -> Result<f64> {
+    if x >= 0.0 && x.is_finite() {
+        return Ok(x);
+    }
+    Err(Diag::new("flag", format!("{flag} {x} is neither 0 nor a positive number"))
+        .at(flag)
+        .help(format!("for example {flag} {example}")))
 }
 
 pub(super) fn betas(text: &str) -> Result<(f64, f64)> {

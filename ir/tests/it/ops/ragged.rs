@@ -4,6 +4,7 @@ use super::{apply, results, run, with_args};
 use shardc_ir::builder::Builder;
 use shardc_ir::mesh::{AtomSet, Mesh};
 use shardc_ir::ops::{AllToAllV, Op};
+use shardc_ir::samples::Sample;
 use shardc_ir::tensor::Tensor;
 use shardc_ir::types::{AtomList, DType, Type};
 
@@ -104,4 +105,24 @@ fn counts_of_other_rows_are_refused() {
     sum.dims[2].atoms = AtomList::EMPTY;
     sum.sum = axes;
     assert!(refused([&rows[0], &sum, &n[1]]).starts_with("collective"));
+}
+
+/// Rows that no copy fills are no numbers: what reads them cannot be right by chance.
+#[test]
+fn rows_that_no_copy_fills_are_no_numbers() {
+    let one = |text, ins: [Tensor; 3]| {
+        let sample = Sample::parse(text).unwrap_or_else(|e| panic!("{text}: {e}"));
+        sample.eval(&ins.each_ref()).remove(0)
+    };
+    // Two tokens in rows 0 and 2 of 4; two of three rows are those of the one expert.
+    let slot = Tensor::new(&[1, 2, 1], vec![0.0, 2.0]);
+    let full = |shape: &[usize]| Tensor::full(shape, 2.0);
+    let ins = [full(&[1, 2, 1]), slot, full(&[1, 2, 1])];
+    let sent = one("dispatch[g=1,c=4] f32[1,2,1], i32[1,2,1], f32[1,2,1]", ins);
+    let product = |text| one(text, [full(&[1, 1, 3, 1]), full(&[1, 1, 1]), full(&[1, 1, 1])]);
+    let made = product("grouped_dot f32[1,1,3,1], i32[1,1,1], f32[1,1,1]");
+    let mirrored = product("grouped_dot_t f32[1,1,3,1], i32[1,1,1], f32[1,1,1]");
+    let filled = |t: &Tensor| t.data.iter().map(|x| !x.is_nan()).collect::<Vec<_>>();
+    assert_eq!(filled(&sent), [true, false, true, false]);
+    assert_eq!([filled(&made), filled(&mirrored)], [[true, true, false]; 2]);
 }

@@ -159,13 +159,15 @@ struct Order {
     near: Vec<Vec<Placed>>,
     /// By piece: how often it was what ended too high.
     failures: Vec<usize>,
+    /// Where what ended too high in the last turn stands, until the next one.
+    failed: Option<usize>,
 }
 
 impl Order {
     fn of(l: &Lives, order: Vec<usize>) -> Order {
         let [offsets, failures] = [(); 2].map(|()| vec![0; l.pieces.len()]);
         let near = vec![vec![]; l.spans];
-        Order { order, placed: 0, offsets, by_offset: vec![], near, failures }
+        Order { order, placed: 0, offsets, by_offset: vec![], near, failures, failed: None }
     }
 
     /// The lowest place of a piece that is free while it lives.
@@ -225,22 +227,30 @@ impl Order {
         Some(())
     }
 
-    /// Moves what stands at `at` before all that have failed less often, at least by one, and takes all from there
-    /// on from their places.
-    fn sooner(&mut self, l: &Lives, at: usize) {
+    /// Moves what ended too high before all that have failed less often, at least by one, and takes all from
+    /// there on from their places.
+    fn sooner(&mut self, l: &Lives) {
+        let Some(at) = self.failed.take() else { return };
         let i = self.order[at];
         self.failures[i] += 1;
         let as_often = |&j: &usize| self.failures[j] >= self.failures[i];
         let behind = self.order[..at].iter().rposition(as_often).map_or(0, |j| j + 1);
         let to = behind.min(at.saturating_sub(1));
+        let mut touched = self.near.len()..0;
         for j in to..self.placed {
             let j = self.order[j];
-            let old = self.entry(l, j);
+            let (old, spans) = (self.entry(l, j), l.spans_of(j));
             for list in self.lists(l, j) {
                 let first = list.partition_point(|x| x.offset < old.offset);
                 let found = list[first..].iter().position(|x| *x == old);
-                list.remove(first + found.expect("what is placed is in its lists"));
+                // Without an end until all of them are found.
+                list[first + found.expect("what is placed is in its lists")].end = 0;
             }
+            touched = touched.start.min(*spans.start())..touched.end.max(spans.end() + 1);
+        }
+        if !touched.is_empty() {
+            let lists = self.near[touched].iter_mut().chain([&mut self.by_offset]);
+            lists.for_each(|list| list.retain(|x| x.end > 0));
         }
         self.order[to..=at].rotate_right(1);
         self.placed = self.placed.min(to);
@@ -329,20 +339,21 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Places what an order has not placed yet, below `limit`, and then changes it. Whether all of it came to lie so
-    /// and is the best so far.
+    /// Changes an order by what ended too high in its last turn, and places the rest of it below `limit`. Whether all
+    /// of it came to lie so and is the best so far.
     fn turn(&mut self, o: &mut Order, limit: usize) -> Option<bool> {
+        o.sooner(&self.lives);
         o.place(&self.lives, &mut self.left, limit)?;
         if o.placed < o.order.len() {
-            o.sooner(&self.lives, o.placed);
+            o.failed = Some(o.placed);
             return Some(false);
         }
+        o.failed = o.highest(&self.lives);
         let top = top(self.lives.pieces, &o.offsets);
         let better = top < self.best.0;
         if better {
             self.best = (top, o.offsets.clone());
         }
-        o.sooner(&self.lives, o.highest(&self.lives)?);
         Some(better)
     }
 

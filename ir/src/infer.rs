@@ -67,6 +67,12 @@ impl Loops {
     pub fn size(&self, l: Letter) -> Option<usize> {
         self.get(l).map(|x| x.size)
     }
+    fn add(&mut self, letter: Letter, size: usize) {
+        self.0.push(Loop { letter, size, atoms: AtomList::EMPTY });
+    }
+    fn set(&mut self, l: Letter) -> &mut Loop {
+        self.0.iter_mut().find(|x| x.letter == l).expect("all letters have sizes")
+    }
 }
 
 /// What the rule needs to know beyond the operands' types.
@@ -84,14 +90,10 @@ pub struct Query<'a> {
     pub reduction: Reduction,
 }
 
-/// Sizes of all letters; an error if operands disagree.
-pub fn sizes(
-    rule: &Rule,
-    ins: &[&Type],
-    given: &[(Letter, usize)],
-) -> Result<SmallVec<[(Letter, usize); 8]>, TypeError> {
-    let mut out: SmallVec<[(Letter, usize); 8]> = given.iter().copied().collect();
-    let find = |out: &[(Letter, usize)], l: Letter| out.iter().find(|x| x.0 == l).map(|x| x.1);
+/// Loops of all letters, of which none is split yet; an error if operands disagree in a size.
+pub fn sizes(rule: &Rule, ins: &[&Type], given: &[(Letter, usize)]) -> Result<Loops, TypeError> {
+    let mut out = Loops::default();
+    given.iter().for_each(|&(l, size)| out.add(l, size));
     for (i, (dims, t)) in rule.ins.iter().zip(ins).enumerate() {
         if dims.len() != t.rank() {
             return err(
@@ -106,8 +108,8 @@ pub fn sizes(
         }
         for (g, d) in dims.iter().zip(&t.dims) {
             if let Some(l) = g.single() {
-                match find(&out, l) {
-                    None => out.push((l, d.size)),
+                match out.size(l) {
+                    None => out.add(l, d.size),
                     Some(s) if s == d.size => {}
                     Some(s) => {
                         return err(
@@ -125,7 +127,7 @@ pub fn sizes(
             let mut known = 1usize;
             let mut open = None;
             for &l in g.letters() {
-                match find(&out, l) {
+                match out.size(l) {
                     Some(s) => known = known.saturating_mul(s),
                     None if open.is_none() => open = Some(l),
                     None => {
@@ -143,7 +145,7 @@ pub fn sizes(
             }
             let fits = if let Some(l) = open {
                 let ok = known > 0 && d.size % known == 0;
-                out.push((l, if ok { d.size / known } else { 0 }));
+                out.add(l, if ok { d.size / known } else { 0 });
                 ok
             } else {
                 known == d.size
@@ -165,16 +167,16 @@ pub fn sizes(
 }
 
 /// Cuts a dim's atoms at its letters: the major letter takes atoms until it is full.
-pub fn project(
+fn project(
     mesh: &Mesh,
     letters: &[Letter],
-    sizes: &[(Letter, usize)],
+    loops: &Loops,
     atoms: AtomList,
 ) -> Result<SmallVec<[AtomList; 3]>, TypeError> {
     let mut out = SmallVec::new();
     let mut rest = atoms.iter().peekable();
     for (k, &l) in letters.iter().enumerate() {
-        let size = sizes.iter().find(|x| x.0 == l).map_or(1, |x| x.1);
+        let size = loops.size(l).unwrap_or(1);
         let mut list = AtomList::EMPTY;
         let mut ways = 1;
         while let Some(&a) = rest.peek() {
@@ -247,14 +249,15 @@ pub fn infer(q: &Query) -> Result<SmallVec<[Type; 2]>, TypeError> {
             t.dims.push(result_dim(q.mesh, g.letters(), &loops)?);
         }
         let lost = sharded.minus(t.sharded());
-        for l in &loops.0 {
-            if l.atoms.set().meets(lost) && has_letter(dims, l.letter) {
-                return err(
-                    "split",
-                    format!("{} is split below a letter that is not full", l.letter.said()),
-                    "split the major letter first",
-                );
-            }
+        let below = |l: &&Loop| l.atoms.set().meets(lost) && has_letter(dims, l.letter);
+        if !lost.is_empty()
+            && let Some(l) = loops.0.iter().find(below)
+        {
+            return err(
+                "split",
+                format!("{} is split below a letter that is not full", l.letter.said()),
+                "split the major letter first",
+            );
         }
         let p = t.pending_mut(q.reduction);
         *p = p.union(lost);
@@ -265,49 +268,23 @@ pub fn infer(q: &Query) -> Result<SmallVec<[Type; 2]>, TypeError> {
 
 /// Sizes and splits of all letters; an error if operands disagree.
 pub fn loops(q: &Query) -> Result<Loops, TypeError> {
-    let sizes = sizes(q.rule, q.ins, q.sizes)?;
-    let mut loops = Loops(
-        sizes.iter().map(|&(letter, size)| Loop { letter, size, atoms: AtomList::EMPTY }).collect(),
-    );
-    let mut seen: SmallVec<[(Letter, usize); 8]> = SmallVec::new();
+    let mut loops = sizes(q.rule, q.ins, q.sizes)?;
+    // Letters of operands, as bits.
+    let mut seen = 0u64;
     let mut note = |loops: &mut Loops, from: usize, l: Letter, atoms: AtomList| {
-        let x = loops.0.iter_mut().find(|x| x.letter == l).expect("all letters have sizes");
-        match seen.iter().find(|s| s.0 == l) {
-            None => {
-                seen.push((l, from));
-                x.atoms = atoms;
-                Ok(())
-            }
-            Some(_) if x.atoms == atoms => Ok(()),
-            Some(s) => {
-                let show = |a: AtomList| {
-                    let mut t = x.size.to_string();
-                    if !a.is_empty() {
-                        t.push('@');
-                        q.mesh.write_atoms(a.iter(), "*", &mut t);
-                    }
-                    t
-                };
-                err(
-                    "sharding-conflict",
-                    format!(
-                        "{} is {} in operand {} and {} in operand {from}",
-                        l.said(),
-                        show(x.atoms),
-                        s.1,
-                        show(atoms)
-                    ),
-                    "split both alike, or reshard one of them first",
-                )
-            }
+        let x = loops.set(l);
+        if seen >> l.0 & 1 == 0 {
+            seen |= 1 << l.0;
+            x.atoms = atoms;
         }
+        if x.atoms == atoms { Ok(()) } else { Err(conflict(q, *x, from, atoms)) }
     };
     for (i, (dims, t)) in q.rule.ins.iter().zip(q.ins).enumerate() {
         for (g, d) in dims.iter().zip(&t.dims) {
             match g.single() {
                 Some(l) => note(&mut loops, i, l, d.atoms)?,
                 None => {
-                    let parts = project(q.mesh, g.letters(), &sizes, d.atoms)?;
+                    let parts = project(q.mesh, g.letters(), &loops, d.atoms)?;
                     for (&l, p) in g.letters().iter().zip(parts) {
                         note(&mut loops, i, l, p)?;
                     }
@@ -315,13 +292,36 @@ pub fn loops(q: &Query) -> Result<Loops, TypeError> {
             }
         }
     }
-    declared_only(q, &mut loops)?;
+    declared_only(q, seen, &mut loops)?;
     split_once(q, &loops)?;
     Ok(loops)
 }
 
-/// Letters that only results have are split as the declared result says.
-fn declared_only(q: &Query, loops: &mut Loops) -> Result<(), TypeError> {
+/// An operand splits a loop into other atoms than the first that has it.
+fn conflict(q: &Query, x: Loop, operand: usize, atoms: AtomList) -> TypeError {
+    let show = |a: AtomList| {
+        let mut t = x.size.to_string();
+        if !a.is_empty() {
+            t.push('@');
+            q.mesh.write_atoms(a.iter(), "*", &mut t);
+        }
+        t
+    };
+    let first = q.rule.ins.iter().position(|dims| has_letter(dims, x.letter)).unwrap_or(operand);
+    TypeError {
+        code: "sharding-conflict",
+        message: format!(
+            "{} is {} in operand {first} and {} in operand {operand}",
+            x.letter.said(),
+            show(x.atoms),
+            show(atoms)
+        ),
+        help: "split both alike, or reshard one of them first".into(),
+    }
+}
+
+/// Letters that only results have, not among those of operands, are split as the declared result says.
+fn declared_only(q: &Query, operands: u64, loops: &mut Loops) -> Result<(), TypeError> {
     for (dims, t) in q.rule.outs.iter().zip(q.declared) {
         let Some(t) = t else { continue };
         if t.rank() != dims.len() {
@@ -337,12 +337,11 @@ fn declared_only(q: &Query, loops: &mut Loops) -> Result<(), TypeError> {
             );
         }
         for (g, d) in dims.iter().zip(&t.dims) {
-            if let Some(l) = g.single().filter(|&l| !q.rule.ins.iter().any(|i| has_letter(i, l))) {
+            if let Some(l) = g.single().filter(|l| operands >> l.0 & 1 == 0) {
                 if loops.get(l).is_none() {
-                    loops.0.push(Loop { letter: l, size: d.size, atoms: AtomList::EMPTY });
+                    loops.add(l, d.size);
                 }
-                let x = loops.0.iter_mut().find(|x| x.letter == l).expect("just added");
-                x.atoms = d.atoms;
+                loops.set(l).atoms = d.atoms;
             }
         }
     }
@@ -352,7 +351,7 @@ fn declared_only(q: &Query, loops: &mut Loops) -> Result<(), TypeError> {
 /// No axis splits two letters, and none that the op needs whole.
 fn split_once(q: &Query, loops: &Loops) -> Result<(), TypeError> {
     let mut used = AtomSet::EMPTY;
-    for l in &loops.0 {
+    for l in loops.0.iter().filter(|l| !l.atoms.is_empty()) {
         let s = l.atoms.set();
         if s.meets(used) {
             return err(
@@ -365,7 +364,7 @@ fn split_once(q: &Query, loops: &Loops) -> Result<(), TypeError> {
                 "an axis can split one dim of an op: reshard one operand first",
             );
         }
-        if !s.is_empty() && q.rule.is_whole(l.letter) {
+        if q.rule.is_whole(l.letter) {
             return err(
                 "needs-whole",
                 format!(
@@ -382,6 +381,11 @@ fn split_once(q: &Query, loops: &Loops) -> Result<(), TypeError> {
 }
 
 fn result_dim(mesh: &Mesh, letters: &[Letter], loops: &Loops) -> Result<Dim, TypeError> {
+    if let [l] = letters
+        && let Some(x) = loops.get(*l)
+    {
+        return Ok(Dim { size: x.size, atoms: x.atoms });
+    }
     let mut d = Dim { size: 1, atoms: AtomList::EMPTY };
     let mut full = true;
     for &l in letters {

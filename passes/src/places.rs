@@ -1,7 +1,7 @@
 //! Whether a model's numbers depend on the places of its tokens, by which tokens may not be dealt out of their order.
 
 use shardc_ir::func::{Func, Node, Value};
-use shardc_ir::infer::{Linear, sizes};
+use shardc_ir::infer::{Linear, Loops, sizes};
 use shardc_ir::maps::HashMap;
 use shardc_ir::ops::Kind;
 use shardc_ir::rule::{Dims, Letter, Rule};
@@ -29,22 +29,18 @@ struct Known {
 /// The letters of a group with their sizes, from the minor one on, and how many elements each is apart.
 fn minor_first<'a>(
     letters: &'a [Letter],
-    sizes: &'a HashMap<Letter, usize>,
+    sizes: &'a Loops,
 ) -> impl Iterator<Item = (Letter, usize, usize)> + 'a {
     let mut apart = 1;
     letters.iter().rev().map(move |&l| {
-        let (at, size) = (apart, sizes.get(&l).copied().unwrap_or(1));
+        let (at, size) = (apart, sizes.size(l).unwrap_or(1));
         apart *= size;
         (l, at, size)
     })
 }
 
 /// The tokens of each letter, by those of the operands' dims.
-fn of_letters(
-    rule: &Rule,
-    ins: &[&Known],
-    sizes: &HashMap<Letter, usize>,
-) -> HashMap<Letter, Tokens> {
+fn of_letters(rule: &Rule, ins: &[&Known], sizes: &Loops) -> HashMap<Letter, Tokens> {
     let mut out = HashMap::default();
     for (dims, known) in rule.ins.iter().zip(ins) {
         for (g, t) in dims.iter().zip(&known.tokens) {
@@ -68,7 +64,7 @@ fn result(
     dims: &Dims,
     tokens: &HashMap<Letter, Tokens>,
     uniform: &dyn Fn(Letter) -> bool,
-    sizes: &HashMap<Letter, usize>,
+    sizes: &Loops,
     (folds, seq): (bool, usize),
 ) -> Known {
     let mut known = Known::default();
@@ -119,8 +115,7 @@ fn through(f: &Func, n: &Node, known: &[Known], seq: usize) -> Option<Vec<Known>
     let ranks: SmallVec<[usize; 4]> = n.ins.iter().map(|&v| f.ty(v).rank()).collect();
     let types: SmallVec<[_; 4]> = n.ins.iter().map(|&v| f.ty(v)).collect();
     let rule = n.op.def().rule(&ranks);
-    let found = sizes(&rule, &types, n.op.def().sizes()).unwrap_or_default();
-    let sizes: HashMap<Letter, usize> = found.into_iter().collect();
+    let sizes = sizes(&rule, &types, n.op.def().sizes()).unwrap_or_default();
     let ins: SmallVec<[&Known; 4]> = n.ins.iter().map(|v| &known[v.0 as usize]).collect();
     let tokens = of_letters(&rule, &ins, &sizes);
     // Along a letter: the tokens of each dim that has it, and whether all its elements are equal.

@@ -44,7 +44,8 @@ impl OpDef for Reshape {
         let joined = r.ins[0].iter().chain(&r.outs[0]).filter(|g| g.single().is_none());
         let major: SmallVec<[Letter; 4]> =
             joined.flat_map(|g| g.letters()[..g.letters().len() - 1].to_vec()).collect();
-        let sizes = Sizes(known.into_iter().filter(|s| major.contains(&s.0)).collect());
+        let sizes = known.0.iter().map(|x| (x.letter, x.size));
+        let sizes = Sizes(sizes.filter(|s| major.contains(&s.0)).collect());
         grads_of(d, |d| b.push("reshape_grad", Reshape { rule, sizes }, &[d]))
     }
     fn eval(&self, cx: &EvalCx, ins: &[&Tensor]) -> Vec<Tensor> {

@@ -87,7 +87,7 @@ pub fn letters(s: &Sample) -> Vec<(Letter, usize)> {
     let rule = rule(s);
     let ins: Vec<&Type> = s.ins.iter().collect();
     let sizes = infer::sizes(&rule, &ins, s.op.def().sizes()).expect("a sample");
-    let sizes = sizes.into_iter();
+    let sizes = sizes.0.iter().map(|x| (x.letter, x.size));
     sizes.filter(|&(l, n)| n > 1 && !rule.is_whole(l)).collect()
 }
 

@@ -8,7 +8,7 @@
 use super::SEQUENCE;
 use crate::options::Options;
 use shardc_ir::diag::{Diag, Result};
-use shardc_ir::func::{AnnotatedDim, Annotation, Func, RoleKind, Value};
+use shardc_ir::func::{AnnotatedDim, Annotation, Func, Port, RoleKind, Value};
 use shardc_ir::mesh::{Atom, AtomSet, Mesh};
 use shardc_ir::ops::Mixing;
 use shardc_ir::types::AtomList;
@@ -162,8 +162,7 @@ pub(super) fn annotate(
     let mut ask = |v: Value, priority: u8, dims: &[AnnotatedDim]| {
         new.push((v, Annotation { dims: dims.into(), priority }));
     };
-    let stack = |v: Value| {
-        let a = f.args.iter().find(|a| a.value == v)?;
+    let stack = |a: &Port| {
         let role = a.role.as_ref().filter(|r| r.kind == RoleKind::Param)?;
         weights.get(&*role.name).copied().filter(|w| w.experts.is_some())
     };
@@ -183,7 +182,7 @@ pub(super) fn annotate(
         }
     }
     for a in &f.args {
-        if let Some(w) = stack(a.value) {
+        if let Some(w) = stack(a) {
             let dim = |d: usize| match d {
                 0 => at(expert),
                 d if w.tp_dim == Some(d) => at(tensor),

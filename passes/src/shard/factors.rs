@@ -64,7 +64,7 @@ pub(crate) fn factors(f: &Func, node: usize) -> OpFactors {
     };
     let types: SmallVec<[_; 4]> = n.ins.iter().map(|&v| f.ty(v)).collect();
     let sizes = shardc_ir::infer::sizes(&rule, &types, n.op.def().sizes()).unwrap_or_default();
-    let size = |l: Letter| sizes.iter().find(|s| s.0 == l).map_or(1, |s| s.1);
+    let size = |l: Letter| sizes.size(l).unwrap_or(1);
     let factor = |&l: &Letter| {
         let shifts = shift.filter(|s| s.0 == l);
         Factor {
@@ -164,6 +164,10 @@ impl OpFactors {
     }
     pub(crate) fn is_reduced(&self, f: u8) -> bool {
         self.factors[f as usize].reduced
+    }
+    /// True if some loop is missing in every result.
+    pub(crate) fn is_sum(&self) -> bool {
+        self.factors.iter().any(|f| f.reduced)
     }
     /// Calls `f(tensor, value, is result, dim)` for every dim of every operand and result.
     pub(crate) fn each_dim(&self, mut f: impl FnMut(usize, Value, bool, usize)) {

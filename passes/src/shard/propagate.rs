@@ -207,7 +207,6 @@ impl State<'_> {
         // Longest list per factor, and the tensor it comes from.
         let mut best: SmallVec<[(AtomList, usize); 8]> =
             op.factors.iter().map(|_| (AtomList::EMPTY, usize::MAX)).collect();
-        let mut clash: SmallVec<[bool; 8]> = op.factors.iter().map(|_| false).collect();
         for (ti, t) in op.tensors.iter().enumerate() {
             for (d, fs) in t.dims.iter().enumerate() {
                 let atoms = self.dims[t.value.0 as usize][d];
@@ -221,7 +220,6 @@ impl State<'_> {
                             (*b, *from) = (list, ti);
                         }
                     } else if !b.starts_with(list) {
-                        clash[f as usize] = true;
                         let same = b.iter().zip(list.iter()).take_while(|(x, y)| x == y).count();
                         *b = b.take(same);
                     }
@@ -284,6 +282,9 @@ fn grow(
     d: usize,
     held: AtomSet,
 ) -> Option<AtomList> {
+    if dim.len() == 1 && list.len() <= now[d].len() {
+        return None;
+    }
     let mut parts: SmallVec<[AtomList; 3]> = dim.iter().map(|_| AtomList::EMPTY).collect();
     let mut covered = 0;
     project(mesh, op, dim, now[d], |g, l| {

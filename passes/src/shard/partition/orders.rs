@@ -82,7 +82,9 @@ impl Orders<'_> {
         if self.on_grid || kind == Kind::Attention || kind.of_experts() {
             return known.base[u].clone();
         }
-        let others = ORDERS[1..].iter().map(|order| one(order));
+        // Without loops that are summed the second is the first.
+        let other = |order: &&[Says; 3]| order[1] != Says::Sums || op.is_sum();
+        let others = ORDERS[1..].iter().filter(other).map(|order| one(order));
         let mut all: SmallVec<[Execution; 3]> =
             std::iter::once(known.base[u].clone()).chain(others).collect();
         // What is shifted is gathered before, or else what crosses is exchanged.

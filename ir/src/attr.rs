@@ -130,7 +130,8 @@ impl RuleAttr {
 impl Attr for RuleAttr {
     const BARE: bool = true;
     fn write(&self, _: &Mesh, out: &mut String) {
-        let _ = write!(out, "{}", self.0);
+        // A string takes all that is written to it.
+        let _ = self.0.write(out);
     }
     fn read(text: &str, cx: &AttrCx) -> Result<Self, String> {
         if text.contains("..") || text.contains('!') {

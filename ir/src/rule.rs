@@ -19,6 +19,8 @@ pub struct Letter(pub u8);
 /// Letters `a..z`, `A..Z`, then up to 8 leading dims.
 const LEADING: u8 = 52;
 const MAX_LEADING: usize = 8;
+/// All letters are below.
+pub(crate) const LETTERS: usize = LEADING as usize + MAX_LEADING;
 /// Most letters of one dim.
 pub const MAX_GROUP: usize = 7;
 
@@ -205,6 +207,18 @@ impl Rule {
         self.whole >> l.0 & 1 == 1
     }
 
+    /// Writes the rule as it is parsed.
+    pub(crate) fn write(&self, w: &mut impl fmt::Write) -> fmt::Result {
+        for (side, arrow) in [(&self.ins[..], "->"), (&self.outs[..], "")] {
+            for (i, dims) in side.iter().enumerate() {
+                w.write_str(if i > 0 { "," } else { "" })?;
+                write_dims(dims, w)?;
+            }
+            w.write_str(arrow)?;
+        }
+        Ok(())
+    }
+
     /// All letters, in order of first appearance.
     pub fn letters(&self) -> SmallVec<[Letter; 8]> {
         let mut out = SmallVec::new();
@@ -318,13 +332,6 @@ fn write_dims(dims: &[Group], w: &mut impl fmt::Write) -> fmt::Result {
 
 impl fmt::Display for Rule {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        for (side, arrow) in [(&self.ins[..], "->"), (&self.outs[..], "")] {
-            for (i, dims) in side.iter().enumerate() {
-                f.write_str(if i > 0 { "," } else { "" })?;
-                write_dims(dims, f)?;
-            }
-            f.write_str(arrow)?;
-        }
-        Ok(())
+        self.write(f)
     }
 }

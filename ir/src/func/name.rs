@@ -7,10 +7,34 @@ use std::collections::BTreeSet;
 use std::hash::{Hash, Hasher};
 use std::sync::{LazyLock, PoisonError, RwLock};
 
-/// The word of a name, such as `q`. Its text is kept once per process, so words are copied and compared
-/// without it: there are many values, and few words.
+/// The word of a name, such as `q`. Its text is kept and looked at once per process, so words are copied and
+/// compared without it: there are many values, and few words.
 #[derive(Clone, Copy)]
-pub struct Hint(&'static &'static str);
+pub struct Hint(&'static Word);
+
+/// The text of a word, and what follows from it for names.
+struct Word {
+    text: &'static str,
+    /// It has only letters, digits, `_` and `.`: anything else is not read as part of a name.
+    is_legal: bool,
+    /// It is legal, not empty, and has no dot: behind a layer it is read as it is.
+    is_plain: bool,
+    /// It begins like a prefix.
+    is_like_prefix: bool,
+}
+
+impl Word {
+    fn new(text: &str) -> Word {
+        let of_word = |c: u8| c.is_ascii_alphanumeric() || matches!(c, b'_' | b'.');
+        let is_legal = text.bytes().all(of_word);
+        Word {
+            is_legal,
+            is_plain: is_legal && !text.is_empty() && !text.contains('.'),
+            is_like_prefix: text.starts_with(['d', 'l']),
+            text: Box::leak(text.into()),
+        }
+    }
+}
 
 impl From<&str> for Hint {
     fn from(text: &str) -> Hint {
@@ -20,9 +44,8 @@ impl From<&str> for Hint {
         known.unwrap_or_else(|| {
             let mut all = ALL.write().unwrap_or_else(PoisonError::into_inner);
             all.get(text).copied().unwrap_or_else(|| {
-                let kept: &'static str = Box::leak(text.into());
-                let hint = Hint(Box::leak(Box::new(kept)));
-                all.insert(kept, hint);
+                let hint = Hint(Box::leak(Box::new(Word::new(text))));
+                all.insert(hint.0.text, hint);
                 hint
             })
         })
@@ -38,7 +61,7 @@ impl From<String> for Hint {
 impl std::ops::Deref for Hint {
     type Target = str;
     fn deref(&self) -> &str {
-        self.0
+        self.0.text
     }
 }
 
@@ -83,13 +106,13 @@ impl PartialOrd for Hint {
 
 impl std::fmt::Display for Hint {
     fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
-        f.write_str(self.0)
+        f.write_str(self)
     }
 }
 
 impl std::fmt::Debug for Hint {
     fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
-        write!(f, "{:?}", self.0)
+        write!(f, "{:?}", self.0.text)
     }
 }
 
@@ -131,14 +154,13 @@ impl Name {
 
     /// True if its text reads back as this name.
     pub fn is_readable(&self) -> bool {
-        let word = |c: u8| c.is_ascii_alphanumeric() || matches!(c, b'_' | b'.');
+        let word = self.hint.0;
         let numbers = self.layer.unwrap_or(0).max(self.dup) < MAX_NUMBER;
-        if !numbers || !self.hint.bytes().all(word) {
+        if !numbers || !word.is_legal {
             return false;
         }
         // Only a hint with a dot, or that begins like a prefix, can be read in two ways.
-        let prefix = self.layer.is_none() && self.hint.starts_with(['d', 'l']);
-        if !self.hint.is_empty() && !prefix && !self.hint.contains('.') {
+        if word.is_plain && !(self.layer.is_none() && word.is_like_prefix) {
             return true;
         }
         let text = self.to_string();

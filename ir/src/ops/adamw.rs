@@ -25,8 +25,11 @@ impl OpDef for AdamW {
         }
     }
     fn rule(&self, ranks: &[usize]) -> Cow<'_, Rule> {
-        let scalars = if ranks.len() > 7 { "," } else { "" };
-        Rule::known(&format!("..,..,..,..,,,{scalars}->..,..,.."), ranks)
+        let has_scale = ranks.len() > 7;
+        Rule::known(
+            if has_scale { "..,..,..,..,,,,->..,..,.." } else { "..,..,..,..,,,->..,..,.." },
+            ranks,
+        )
     }
     fn flops(&self, loops: &[(Letter, f64)]) -> f64 {
         12.0 * loops.iter().map(|l| l.1).product::<f64>()

@@ -155,7 +155,7 @@ fn run_of<'t>(text: &'t str, segs: &[Segment], period: usize) -> Option<Run<'t>>
 
 /// What two units have in common; `None` if they differ in more than numbers relative to the layer.
 fn template<'t>(a: &'t str, i: i64, b: &str, j: i64) -> Option<Template<'t>> {
-    let mut t = Template { texts: vec![], offsets: vec![] };
+    let mut t = Template { texts: Vec::with_capacity(64), offsets: Vec::with_capacity(64) };
     let (x, y) = (a.as_bytes(), b.as_bytes());
     let layers = i.max(j) < i64::from(MAX_LAYER);
     if !layers {
@@ -188,9 +188,10 @@ fn template<'t>(a: &'t str, i: i64, b: &str, j: i64) -> Option<Template<'t>> {
 /// Length of the common prefix.
 fn common(a: &[u8], b: &[u8]) -> usize {
     let mut n = 0;
-    for (x, y) in a.chunks_exact(8).zip(b.chunks_exact(8)) {
-        if x != y {
-            break;
+    for (x, y) in a.as_chunks::<8>().0.iter().zip(b.as_chunks::<8>().0) {
+        let differ = u64::from_le_bytes(*x) ^ u64::from_le_bytes(*y);
+        if differ != 0 {
+            return n + differ.trailing_zeros() as usize / 8;
         }
         n += 8;
     }

@@ -78,18 +78,11 @@ pub(super) fn write_annotation(mesh: &Mesh, a: &Annotation, out: &mut String) {
 }
 
 /// Appends a number; faster than the formatting machinery, which is what most of printing is.
-pub(crate) fn push_number(mut n: usize, out: &mut String) {
-    let mut digits = [0u8; 20];
-    let mut at = digits.len();
-    loop {
-        at -= 1;
-        digits[at] = b'0' + (n % 10) as u8;
-        n /= 10;
-        if n == 0 {
-            break;
-        }
+pub(crate) fn push_number(n: usize, out: &mut String) {
+    if n > 9 {
+        push_number(n / 10, out);
     }
-    out.push_str(std::str::from_utf8(&digits[at..]).expect("digits are text"));
+    out.push(char::from(b'0' + (n % 10) as u8));
 }
 
 /// A name as the text has it, in quotes.

@@ -202,12 +202,9 @@ impl<'a> Groups<'a> {
             let group = self.of[r];
             let then = &self.members[group];
             let nodes = || std::iter::once(&i).chain(then).map(|&i| &self.f.nodes[i]);
-            let mut all = [&[i][..], then].concat();
-            all.sort_unstable();
-            let span = all[all.len() - 1] - all[0];
-            let mut made = nodes().flat_map(|n| &n.outs);
-            let used = made.any(|v| self.seen(*v, &all));
-            let fits = span <= SPAN && used && self.names(&all) <= MOST;
+            let both = [i, group];
+            let used = self.outs(both).any(|v| self.seen(v, both));
+            let fits = self.span(i, group) <= SPAN && used && self.names(both) <= MOST;
             if fits && self.roles.epilogue(nodes()).is_some() && self.merge(i, group) {
                 // The product is the first, wherever it was.
                 self.members[group].sort_by_key(|&m| m != i);
@@ -248,19 +245,24 @@ impl<'a> Groups<'a> {
     /// Makes two groups one, if that is a kernel; says whether it did.
     fn join(&mut self, a: usize, b: usize) -> bool {
         let rows = |g: usize| self.members[g].iter().all(|&i| self.fusion[i].is_some());
-        if !rows(a) || !rows(b) || !self.may_share_rows(a, b) || self.repeats(a, b) {
+        if self.span(a, b) > SPAN || !rows(a) || !rows(b) || !self.may_share_rows(a, b) {
+            return false;
+        }
+        if self.repeats(a, b) || self.names([a, b]) > MOST || !self.worth(a) || !self.worth(b) {
             return false;
         }
         let mut all: SmallVec<[usize; 16]> = SmallVec::from_slice(&self.members[a]);
         all.extend_from_slice(&self.members[b]);
         all.sort_unstable();
-        let nodes = || all.iter().map(|&i| &self.f.nodes[i]);
-        let span = all.last().zip(all.first()).map_or(0, |(last, first)| last - first);
-        if span > SPAN || self.names(&all) > MOST || !self.worth(&all) {
-            return false;
-        }
-        IterationSpace::of(self.f, nodes()).is_some_and(|s| self.walks_once(&all, &s))
+        IterationSpace::of(self.f, all.iter().map(|&i| &self.f.nodes[i]))
+            .is_some_and(|s| self.walks_once([a, b], &s))
             && self.merge(a, b)
+    }
+
+    /// Nodes from the first to the last of two groups.
+    fn span(&self, a: usize, b: usize) -> usize {
+        let ends = [a, b].map(|g| (self.members[g][0], self.members[g][self.members[g].len() - 1]));
+        ends[0].1.max(ends[1].1) - ends[0].0.min(ends[1].0)
     }
 
     /// True if one makes again what the other makes: in forward that is the f32 of a loss in chunks, which is
@@ -281,21 +283,19 @@ impl<'a> Groups<'a> {
 
     /// False if results of rows are written where no row is folded: then nothing but these results
     /// would keep a long row, such as all of a parameter, from being cut into tasks.
-    fn walks_once(&self, all: &[usize], space: &IterationSpace) -> bool {
-        let nodes = || all.iter().map(|&i| &self.f.nodes[i]);
+    fn walks_once(&self, both: [usize; 2], space: &IterationSpace) -> bool {
         let short = |v: &Value| space.axes(*v).is_some_and(|a| a.len() == space.rows.len());
-        let folds = all
-            .iter()
-            .any(|&i| matches!(self.fusion[i], Some(FusionClass::Fold | FusionClass::Take)));
-        folds
-            || space.cols.is_empty()
-            || !nodes().flat_map(|n| &n.outs).any(|v| short(v) && self.seen(*v, all))
+        let folds =
+            |i: usize| matches!(self.fusion[i], Some(FusionClass::Fold | FusionClass::Take));
+        space.cols.is_empty()
+            || self.nodes(both).any(folds)
+            || !self.outs(both).any(|v| short(&v) && self.seen(v, both))
     }
 
     /// An index is looked up in a row only where the row is walked anyway, and a label that is far
     /// from 0 is still exact.
-    fn worth(&self, all: &[usize]) -> bool {
-        all.iter().all(|&i| {
+    fn worth(&self, group: usize) -> bool {
+        self.members[group].iter().all(|&i| {
             let n = &self.f.nodes[i];
             let picked = match self.fusion[i] {
                 Some(FusionClass::Take) => n.ins[0],
@@ -306,22 +306,32 @@ impl<'a> Groups<'a> {
         })
     }
 
-    /// Tensors that a kernel of these nodes reads and writes.
-    fn names(&self, all: &[usize]) -> usize {
-        let inside = |i: &usize| all.binary_search(i).is_ok();
-        let mut ins: SmallVec<[Value; 16]> =
-            all.iter().flat_map(|&i| self.f.nodes[i].ins.iter().copied()).collect();
-        ins.sort_unstable();
-        ins.dedup();
-        let read = ins.iter().filter(|v| self.maker[v.0 as usize].is_none_or(|m| !inside(&m)));
-        let outs = all.iter().flat_map(|&i| &self.f.nodes[i].outs);
-        read.count() + outs.filter(|v| self.seen(**v, all)).count()
+    /// The nodes of two groups, and their results.
+    fn nodes(&self, both: [usize; 2]) -> impl Iterator<Item = usize> {
+        both.into_iter().flat_map(|g| &self.members[g]).copied()
+    }
+    fn outs(&self, both: [usize; 2]) -> impl Iterator<Item = Value> {
+        self.nodes(both).flat_map(|i| &self.f.nodes[i].outs).copied()
     }
 
-    /// True if others than these nodes, in their order, see a value.
-    fn seen(&self, v: Value, all: &[usize]) -> bool {
+    /// Tensors that a kernel of these groups reads and writes.
+    fn names(&self, both: [usize; 2]) -> usize {
+        let outside =
+            |v: &Value| self.maker[v.0 as usize].is_none_or(|m| !both.contains(&self.of[m]));
+        let mut ins: SmallVec<[Value; 32]> = SmallVec::new();
+        for i in self.nodes(both) {
+            let own = self.f.nodes[i].ins.iter().filter(|v| outside(v));
+            own.for_each(|&v| ins.push(v));
+        }
+        ins.sort_unstable();
+        ins.dedup();
+        ins.len() + self.outs(both).filter(|&v| self.seen(v, both)).count()
+    }
+
+    /// True if others than the nodes of these groups see a value.
+    fn seen(&self, v: Value, both: [usize; 2]) -> bool {
         let v = v.0 as usize;
-        self.result[v] || self.readers[v].iter().any(|r| all.binary_search(r).is_err())
+        self.result[v] || self.readers[v].iter().any(|&r| !both.contains(&self.of[r]))
     }
 
     /// Makes two groups one, which stands where both may: behind all they read, before all that

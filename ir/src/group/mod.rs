@@ -12,6 +12,7 @@ use crate::ops::{FusionClass, Op, Sends};
 use crate::rule::{Rule, has_letter};
 use crate::types::DType;
 use smallvec::SmallVec;
+use std::mem::discriminant;
 use std::ops::Range;
 
 /// Operands or results of a launch.
@@ -48,9 +49,14 @@ impl<'a> Roles<'a> {
             all
         };
         let of_role = |p: &'a Port| Some((p.role.as_ref()?, p.value));
-        let args: HashMap<&Role, Value> = f.args.iter().filter_map(of_role).collect();
+        let results = f.results.iter().filter_map(of_role);
+        // Of most functions no result has a role of such a kind as an argument has.
+        let kinds: HashSet<_> = results.clone().map(|r| discriminant(&r.0.kind)).collect();
+        let args = f.args.iter().filter_map(of_role);
+        let args = args.filter(|a| kinds.contains(&discriminant(&a.0.kind)));
+        let args: HashMap<&Role, Value> = args.collect();
         let mut over = vec![None; f.values.len()];
-        for (role, v) in f.results.iter().filter_map(of_role) {
+        for (role, v) in results.filter(|_| !args.is_empty()) {
             over[v.0 as usize] = args.get(role).copied().or(over[v.0 as usize]);
         }
         Roles { f, arg: by_value(&f.args), result: by_value(&f.results), over }
@@ -107,22 +113,17 @@ impl<'a> Roles<'a> {
         if made.any(|v| self.over[v.0 as usize].is_some()) {
             return None;
         }
-        // Which operands of the product have a loop.
-        let class = |axis: &u8| {
-            let d = space.rows.iter().position(|a| a == axis)?;
-            let letter = outs[0][d].single()?;
-            Some([0, 1].map(|i| has_letter(&ins[i], letter)))
-        };
+        // By loop: which operands of the product have it.
+        let class = |l| [0, 1].map(|i| has_letter(&ins[i], l));
+        let classes: SmallVec<[_; 8]> = outs[0].iter().map(|d| d.single().map(class)).collect();
         let fits = |axes: &Axes| {
-            let mut rest = space.rows.iter();
-            let has = |a: &u8| axes.contains(a);
-            axes.iter().all(|a| rest.any(|x| x == a))
-                && space
-                    .rows
-                    .iter()
-                    .all(|a| space.rows.iter().all(|b| class(a) != class(b) || has(a) == has(b)))
+            let mut rest = axes.iter().peekable();
+            let has: SmallVec<[bool; 8]> =
+                space.rows.iter().map(|a| rest.next_if_eq(&a).is_some()).collect();
+            let alike = |i: usize, j: usize| classes[i] != classes[j] || has[i] == has[j];
+            rest.next().is_none() && (0..has.len()).all(|i| (0..i).all(|j| alike(i, j)))
         };
-        space.axes.iter().all(|(_, axes)| fits(axes)).then_some(space)
+        space.axes.iter().all(|(_, axes)| *axes == space.rows || fits(axes)).then_some(space)
     }
 }
 
@@ -281,9 +282,10 @@ impl Launch {
             return self.overs_of_several(roles);
         }
         let alike = |s: &IterationSpace, but: &[Value]| -> Vec<Values> {
-            let fits = |v: &Value, o: Value| s.axes(*v) == s.axes(o) && !but.contains(v);
-            let of = |&o: &Value| self.ins.iter().filter(|v| fits(v, o)).copied().collect();
-            self.outs.iter().map(of).collect()
+            let free = self.ins.iter().filter(|v| !but.contains(v)).map(|&v| (v, s.axes(v)));
+            let free: SmallVec<[_; 16]> = free.collect();
+            let over = |own| free.iter().filter(move |x| x.1 == own).map(|x| x.0).collect();
+            self.outs.iter().map(|&o| over(s.axes(o))).collect()
         };
         let mut all: Vec<Values> = match &f.nodes[self.nodes.clone()] {
             [n] => {
@@ -366,41 +368,64 @@ pub fn launches(f: &Func) -> Vec<Launch> {
         n.ins.iter().for_each(|v| until[v.0 as usize] = i + 1);
     }
     f.results.iter().for_each(|r| until[r.value.0 as usize] = f.nodes.len() + 1);
-    let mut out = vec![];
+    let mut found = Found { f, makers: f.makers(), until, named: vec![0; f.values.len()] };
+    let last = |n: &&Node| n.fused == FusedWithNext::No;
+    let mut out = Vec::with_capacity(f.nodes.iter().filter(last).count() + 1);
     let mut start = 0;
     for (i, n) in f.nodes.iter().enumerate() {
-        if n.fused != FusedWithNext::No && i + 1 < f.nodes.len() {
-            continue;
+        if n.fused == FusedWithNext::No || i + 1 == f.nodes.len() {
+            out.push(found.launch(start..i + 1));
+            start = i + 1;
         }
-        let nodes = start..i + 1;
-        start = i + 1;
-        let group = &f.nodes[nodes.clone()];
-        let ins = reads(group);
+    }
+    out
+}
+
+/// What is known of values while launches are found, each by its nodes.
+struct Found<'a> {
+    f: &'a Func,
+    makers: Vec<Option<u32>>,
+    until: Vec<usize>,
+    /// The end of the last launch of several nodes that names it as what it reads or writes.
+    named: Vec<usize>,
+}
+
+impl Found<'_> {
+    fn launch(&mut self, nodes: Range<usize>) -> Launch {
+        let group = &self.f.nodes[nodes.clone()];
         if let [n] = group {
-            out.push(Launch { nodes, ins, outs: n.outs.iter().copied().collect() });
-            continue;
+            return Launch { nodes, ins: reads(group), outs: n.outs.iter().copied().collect() };
         }
-        let mut outs = Values::new();
-        let made = |v: &Value| group.iter().find(|n| n.outs.contains(v));
+        let maker = |v: Value| {
+            let own = self.makers[v.0 as usize].map(|m| m as usize);
+            own.filter(|m| nodes.contains(m)).map(|m| &self.f.nodes[m])
+        };
+        let named = &mut self.named;
+        let mut is_new =
+            |v: Value| std::mem::replace(&mut named[v.0 as usize], nodes.end) != nodes.end;
+        let (mut ins, mut outs) = (Values::new(), Values::new());
         for (j, n) in group.iter().enumerate() {
+            for &v in &n.ins {
+                if maker(v).is_none() && is_new(v) {
+                    ins.push(v);
+                }
+            }
             // A kernel of one node writes all of its results.
             let begins = j == 0 || group[j - 1].fused == FusedWithNext::Launch;
             let alone = begins && (n.fused == FusedWithNext::Launch || j + 1 == group.len());
-            for &v in &n.outs {
+            for &v in n.outs.iter().filter(|v| alone || self.until[v.0 as usize] > nodes.end) {
                 // What looks like a value is where the value is.
                 let mut root = v;
-                while let Some(n) = made(&root).filter(|n| is_same(&n.op)) {
+                while let Some(n) = maker(root).filter(|n| is_same(&n.op)) {
                     root = n.ins[0];
                 }
-                let written = alone || until[v.0 as usize] > nodes.end;
-                if written && made(&root).is_some() && !outs.contains(&root) {
+                if maker(root).is_some() && is_new(root) {
                     outs.push(root);
                 }
             }
         }
-        out.push(Launch { nodes, ins, outs });
+        Launch { nodes, ins, outs }
     }
-    out
 }
 
 /// What nodes read that they do not make: as often as it is named, by one; each once, by several.

@@ -2,7 +2,7 @@
 
 use crate::func::{Func, Node, Value};
 use crate::ops::{FusionClass, Kind};
-use crate::rule::{Letter, Rule};
+use crate::rule::{LETTERS, Rule};
 use smallvec::SmallVec;
 use std::borrow::Cow;
 
@@ -24,7 +24,8 @@ pub fn rule_of<'a>(f: &Func, n: &'a Node) -> Cow<'a, Rule> {
         // The dims of a constant are those of its type.
         return Rule::same(0, 1, f.ty(n.outs[0]).rank());
     }
-    let ranks: SmallVec<[usize; 4]> = n.ins.iter().map(|&v| f.ty(v).rank()).collect();
+    let mut ranks: SmallVec<[usize; 4]> = SmallVec::new();
+    n.ins.iter().for_each(|&v| ranks.push(f.ty(v).rank()));
     n.op.def().rule(&ranks)
 }
 
@@ -39,21 +40,16 @@ impl IterationSpace {
     ) -> Option<IterationSpace> {
         let named = |n: &Node| n.ins.len() + n.outs.len();
         let axes = Vec::with_capacity(nodes.clone().map(named).sum());
-        let mut s = IterationSpace { axes, ..IterationSpace::default() };
-        let mut same = Same::default();
-        let alone = nodes.clone().count() == 1;
+        let mut names = Names { axes, ..Names::default() };
         let mut fusion: SmallVec<[FusionClass; 16]> = SmallVec::new();
         for n in nodes.clone() {
             fusion.push(n.op.facts().fusion?);
-            s.add(f, n, &mut same)?;
+            names.add(f, n)?;
         }
-        if !same.apart() {
-            return None;
-        }
-        s.axes.iter_mut().flat_map(|x| &mut x.1).for_each(|a| *a = same.root(*a));
-        let loops = same.loops();
+        let (axes, loops) = names.resolve()?;
+        let mut s = IterationSpace { axes, ..IterationSpace::default() };
         let made = nodes.clone().flat_map(|n| &n.outs);
-        if alone {
+        if let [fusion] = fusion[..] {
             let n = nodes.clone().next()?;
             // A copy keeps elements of any type as they are.
             if n.op.facts().kind == Kind::Movement {
@@ -62,7 +58,7 @@ impl IterationSpace {
             let kept = s.axes(n.outs[0])?.clone();
             s.cols = loops.into_iter().filter(|a| !kept.contains(a)).collect();
             s.rows = kept;
-            return match fusion[0] {
+            return match fusion {
                 FusionClass::Each | FusionClass::Fold => Some(s),
                 FusionClass::Take | FusionClass::Put => None,
             };
@@ -134,68 +130,89 @@ impl IterationSpace {
     pub fn axes(&self, v: Value) -> Option<&Axes> {
         self.axes.iter().find(|x| x.0 == v).map(|x| &x.1)
     }
+}
 
+/// Loops of nodes while they are named, and which names mean the same loop.
+#[derive(Default)]
+struct Names {
+    axes: Vec<(Value, Axes)>,
+    /// By name: one that means the same loop.
+    parent: Axes,
+    /// The loops of the letters of each node, and where those of the next one begin.
+    letters: SmallVec<[u8; 64]>,
+    ends: SmallVec<[usize; 16]>,
+}
+
+impl Names {
     /// Names the loops of a node; those of a value that other nodes have named are theirs.
-    fn add(&mut self, f: &Func, n: &Node, same: &mut Same) -> Option<()> {
+    fn add(&mut self, f: &Func, n: &Node) -> Option<()> {
         let rule = rule_of(f, n);
-        let mut of: SmallVec<[(Letter, u8); 8]> = SmallVec::new();
+        let mut of = [None; LETTERS];
         for (&v, dims) in n.ins.iter().zip(&rule.ins).chain(n.outs.iter().zip(&rule.outs)) {
-            let known = self.axes.iter().position(|x| x.0 == v);
+            // Mostly a node near it has named it.
+            let known = self.axes.iter().rposition(|x| x.0 == v);
             let mut axes = Axes::new();
             for (d, g) in dims.iter().enumerate() {
-                let l = g.single()?;
-                let named = of.iter().find(|x| x.0 == l).map(|x| x.1);
-                let axis = match (named, known.map(|k| self.axes[k].1[d])) {
-                    (Some(a), Some(b)) => same.join(a, b),
-                    (Some(a), None) | (None, Some(a)) => a,
-                    (None, None) => same.fresh()?,
+                let named = &mut of[usize::from(g.single()?.0)];
+                let axis = match (*named, known.map(|k| self.axes[k].1[d])) {
+                    (Some(a), Some(b)) if a != b => {
+                        let (a, b) = (root(&self.parent, a), root(&self.parent, b));
+                        self.parent[usize::from(b)] = a;
+                        a
+                    }
+                    (Some(a), _) | (None, Some(a)) => a,
+                    (None, None) => {
+                        let new = u8::try_from(self.parent.len()).ok()?;
+                        self.parent.push(new);
+                        new
+                    }
                 };
                 if named.is_none() {
-                    of.push((l, axis));
+                    *named = Some(axis);
+                    self.letters.push(axis);
                 }
-                axes.push(axis);
+                if known.is_none() {
+                    axes.push(axis);
+                }
             }
             if known.is_none() {
                 self.axes.push((v, axes));
             }
         }
-        same.nodes.push(of.into_iter().map(|x| x.1).collect());
+        self.ends.push(self.letters.len());
         Some(())
     }
-}
 
-/// Which names of loops mean the same loop.
-#[derive(Default)]
-struct Same {
-    parent: Axes,
-    /// By node: the loops of its letters.
-    nodes: SmallVec<[Axes; 8]>,
-}
-
-impl Same {
-    fn fresh(&mut self) -> Option<u8> {
-        let new = u8::try_from(self.parent.len()).ok()?;
-        self.parent.push(new);
-        Some(new)
-    }
-    fn root(&self, mut a: u8) -> u8 {
-        while self.parent[usize::from(a)] != a {
-            a = self.parent[usize::from(a)];
+    /// The loops of all values by one name each, and these names; `None` if two letters of a node are one loop.
+    fn resolve(mut self) -> Option<(Vec<(Value, Axes)>, Axes)> {
+        for a in 0..self.parent.len() {
+            self.parent[a] = root(&self.parent, a as u8);
         }
-        a
+        let root = |a: &mut u8| *a = self.parent[usize::from(*a)];
+        self.letters.iter_mut().for_each(root);
+        let mut from = 0;
+        for &to in &self.ends {
+            let own = &self.letters[from..to];
+            if (1..own.len()).any(|i| own[..i].contains(&own[i])) {
+                return None;
+            }
+            from = to;
+        }
+        self.axes.iter_mut().for_each(|x| x.1.iter_mut().for_each(root));
+        let mut loops = self.parent;
+        let mut next = 0;
+        loops.retain(|a| {
+            next += 1;
+            usize::from(*a) + 1 == next
+        });
+        Some((self.axes, loops))
     }
-    fn join(&mut self, a: u8, b: u8) -> u8 {
-        let (a, b) = (self.root(a), self.root(b));
-        self.parent[usize::from(b)] = a;
-        a
+}
+
+/// The name that all names of a loop lead to.
+fn root(parent: &[u8], mut a: u8) -> u8 {
+    while parent[usize::from(a)] != a {
+        a = parent[usize::from(a)];
     }
-    /// True if two letters of a node are two loops, in every node.
-    fn apart(&self) -> bool {
-        let apart =
-            |n: &Axes| (0..n.len()).all(|i| (0..i).all(|j| self.root(n[i]) != self.root(n[j])));
-        self.nodes.iter().all(apart)
-    }
-    fn loops(&self) -> Axes {
-        (0..self.parent.len() as u8).filter(|&a| self.root(a) == a).collect()
-    }
+    a
 }

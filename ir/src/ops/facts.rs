@@ -162,7 +162,7 @@ pub(super) fn folds(rule: &Rule) -> bool {
         }
         all
     };
-    let [a, b, kept] = [&rule.ins[0], &rule.ins[1], &rule.outs[0]].map(letters);
+    let (a, b, kept) = (letters(&rule.ins[0]), letters(&rule.ins[1]), letters(&rule.outs[0]));
     let own = |x: u64, y: u64| x & kept & !y != 0;
     !(own(a, b) && own(b, a))
 }

@@ -365,6 +365,10 @@ impl<'a> Lifetimes<'a> {
             // Buffers that the launch reads, in order, and whether an earlier result of it lies in one.
             let mut read: SmallVec<[(usize, bool); 8]> =
                 x.ins.iter().map(|&v| (self.root(f, v), false)).collect();
+            // Without one that dies here there is nothing to write over.
+            if !read.iter().any(|r| self.buffers[f][r.0].death == x.nodes.end) {
+                continue;
+            }
             read.sort_unstable();
             let place = |read: &[(usize, bool)], b: usize| {
                 read.partition_point(|r| r.0 < b)..read.partition_point(|r| r.0 <= b)

@@ -146,6 +146,8 @@ impl<'a> Function<'a> {
         let (places, workspaces) = (&memory.places[number][..], &memory.workspaces[number][..]);
         let values = steps.iter().flat_map(|s| s.launch.ins.iter().chain(&s.launch.outs));
         let values = values.copied().chain(f.results.iter().map(|r| r.value));
+        let mut seen = vec![false; f.values.len()];
+        let values = values.filter(|v| !std::mem::replace(&mut seen[v.0 as usize], true));
         let used = values.map(|v| &places[v.0 as usize]).chain(workspaces);
         let pieces = pieces(used.filter(|p| p.bytes > 0).copied().collect());
         Function { f, roles, steps, places, workspaces, pieces, effects: HashMap::default() }
@@ -367,7 +369,7 @@ impl<'a, 'b> Replay<'a, 'b> {
     fn effect(self) -> Effect {
         let Replay { function, layout, arena, content, reads, .. } = self;
         let mut reads: Vec<Read> = reads.into_values().collect();
-        reads.sort_by_key(|r| (r.piece, r.span, r.order));
+        reads.sort_unstable_by_key(|r| (r.piece, r.span, r.order));
         let mut numbers: HashMap<u64, usize> = HashMap::default();
         let results = function.f.results.iter().map(|r| match content[r.value.0 as usize] {
             Content::Arg(a) => Source::Arg(a),

@@ -154,6 +154,19 @@ fn a_problem_of_every_layer_is_told_once() {
     assert_eq!(found[2].why.last().unwrap(), "same in 30 other layers");
 }
 
+/// Keys and values have a loop that queries, the first operand, lack.
+#[test]
+fn a_loop_that_is_split_in_two_ways_is_told_with_the_first_operand_that_has_it() {
+    let text = "mesh [tp=2]\n\
+        func @f(%q: f32[2,3,2,2], %k: f32[2,4@tp,1,2], %v: f32[2,4,1,2], %p: i32[3], %s: i32[4]) -> () {\n\
+        \x20 %o, %l = attention[0.7; mask=full] %q, %k, %v, %p, %s : f32[2,3,2,2], f32[2,3,2]\n\
+        \x20 return\n\
+        }\n";
+    let d = problem(text, Phase::Ranked);
+    assert_eq!(d.code, "sharding-conflict");
+    assert_eq!(d.message, "`attention`: `t` is 4@tp in `%k` and 4 in `%v`");
+}
+
 #[test]
 fn roles_join_functions() {
     let text = "mesh [tp=2]\n\

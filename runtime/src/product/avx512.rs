@@ -20,5 +20,15 @@ pub(super) static WORDS: Kernels = Kernels {
 };
 
 /// For products of bf16 with bf16, if the processor has instructions for them.
-pub(super) static PAIRS: Kernels =
-    Kernels { word: Word::Pair, tiles: &tile::BF16, few: (Elem::BF16, &few::PAIRS), ..WORDS };
+pub(super) static PAIRS: Kernels = Kernels { word: Word::Pair, tiles: &tile::BF16, ..HALVES };
+
+/// The same with words of f32: few rows wait for memory, and bf16 is half of it.
+pub(super) static HALVES: Kernels = Kernels { few: (Elem::BF16, &few::PAIRS), ..WORDS };
+
+/// Whether sums of pairs of bf16 are the fastest. Intel's cores start one per two cycles, and in that time
+/// four of f32, which are twice the terms; AMD's start as many as of f32. Asked of the processor, not
+/// measured: ranks of one machine give the same bits.
+pub(super) fn pairs_are_fast() -> bool {
+    let vendor = std::arch::x86_64::__cpuid(0);
+    [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes).concat() != *b"GenuineIntel"
+}

@@ -88,8 +88,11 @@ impl Kernels {
                 && is_x86_feature_detected!("avx512vl")
             {
                 let pairs = half && is_x86_feature_detected!("avx512bf16");
-                all.extend(pairs.then_some(&avx512::PAIRS));
-                all.push(&avx512::WORDS);
+                match pairs.then(avx512::pairs_are_fast) {
+                    Some(true) => all.extend([&avx512::PAIRS, &avx512::HALVES]),
+                    Some(false) => all.extend([&avx512::HALVES, &avx512::PAIRS]),
+                    None => all.push(&avx512::WORDS),
+                }
             }
             if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
                 all.push(of([&portable::avx2::WORDS, &portable::avx2::HALVES]));

@@ -1,3 +1,4 @@
+use super::kernels::Word;
 use super::*;
 use crate::math::{from_half, to_half};
 
@@ -91,7 +92,12 @@ fn families_are_those_of_the_processor() {
         let all = 1 + usize::from(has2) + usize::from(has512);
         assert_eq!(Kernels::all(Elem::F32, Elem::F32).len(), all);
         assert_eq!(Kernels::all(Elem::F32, Elem::BF16).len(), all);
-        assert_eq!(Kernels::all(Elem::BF16, Elem::BF16).len(), all + usize::from(pairs));
+        let half = Kernels::all(Elem::BF16, Elem::BF16);
+        assert_eq!(half.len(), all + usize::from(pairs));
+        if pairs {
+            let words = [half[0].word, half[1].word].map(Word::depth);
+            assert_eq!(words, if avx512::pairs_are_fast() { [2, 1] } else { [1, 2] });
+        }
     }
     for [a, b, _] in KINDS {
         for k in Kernels::all(a, b) {

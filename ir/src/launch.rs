@@ -4,13 +4,11 @@
 //! point are words of 8 bytes, one after the other, be they its own parameters or the fields of a
 //! struct.
 
+pub mod regions;
+
 use std::borrow::Cow;
 use std::sync::Arc;
 
-/// The most nested loops of a region that ranks on one device exchange, and the most ranks whose
-/// regions are folded: they are all parameters of one launch.
-pub const LOOPS: usize = 6;
-pub const PARTS: usize = 32;
 /// Bytes of a rank's scratch memory: see [`Word::Scratch`].
 pub const SCRATCH: usize = 1 << 20;
 

@@ -11,7 +11,7 @@ mod then;
 
 use limits::Limits;
 use shardc_ir::kernel::{Copy, Elem, Exchange, Kernel, Program, View};
-use shardc_ir::launch::{self, Launch, Launches, Source, Word};
+use shardc_ir::launch::{Launch, Launches, Source, Word, regions};
 use std::collections::BTreeSet;
 use std::fmt::Display;
 use std::sync::Arc;
@@ -29,8 +29,8 @@ pub const HEADERS: [(&str, &str); 5] = [
 /// that are known only then.
 pub fn collective() -> Arc<Source> {
     File::new("collective.cu", include_str!("../../cuda/collective.cu"))
-        .define("LOOPS", launch::LOOPS)
-        .define("PARTS", launch::PARTS)
+        .define("LOOPS", regions::LOOPS)
+        .define("PARTS", regions::PARTS)
         .source()
 }
 

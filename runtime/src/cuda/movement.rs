@@ -6,13 +6,11 @@ use super::modules::{Modules, Own};
 use crate::region::Region;
 use crate::threads::Mover;
 use shardc_ir::diag::{Diag, Result};
-use shardc_ir::kernel::Elem;
-use shardc_ir::launch::{LOOPS, Launch, PARTS, Source, Word};
+use shardc_ir::launch::regions::{self, LOOPS, PARTS};
+use shardc_ir::launch::{Launch, Source, Word};
 use shardc_ir::types::Reduction;
 use std::ops::Range;
 use std::sync::Arc;
-
-const THREADS: usize = 256;
 
 /// Moves what is on the device of a stream.
 pub struct OnDevice {
@@ -22,28 +20,18 @@ pub struct OnDevice {
     source: Arc<Source>,
 }
 
-/// The fields of a region, as the source has them.
-fn push(words: &mut Vec<Word>, r: &Region) -> Result<()> {
+/// As its launches take it.
+fn taken(r: &Region) -> Result<regions::Region> {
     let (first, elem, extents, strides) = r.parts();
-    let Some(around) = LOOPS.checked_sub(extents.len()) else {
+    let taken = regions::Region::new(Word::Int(first as i64), elem, extents, strides);
+    if !taken.fits() {
         return Err(Diag::new(
             "not-built",
             "a region of so many dims is not exchanged on a device",
         )
         .rule(format!("regions have up to {LOOPS} loops")));
-    };
-    let elem = match elem {
-        Elem::F32 => 0,
-        Elem::BF16 => 1,
-        Elem::I32 => 2,
-        Elem::F16 => 3,
-    };
-    words.extend([Word::Int(first as i64), Word::Int(elem)]);
-    for (alone, own) in [(1, extents), (0, strides)] {
-        words.extend(std::iter::repeat_n(Word::Int(alone), around));
-        words.extend(own.iter().map(|&x| Word::Int(x as i64)));
     }
-    Ok(())
+    Ok(taken)
 }
 
 impl OnDevice {
@@ -53,17 +41,11 @@ impl OnDevice {
     }
 
     /// # Safety
-    /// The words name memory that is valid until the stream has done it.
-    unsafe fn launch(&self, entry: &'static str, n: usize, words: Vec<Word>) -> Result<()> {
-        if n == 0 {
-            return Ok(());
-        }
-        let grid = [n.div_ceil(THREADS) as u32, 1, 1];
-        let source = self.source.clone();
-        let l =
-            Launch { source, entry: entry.into(), grid, threads: THREADS as u32, shared: 0, words };
+    /// They name memory that is valid until the stream has done it.
+    unsafe fn launch(&self, all: &[Launch]) -> Result<()> {
         // SAFETY: by the caller.
-        unsafe { self.modules.launch(&self.stream, &l, &[], &Own::default()) }
+        let one = |l| unsafe { self.modules.launch(&self.stream, l, &[], &Own::default()) };
+        all.iter().try_for_each(one)
     }
 }
 
@@ -80,11 +62,9 @@ impl Mover for OnDevice {
     }
 
     unsafe fn copy(&mut self, from: &Region, to: &Region, range: Range<usize>) -> Result<()> {
-        let mut words = vec![Word::Int(range.start as i64), Word::Int(range.len() as i64)];
-        push(&mut words, from)?;
-        push(&mut words, to)?;
+        let all = regions::copy(&self.source, &taken(from)?, &taken(to)?, range);
         // SAFETY: by the caller.
-        unsafe { self.launch("copy_region", range.len(), words) }
+        unsafe { self.launch(&all) }
     }
 
     unsafe fn fold(
@@ -98,18 +78,9 @@ impl Mover for OnDevice {
             return Err(Diag::new("not-built", format!("{} ranks of one device", from.len()))
                 .rule(format!("groups of ranks that share a device have up to {PARTS}")));
         }
-        let how = match how {
-            Reduction::Sum => 0,
-            Reduction::Max => 1,
-            Reduction::Min => 2,
-        };
-        let (start, n, parts) = (range.start as i64, range.len() as i64, from.len() as i64);
-        let mut words = [start, n, how, parts].map(Word::Int).to_vec();
-        push(&mut words, to)?;
-        from.iter().try_for_each(|r| push(&mut words, r))?;
-        // Parts that are not there are parameters too.
-        words.resize(4 + (1 + PARTS) * (2 + 2 * LOOPS), Word::Int(0));
+        let parts: Vec<_> = from.iter().map(taken).collect::<Result<_>>()?;
+        let all = regions::fold(&self.source, how, &parts, &taken(to)?, range);
         // SAFETY: by the caller.
-        unsafe { self.launch("fold_regions", range.len(), words) }
+        unsafe { self.launch(&all) }
     }
 }

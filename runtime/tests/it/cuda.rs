@@ -192,8 +192,10 @@ fn collectives_of_ranks_that_share_a_device() {
     let two = Mesh::new(&[("dp", 2), ("tp", 2)]).unwrap();
     for (mesh, axes) in [(tp, AtomSet(1)), (two.clone(), AtomSet(2)), (two, AtomSet(3))] {
         let split = AtomList::collect(axes.iter()).unwrap();
-        for dtype in [DType::F32, DType::BF16] {
-            let whole = Type::new(dtype, &[5, 7, 6]);
+        // Of sizes that are moved one by one or in pairs, and of such that are moved 16 bytes at once.
+        let kinds = [DType::F32, DType::BF16, DType::F16];
+        for (dtype, size) in kinds.iter().flat_map(|&d| [(d, [5, 7, 6]), (d, [4, 9, 24])]) {
+            let whole = Type::new(dtype, &size);
             let [mut sum, mut max, mut cut, mut own] = [(); 4].map(|()| whole.clone());
             (sum.sum, max.max, own.varying) = (axes, axes, axes);
             cut.dims[1].atoms = split;

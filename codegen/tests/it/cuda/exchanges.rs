@@ -8,8 +8,9 @@ use shardc_codegen::{cuda, launch};
 use shardc_ir::func::Func;
 use shardc_ir::group::launches;
 use shardc_ir::interp::{self, Precision, scatter};
-use shardc_ir::kernel::{Block, Collective, Elem, Exchange, Kernel};
-use shardc_ir::launch::{LOOPS, Launch, Word};
+use shardc_ir::kernel::{Block, Collective, Exchange, Kernel};
+use shardc_ir::launch::regions::{self, Region};
+use shardc_ir::launch::{Launch, Word};
 use shardc_ir::mesh::Mesh;
 use shardc_ir::tensor::{Shape, Tensor, each_index};
 use shardc_ir::text;
@@ -33,21 +34,10 @@ fn bytes(mesh: &Mesh, ty: &Type, piece: &Tensor) -> Vec<u8> {
     out
 }
 
-/// A block as a kernel takes it.
-fn region(b: &Block, operand: usize) -> Vec<Word> {
-    let elem = match b.elem {
-        Elem::F32 => 0,
-        Elem::BF16 => 1,
-        Elem::I32 => 2,
-        Elem::F16 => 3,
-    };
-    let byte = b.view.offset * b.elem.bytes();
-    let mut words = vec![Word::Address { operand, byte }, Word::Int(elem)];
-    for (alone, own) in [(1, &b.extents), (0, &b.view.strides)] {
-        words.extend(std::iter::repeat_n(Word::Int(alone), LOOPS - own.len()));
-        words.extend(own.iter().map(|&x| Word::Int(x as i64)));
-    }
-    words
+/// A block as launches take it.
+fn region(b: &Block, operand: usize) -> Region {
+    let first = Word::Address { operand, byte: b.view.offset * b.elem.bytes() };
+    Region::new(first, b.elem, &b.extents, &b.view.strides)
 }
 
 /// All that is launched for one node on all ranks: the operand of rank r is number 2r, its result 2r + 1.
@@ -83,12 +73,8 @@ fn all(mesh: &Mesh, f: &Func, limits: &Limits) -> Vec<Launch> {
             if n == 0 {
                 continue;
             }
-            let mut words = vec![Word::Int(0), Word::Int(n as i64)];
-            words.extend(region(from, 2 * giver));
-            words.extend(region(to, 2 * taker + 1));
-            let grid = [n.div_ceil(256) as u32, 1, 1];
-            let (source, entry) = (cuda::collective(), "copy_region".into());
-            made.push(Launch { source, entry, grid, threads: 256, shared: 0, words });
+            let (from, to) = (region(from, 2 * giver), region(to, 2 * taker + 1));
+            made.extend(regions::copy(&cuda::collective(), &from, &to, 0..n));
         }
     }
     made

@@ -63,7 +63,7 @@ fn read(path: &Path, o: &Options) -> Result<Input> {
         let mut m = opened.import(sizes, o.mode, Raise::default())?;
         split_as(&mut m.source, &plan_beside(path)?);
         let (frozen, warnings) = (m.frozen, m.warnings);
-        return Ok(Input { frozen, warnings, ..without_facts(m.source, "pt2") });
+        return Ok(Input { frozen, warnings, ..without_facts(m.source, PROGRAMS[1]) });
     }
     if is_text(path) {
         let axes: Vec<(&str, usize)> = o.mesh.iter().map(|(n, s)| (n.as_str(), *s)).collect();
@@ -245,8 +245,11 @@ fn model_of_text(text: &str, mesh: &Mesh) -> Result<Input> {
         return Err(Diag::new("source", format!("a model is one function, the text has {n}"))
             .help("put everything into one `func @model`"));
     }
-    Ok(without_facts(source, "ir"))
+    Ok(without_facts(source, PROGRAMS[0]))
 }
+
+/// What stands for a family where there is none: a text's, and an archive's.
+pub(crate) const PROGRAMS: [&str; 2] = ["ir", "pt2"];
 
 /// A model of which nothing is known but its program.
 fn without_facts(source: Source, family: &str) -> Input {

@@ -205,16 +205,19 @@ fn compile_legal(model: &Path, o: &Options, manager: Manager) -> Result<Output> 
     Ok(done)
 }
 
-/// The text of the model and the facts that a plan's config.json gives, with the names that its checkpoint
-/// had; nothing if the model was a text.
-pub(crate) fn of_config(s: &Stored) -> Result<Option<(String, Facts)>> {
-    let made = model_for(s, &s.options)?;
-    Ok(made.map(|m| (m.facts, text::print_source(&from_model(m).source))).map(|(f, t)| (t, f)))
+/// The model that a plan's config.json gives, with the names that its checkpoint had, and its text; nothing if
+/// the model was a text or an archive.
+pub(crate) fn of_config(s: &Stored) -> Result<Option<(Input, String)>> {
+    let made = model_for(s, &s.options)?.map(from_model);
+    Ok(made.map(|i| {
+        let text = text::print_source(&i.source);
+        (i, text)
+    }))
 }
 
-/// The model that a plan's config.json gives for the batch of other options; nothing if it was a text.
+/// The model that a plan's config.json gives for the batch of other options; nothing if it was a text or an archive.
 fn model_for(s: &Stored, o: &Options) -> Result<Option<Model>> {
-    if s.facts.is_none() {
+    if s.config.as_object().is_some_and(|c| c.is_empty()) {
         return Ok(None);
     }
     let tensors: BTreeSet<&str> = s.plan.weights.iter().map(|w| w.tensor.as_str()).collect();

@@ -2,6 +2,7 @@
 //! model's numbers.
 
 use super::show;
+use crate::input::PROGRAMS;
 use crate::numbers::{self, TOLERANCE};
 use crate::plan_dir::{self, Stored};
 use crate::proof;
@@ -123,16 +124,23 @@ fn exact(name: &str, problem: Option<String>) -> Check {
 /// What the plan has that config.json does not make, or that model.ir and options.toml do not compile to.
 fn other_than_compiled(s: &Stored, again: Result<Output>) -> Option<String> {
     match crate::of_config(s) {
-        Ok(Some((_, facts))) if s.facts != Some(facts) => {
-            return Some("   plan.json has other facts than config.json gives".into());
-        }
-        Ok(Some((model, _))) => {
+        Ok(made) => {
+            // Of a text and of an archive nothing is known but the program.
+            let known = made.as_ref().map(|(i, _)| (i.facts, i.family.as_str()));
+            let (facts, family) = known.unwrap_or((None, &s.family));
+            if s.facts != facts {
+                return Some("   plan.json has other facts than config.json gives".into());
+            }
+            if s.family != family || known.is_none() && !PROGRAMS.contains(&family) {
+                return Some(format!("   plan.json is of {}, which config.json is not", s.family));
+            }
             let place = ("model.ir", "config.json and options.toml make");
-            if let Some(other) = first_difference(place, &s.source, &model) {
+            if let Some(other) =
+                made.and_then(|(_, text)| first_difference(place, &s.source, &text))
+            {
                 return Some(other);
             }
         }
-        Ok(None) => {}
         Err(d) => return Some(format!("   config.json makes no model: {}", d.render())),
     }
     let again = match again {

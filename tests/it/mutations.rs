@@ -466,6 +466,14 @@ fn edited_plans_are_seen() {
         old.replace(&name("k"), "K").replace(&name("v"), &name("k")).replace('K', &name("v"))
     };
     judge("k and v crossed", tamper("weights.json", &crossed), true);
+    let family = |old: &str| old.replacen("\"family\": \"mistral\"", "\"family\": \"llama\"", 1);
+    judge("another family", tamper("plan.json", &family), false);
+    let unknown = |old: &str| {
+        let (at, end) =
+            (old.find("\"facts\": {").expect("facts"), old.find("\"origin\"").expect("it"));
+        format!("{}\"facts\": null, {}", &old[..at], &old[end..])
+    };
+    judge("no facts", tamper("plan.json", &unknown), false);
     let zeros = |old: &str| old.replacen("\"ones\"", "\"zeros\"", 1);
     judge("a norm of zeros", tamper("weights.json", &zeros), true);
     assert_eq!(failing(&plan), [""; 0], "all is as it was");

@@ -213,6 +213,7 @@ pub fn phase_of(kind: FuncKind) -> &'static str {
     match kind {
         FuncKind::Forward => "forward",
         FuncKind::Backward | FuncKind::Weight => "backward",
+        FuncKind::BackwardLast | FuncKind::WeightLast => "backward",
         FuncKind::Model | FuncKind::Enter | FuncKind::Finish | FuncKind::Evaluate => "step",
     }
 }

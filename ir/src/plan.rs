@@ -104,7 +104,7 @@ impl MemoryClass {
         match role {
             // What a step computes with, whether stored or gathered by ZeRO or cast.
             RoleKind::Param | RoleKind::Ready => MemoryClass::Weights,
-            RoleKind::Grad => MemoryClass::Grads,
+            RoleKind::Grad | RoleKind::GradSum => MemoryClass::Grads,
             RoleKind::State(_) => MemoryClass::Optimizer,
             RoleKind::Input(_) | RoleKind::Scalar => MemoryClass::Input,
             RoleKind::Stash | RoleKind::Edge | RoleKind::GradFrom(_) => MemoryClass::Activation,

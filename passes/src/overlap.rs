@@ -59,7 +59,7 @@ struct Needs {
 struct Order<'a> {
     f: &'a Func,
     all: &'a [Launch],
-    /// By result: the argument of its role, over which it may be written, after all that reads this.
+    /// By value: the argument over which it may be written, after all that reads this.
     over: HashMap<Value, Value>,
     /// By value: the one whose memory it is.
     root: Vec<Value>,
@@ -75,6 +75,7 @@ impl<'a> Order<'a> {
         for (role, value) in f.results.iter().filter_map(of_role) {
             over.extend(old.get(role).map(|&a| (root[value.0 as usize], a)));
         }
+        over.extend(f.grad_totals().iter().map(|g| (root[g.total.0 as usize], g.before)));
         Order { f, all, over, root }
     }
 

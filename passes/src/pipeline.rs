@@ -50,7 +50,7 @@ const fn pass(name: &'static str, from: Phase, to: Phase, run: fn(&mut State) ->
 }
 
 /// The passes, in order: the only list of them.
-pub static PASSES: [Pass; 22] = {
+pub static PASSES: [Pass; 23] = {
     use Phase::{Differentiated, Ranked, Sharded, Source, Staged, Step};
     [
         pass("experts", Source, Source, |s| s.experts()),
@@ -68,6 +68,7 @@ pub static PASSES: [Pass; 22] = {
         pass("rewrite-collectives", Staged, Staged, |s| s.rewrite_collectives()),
         pass("ring", Staged, Staged, |s| s.ring()),
         pass("step", Staged, Step, |s| s.step()),
+        pass("early-sums", Step, Step, |s| s.early_sums()),
         pass("combine", Step, Step, |s| s.combine()),
         pass("group", Step, Step, |s| s.group()),
         pass("overlap", Step, Step, |s| s.overlap()),
@@ -98,6 +99,8 @@ pub struct Manager<'a> {
     pub verify_each: bool,
     /// What is made is compared with others and thrown away: nothing is checked a second time.
     pub trial: bool,
+    /// Leaves out the pass of this name: what it makes better is not to be in what is compared.
+    pub without: Option<&'static str>,
     /// Begins with this pass, of this module, in place of the source's.
     pub from: Option<(&'static Pass, Module)>,
 }
@@ -105,7 +108,7 @@ pub struct Manager<'a> {
 impl<'a> Manager<'a> {
     /// All passes, from the source on.
     pub fn new(watch: Watch<'a>) -> Manager<'a> {
-        Manager { watch, verify_each: false, trial: false, from: None }
+        Manager { watch, verify_each: false, trial: false, without: None, from: None }
     }
 }
 
@@ -159,6 +162,9 @@ fn through<'o>(
     state.trial = manager.trial;
     let mut phases = vec![];
     for pass in PASSES.iter().skip_while(|p| p.name != begin) {
+        if manager.without == Some(pass.name) {
+            continue;
+        }
         let since = Instant::now();
         let changed = run(pass, &mut state)?;
         phases.push((pass.name, since.elapsed().as_secs_f64() * 1e3));

@@ -27,6 +27,7 @@ use crate::stages::{not_too_many, stages};
 use crate::step;
 use crate::step::assemble::assemble;
 use crate::step::combine::combine;
+use crate::step::early_sums::{PARTS, early_sums};
 use crate::step::instructions::{Index, Lists};
 use crate::warnings::warnings;
 use crate::window::ragged::ragged;
@@ -43,6 +44,9 @@ use shardc_ir::source::Source;
 use shardc_ir::verify::verify;
 use std::collections::BTreeSet;
 use std::sync::Arc;
+
+/// How many of [`PARTS`] of a function start no sums, in the order in which it is tried.
+const TRIES: [usize; 4] = [0, 1, 2, PARTS / 2];
 
 /// Whether a pass may have changed the module.
 pub(crate) type Changed = Result<bool>;
@@ -297,6 +301,46 @@ impl<'a> State<'a> {
             self.warnings.extend(more);
         }
         Ok(true)
+    }
+
+    /// As many sums begin early as a step can have without needing more memory: which those are is known once the
+    /// passes behind this one have placed them, so that is tried here.
+    pub fn early_sums(&mut self) -> Changed {
+        if !self.on_devices() || !self.trains() {
+            return Ok(false);
+        }
+        let schedule = self.schedule()?;
+        let mut limit = None;
+        for left in TRIES {
+            let mut some = self.m.clone();
+            if !early_sums(&mut some, &schedule, left) {
+                break;
+            }
+            let most = match limit {
+                Some(most) => most,
+                // What has not the functions of its schedule is refused where its lists are made.
+                None if lists(&self.m, &schedule, self.o.mode).is_err() => break,
+                None => self.needs(self.m.clone())?,
+            };
+            limit = Some(most);
+            if self.needs(some.clone())? <= most {
+                self.m = some;
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Bytes of the largest arena that a module takes, as the passes from `combine` on place it.
+    fn needs(&mut self, m: Module) -> Result<usize> {
+        let own = std::mem::replace(&mut self.m, m);
+        self.combine()?;
+        self.group()?;
+        self.overlap()?;
+        self.memory()?;
+        self.m = own;
+        let all = std::mem::take(&mut self.classes);
+        Ok(all.iter().map(|c| c.memory.peak_bytes).max().unwrap_or(0))
     }
 
     pub fn combine(&mut self) -> Changed {

@@ -7,9 +7,10 @@ use shardc_ir::func::{FuncKind, Module, Role, RoleKind};
 use shardc_ir::schedule::{Action, ActionKind, Schedule};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What a stage waits for, from edges: the functions that make what its functions are given.
+/// What a stage waits for, from edges: the functions that make what its functions are given. What runs for a last
+/// microbatch is given and makes the same as what runs for the others, which [`crate::whole`] shows.
 fn needs(m: &Module, owner: &[usize]) -> BTreeMap<Part, BTreeSet<Part>> {
-    let of_microbatch = |p: &Part| p.of_microbatch();
+    let of_microbatch = |p: &Part| p.of_microbatch() && !p.is_of_last();
     let parts = || m.funcs.iter().filter_map(|f| Some((Part::of(f).filter(of_microbatch)?, f)));
     // Edges lead from rank to rank; the rest is a rank's own.
     let key = |part: Part, r: &Role| match r.kind {

@@ -20,6 +20,14 @@ impl Part {
     pub fn of_microbatch(self) -> bool {
         self.kind.is_looped()
     }
+    /// Runs for the last microbatch of its stage, in place of another.
+    pub fn is_of_last(self) -> bool {
+        self.plain() != self
+    }
+    /// What runs for the other microbatches, or itself.
+    pub fn plain(self) -> Part {
+        Part { kind: self.kind.plain(), ..self }
+    }
     /// The rank of the pipeline that runs it.
     pub fn rank(self, owner: &[usize]) -> usize {
         if self.of_microbatch() { owner.get(self.at).copied().unwrap_or(0) } else { self.at }

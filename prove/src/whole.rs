@@ -4,6 +4,8 @@
 //! A function runs as soon as its arguments are there. What the functions of a microbatch add to an
 //! accumulator must not depend on it; then a step adds the sum over the microbatches.
 
+mod last;
+
 use crate::ledger::{Gap, Ledger, Texts};
 use crate::meaning;
 use crate::number::Coef;
@@ -32,6 +34,10 @@ pub struct Whole<'a> {
     zeroed: BTreeSet<(usize, Role)>,
     /// What a microbatch adds to accumulators, by rank.
     added: BTreeMap<(usize, Role), Vec<Term>>,
+    /// The same by function.
+    shares: BTreeMap<(usize, Role), Term>,
+    /// Accumulators that the last microbatch hands on as a sum over ranks.
+    summed: BTreeSet<(usize, Role)>,
     /// What is shown for a microbatch.
     pub outputs: BTreeMap<Role, Vec<Term>>,
 }
@@ -67,6 +73,8 @@ impl<'a> Whole<'a> {
             edges: BTreeMap::new(),
             zeroed: BTreeSet::new(),
             added: BTreeMap::new(),
+            shares: BTreeMap::new(),
+            summed: BTreeSet::new(),
             outputs: BTreeMap::new(),
         }
     }
@@ -113,6 +121,7 @@ impl<'a> Whole<'a> {
                 })
             }
             RoleKind::Grad
+            | RoleKind::GradSum
             | RoleKind::Sum
             | RoleKind::Load
             | RoleKind::Stash
@@ -267,6 +276,8 @@ impl<'a> Whole<'a> {
     pub fn microbatch(&mut self) -> Result<(), Gap> {
         let mut todo: Vec<(usize, Part)> = self.parts();
         todo.retain(|x| x.1.of_microbatch());
+        let last: Vec<(usize, Part)> = todo.iter().filter(|x| x.1.is_of_last()).copied().collect();
+        todo.retain(|x| !x.1.is_of_last());
         while !todo.is_empty() {
             let (mut left, mut waits) = (vec![], None);
             let before = todo.len();
@@ -285,6 +296,12 @@ impl<'a> Whole<'a> {
             }
             todo = left;
         }
+        for (at, part) in last {
+            match self.call(at, part, &mut Stages::default())? {
+                Called::Made(made) => self.of_last(at, part, made),
+                Called::Waits(role) => self.missing(at, &role),
+            }
+        }
         self.accumulated();
         Ok(())
     }
@@ -295,6 +312,13 @@ impl<'a> Whole<'a> {
             match role.kind {
                 RoleKind::Grad | RoleKind::Sum | RoleKind::Load => {
                     self.accumulate(at, rank, role, t);
+                }
+                RoleKind::GradSum => {
+                    let several = self.schedule.microbatches > 1;
+                    self.writes(at, &role, !several);
+                    let grad = Role::new(RoleKind::Grad, role.name.clone());
+                    self.summed.insert((rank, grad.clone()));
+                    self.accumulate(at, rank, grad, t);
                 }
                 kind if kind.is_shown() => self.outputs.entry(role).or_default().push(t),
                 // A parameter that was gathered in forward may be kept for backward.
@@ -330,16 +354,23 @@ impl<'a> Whole<'a> {
             let what = format!("{role} in @{}", f.name);
             [what, "depends on what was there".into(), "added to and not else used".into()]
         });
+        self.shares.insert((at, key.1.clone()), share);
         self.added.entry(key).or_default().push(share);
     }
 
     /// Sums over the microbatches are what functions that end a step are given.
     fn accumulated(&mut self) {
         for ((rank, role), parts) in std::mem::take(&mut self.added) {
+            let summed = self.summed.contains(&(rank, role.clone()));
+            self.ledger.must("composition", !summed || parts.len() == 1, || {
+                let what = format!("{role} is summed over ranks before @finish");
+                [what, format!("{} functions add to it", parts.len()), "one".into()]
+            });
             let one = self.s.add(&parts);
             let total = self.s.fold(one, self.schedule.microbatches);
             self.added.insert((rank, role.clone()), vec![one]);
-            self.own.insert((rank, role), total);
+            let kind = if summed { RoleKind::GradSum } else { role.kind };
+            self.own.insert((rank, Role::new(kind, role.name)), total);
         }
     }
 

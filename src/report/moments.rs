@@ -46,8 +46,8 @@ fn words(plan: &Plan, c: &RankClass, at: Moment) -> String {
             let what = match f.kind {
                 FuncKind::Enter => "before the microbatches".to_string(),
                 FuncKind::Forward => "forward".into(),
-                FuncKind::Backward => "backward".into(),
-                FuncKind::Weight => "backward for weights".into(),
+                FuncKind::Backward | FuncKind::BackwardLast => "backward".into(),
+                FuncKind::Weight | FuncKind::WeightLast => "backward for weights".into(),
                 FuncKind::Finish => "after the microbatches".into(),
                 FuncKind::Model | FuncKind::Evaluate => format!("@{}", f.name),
             };

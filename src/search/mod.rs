@@ -143,6 +143,16 @@ fn settled(input: &Input, o: &Options) -> Result<Options> {
 /// Compiles a candidate without a limit of memory; what is chosen in the end is compiled again, and checked. `read` are the options with which the model was
 /// read: for another batch it is made again from its config.
 pub(crate) fn trial(input: &Input, read: &Options, o: &Options) -> Result<Plan> {
+    trial_without(input, read, o, None)
+}
+
+/// The same, with a pass left out.
+fn trial_without(
+    input: &Input,
+    read: &Options,
+    o: &Options,
+    without: Option<&'static str>,
+) -> Result<Plan> {
     let o = Options { memory: None, ..o.clone() };
     let same = match input.facts {
         Some(_) => crate::shape(&o) == crate::shape(read),
@@ -150,7 +160,7 @@ pub(crate) fn trial(input: &Input, read: &Options, o: &Options) -> Result<Plan> 
     };
     let source = if same { input.source.clone() } else { model(input, &o)? };
     let mut nobody = |_: &str, _: &Module| {};
-    let manager = Manager { trial: true, ..Manager::new(&mut nobody) };
+    let manager = Manager { trial: true, without, ..Manager::new(&mut nobody) };
     Ok(pipeline::compile_with(source, &o, manager)?.plan)
 }
 

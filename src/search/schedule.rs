@@ -7,7 +7,7 @@
 //! one that fits. So no named schedule that fits is faster by the price of its plan.
 
 use super::price::StageTimes;
-use super::{Price, Prices, against, all, trial};
+use super::{Price, Prices, against, all, trial, trial_without};
 use crate::Input;
 use crate::commands::price::time;
 use crate::report::bytes;
@@ -227,7 +227,8 @@ fn cuts(input: &Input, o: &Options, prices: &Prices) -> Result<Vec<Cut>> {
                 schedule: Order::Csv(write_csv(&schedule)),
                 ..o.clone()
             };
-            trial(input, o, &one)
+            // Where gradients are summed depends on the schedule.
+            trial_without(input, o, &one, Some("early-sums"))
         };
         let together = prices.times(&made(&[ActionKind::Backward])?, &o.speeds)?;
         let plan = made(&[ActionKind::Input, ActionKind::Weight])?;
@@ -315,7 +316,7 @@ fn candidate(cut: &Cut, o: &Options, name: Option<Named>, schedule: Schedule) ->
     // Runs of layers depend on the schedule: what the cut was measured with says nothing.
     let bound = o.recompute != Recompute::Sqrt;
     let least = (0..cut.whole.len()).map(held).max().filter(|_| bound).unwrap_or(0);
-    let seconds = times.step(&line);
+    let seconds = times.at_least(&line);
     Ok(Candidate { name, chunks: cut.chunks, schedule, seconds, least })
 }
 

@@ -24,6 +24,7 @@ mod device_code;
 mod documents;
 mod dropout;
 mod early;
+mod early_sums;
 mod examples;
 mod expert_layouts;
 mod experts;

@@ -65,7 +65,7 @@ fn found(r: &Report) -> String {
     format!("{:?}\n{}", r.verdict(), first.or(gap).unwrap_or_default())
 }
 
-fn proved(name: &'static str, o: &Options) {
+pub fn proved(name: &'static str, o: &Options) {
     let case = Case::new(name, o);
     let r = case.texts.prove();
     let what = format!("{name} {:?} {:?} sp={} zero={}", o.mesh, o.schedule, o.sp, o.zero);

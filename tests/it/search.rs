@@ -13,7 +13,7 @@ use shardc_ir::hardware::Hardware;
 use shardc_ir::plan::Plan;
 use shardc_ir::schedule::parse_csv;
 use shardc_passes::autodiff::recompute::Recompute;
-use shardc_passes::options::{Options, Order};
+use shardc_passes::options::{Options, Order, Transport};
 use shardc_passes::schedule::{Named, make};
 use shardc_runtime::StepBatch;
 use shardc_testing::{samples, taken};
@@ -67,8 +67,22 @@ fn no_named_schedule_that_fits_is_faster() {
     let eight = pipeline(4, 8, Order::default());
     // There the price is the one that `shardc price` shows.
     let on_machine = Options { machine: Some("h100-sxm".into()), ..eight.clone() };
+    // Sums of gradients begin early under some schedules.
+    let dp = |axes: &[(&str, usize)], zero| Options {
+        mesh: axes.iter().map(|(n, s)| (n.to_string(), *s)).collect(),
+        transport: Transport::Nccl,
+        recompute: Recompute::Full,
+        machine: Some("h100-sxm".into()),
+        zero,
+        global_batch: 8,
+        ..pipeline(1, 8, Order::default())
+    };
+    let one_stage = dp(&[("dp_shard", 2)], 1);
+    let stages = dp(&[("pp", 2), ("dp_replicate", 2)], 0);
+    let generic = Options { machine: None, ..stages.clone() };
     let layouts = [pipeline(2, 4, Order::default()), eight, with_tp, on_machine];
-    for (i, o) in layouts.into_iter().enumerate() {
+    let layouts = layouts.into_iter().chain([one_stage, stages, generic]);
+    for (i, o) in layouts.enumerate() {
         let (p, m) = (o.axis("pp"), o.microbatches());
         let search = Options { schedule: Order::Named("search".into()), ..o.clone() };
         let prices = Prices::of(&o).unwrap_or_else(|e| panic!("{e}"));

@@ -14,6 +14,11 @@ pub enum FuncKind {
     Backward,
     /// W: the gradients of the stage's parameters.
     Weight,
+    /// As [`FuncKind::Backward`], for the last microbatch of its stage: it starts sums over ranks of gradients that
+    /// are whole then.
+    BackwardLast,
+    /// As [`FuncKind::Weight`], for the last microbatch of its stage.
+    WeightLast,
     /// Once per step and rank of the pipeline, after the microbatches: the optimizer.
     Finish,
     /// The loss of an evaluation, after the forwards.
@@ -22,11 +27,13 @@ pub enum FuncKind {
 
 impl FuncKind {
     /// The kinds of a plan's functions.
-    pub const OF_PLAN: [FuncKind; 6] = [
+    pub const OF_PLAN: [FuncKind; 8] = [
         FuncKind::Enter,
         FuncKind::Forward,
         FuncKind::Backward,
         FuncKind::Weight,
+        FuncKind::BackwardLast,
+        FuncKind::WeightLast,
         FuncKind::Finish,
         FuncKind::Evaluate,
     ];
@@ -39,6 +46,8 @@ impl FuncKind {
             FuncKind::Forward => "forward",
             FuncKind::Backward => "backward",
             FuncKind::Weight => "weight",
+            FuncKind::BackwardLast => "backward_last",
+            FuncKind::WeightLast => "weight_last",
             FuncKind::Finish => "finish",
             FuncKind::Evaluate => "evaluate",
         }
@@ -51,7 +60,25 @@ impl FuncKind {
 
     /// True for what runs once per microbatch.
     pub fn is_looped(self) -> bool {
-        matches!(self, FuncKind::Forward | FuncKind::Backward | FuncKind::Weight)
+        matches!(self.plain(), FuncKind::Forward | FuncKind::Backward | FuncKind::Weight)
+    }
+
+    /// The kind of what runs for the other microbatches, of what runs for the last one of its stage; else its own.
+    pub fn plain(self) -> FuncKind {
+        match self {
+            FuncKind::BackwardLast => FuncKind::Backward,
+            FuncKind::WeightLast => FuncKind::Weight,
+            own => own,
+        }
+    }
+
+    /// The kind of what runs in its place for the last microbatch of its stage, if there is one.
+    pub fn of_last(self) -> Option<FuncKind> {
+        match self {
+            FuncKind::Backward => Some(FuncKind::BackwardLast),
+            FuncKind::Weight => Some(FuncKind::WeightLast),
+            _same => None,
+        }
     }
 
     /// Reads the text after `@`: kind and number. The one place that does.

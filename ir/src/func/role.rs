@@ -17,6 +17,8 @@ pub enum RoleKind {
     Ready,
     /// The gradient of a parameter, accumulated over microbatches.
     Grad,
+    /// The gradient of a parameter from all microbatches, after the first exchange of its sum over ranks.
+    GradSum,
     /// A parameter's gradient that this rank of the pipeline has made for the parameter's owner.
     GradFrom(u32),
     /// What the optimizer keeps of a parameter.
@@ -71,10 +73,11 @@ impl Slot {
 
 impl RoleKind {
     /// All kinds; of those with a number that with 0, of inputs a column.
-    pub const ALL: [RoleKind; 18] = [
+    pub const ALL: [RoleKind; 19] = [
         RoleKind::Param,
         RoleKind::Ready,
         RoleKind::Grad,
+        RoleKind::GradSum,
         RoleKind::GradFrom(0),
         RoleKind::State(Slot::ExpAvg),
         RoleKind::State(Slot::ExpAvgSq),
@@ -98,6 +101,7 @@ impl RoleKind {
             RoleKind::Param => "param",
             RoleKind::Ready => "ready",
             RoleKind::Grad => "grad",
+            RoleKind::GradSum => "grad_sum",
             RoleKind::GradFrom(_) => "grad_from",
             RoleKind::State(_) => "state",
             RoleKind::Input(_) => "input",

@@ -32,22 +32,13 @@ pub struct Launch {
 /// What tells the kernels of a function apart: made once for all of its launches.
 pub struct Roles<'a> {
     f: &'a Func,
-    /// By value: the role that it has as an argument, and as a result.
-    arg: Vec<Option<&'a Role>>,
-    result: Vec<Option<&'a Role>>,
-    /// By value: the argument of a role that it has as a result, over which it is written.
+    /// By value: the argument over which it is written, whose role it has as a result, or a sum of it over ranks.
     over: Vec<Option<Value>>,
 }
 
 impl<'a> Roles<'a> {
     /// Those of a function's arguments and results.
     pub fn of(f: &'a Func) -> Roles<'a> {
-        let by_value = |ports: &'a [Port]| {
-            let mut all = vec![None; f.values.len()];
-            // Of a value that is named twice, the first role counts.
-            ports.iter().rev().for_each(|p| all[p.value.0 as usize] = p.role.as_ref());
-            all
-        };
         let of_role = |p: &'a Port| Some((p.role.as_ref()?, p.value));
         let results = f.results.iter().filter_map(of_role);
         // Of most functions no result has a role of such a kind as an argument has.
@@ -59,11 +50,12 @@ impl<'a> Roles<'a> {
         for (role, v) in results.filter(|_| !args.is_empty()) {
             over[v.0 as usize] = args.get(role).copied().or(over[v.0 as usize]);
         }
-        Roles { f, arg: by_value(&f.args), result: by_value(&f.results), over }
+        f.grad_totals().iter().for_each(|g| over[g.total.0 as usize] = Some(g.before));
+        Roles { f, over }
     }
 
     /// True if these are a matrix product and the sum of a tensor and this product, which is written
-    /// over this tensor: an argument, whose role the result has too.
+    /// over this tensor, an argument.
     pub fn accumulates(&self, product: &Node, sum: &Node) -> bool {
         let whole = matches!(&sum.op, Op::Add(o) if o.rule == Broadcast::SAME);
         let (&[first, second], made) = (&sum.ins[..], product.outs[0]) else { return false };
@@ -76,8 +68,7 @@ impl<'a> Roles<'a> {
             && !product.ins.contains(&first)
             // Of 16 bits, the product would be rounded before it is added.
             && [ty(first), ty(made)] == [DType::F32; 2]
-            && self.arg[first.0 as usize]
-                .is_some_and(|r| self.result[sum.outs[0].0 as usize] == Some(r))
+            && self.over[sum.outs[0].0 as usize] == Some(first)
     }
 
     /// The loops of a matrix product and of its epilogue: the first node is the product, the others compute

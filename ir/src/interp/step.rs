@@ -49,6 +49,7 @@ fn key(
         }
         RoleKind::Ready
         | RoleKind::Grad
+        | RoleKind::GradSum
         | RoleKind::Sum
         | RoleKind::Load
         | RoleKind::Scale

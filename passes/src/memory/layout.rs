@@ -168,21 +168,24 @@ fn function(l: &mut Lifetimes, f: usize, out: &mut Frames) {
         _ => Some(&l.buffers[f][l.root(f, Value(v as u32))]),
     };
     let mut places = vec![Place::default(); func.values.len()];
-    for (v, place) in places.iter_mut().enumerate() {
-        let Some(b) = buffer(v).filter(|b| b.object.is_none()) else { continue };
-        *place = own(b, l.bytes(f, Value(v as u32)));
+    // In the order of the text, so that a plan that is read has the frames of the one that was made.
+    let outs = func.nodes.iter().flat_map(|n| &n.outs).copied();
+    let order: Vec<Value> = func.args.iter().map(|a| a.value).chain(outs).collect();
+    for &v in &order {
+        let Some(b) = buffer(v.0 as usize).filter(|b| b.object.is_none()) else { continue };
+        places[v.0 as usize] = own(b, l.bytes(f, v));
     }
     let work = l.work[f].iter().map(|&b| match b {
         NONE => Place::default(),
         b => own(&l.buffers[f][b], l.buffers[f][b].bytes),
     });
     out.workspaces[f] = work.collect();
-    for (v, place) in places.iter_mut().enumerate() {
-        let Some(b) = buffer(v) else { continue };
+    for value in order {
+        let Some(b) = buffer(value.0 as usize) else { continue };
         let Some(i) = b.object else { continue };
-        let (o, value) = (&l.objects[i], Value(v as u32));
+        let o = &l.objects[i];
         let bytes = l.bytes(f, value);
-        *place = match o.kind {
+        places[value.0 as usize] = match o.kind {
             Lifetime::Whole => Place { frame: WHOLE, offset: o.offset, bytes },
             Lifetime::Input => {
                 let frame = number(Bound::Input(i, b.bytes), b.bytes);

@@ -1,8 +1,9 @@
 //! Who makes and who uses a value, and from which node to which it lives: buffers of functions, and
 //! objects, which outlive a call.
 
+use super::last::plain;
 use crate::step::instructions::Lists;
-use shardc_ir::func::{Func, Module, Node, Port, Role, RoleKind, Value};
+use shardc_ir::func::{Func, GradTotal, Module, Node, Port, Role, RoleKind, Value};
 use shardc_ir::group::{Launch, Roles, launches};
 use shardc_ir::maps::{HashMap, HashSet};
 use shardc_ir::mesh::Mesh;
@@ -111,6 +112,8 @@ pub(super) struct Lifetimes<'a> {
     microbatches: usize,
     pub funcs: &'a [usize],
     looped: HashSet<usize>,
+    /// By function: the one in whose place it runs for the last microbatch of a stage, or itself.
+    plain: Vec<usize>,
     /// Values that are offered to other ranks.
     sent: HashSet<(usize, Value)>,
     /// By function: the numbers of its roles; and by number what is known of a role.
@@ -147,7 +150,8 @@ impl<'a> Lifetimes<'a> {
                 Instr::Call(_) | Instr::Sent { .. } | Instr::PostRecv(_) | Instr::Recv(_) => {}
             }
         }
-        let (numbers, known) = roles(m, funcs, &looped);
+        let plain = plain(m);
+        let (numbers, known) = roles(m, funcs, &looped, &plain);
         // Weights that are a cast of what is stored.
         let ports = funcs.iter().flat_map(|&f| m.funcs[f].results.iter().map(move |r| (f, r)));
         let cast = ports.filter_map(|(f, r)| {
@@ -160,6 +164,7 @@ impl<'a> Lifetimes<'a> {
             microbatches,
             funcs,
             looped,
+            plain,
             sent,
             numbers,
             known,
@@ -227,6 +232,7 @@ impl<'a> Lifetimes<'a> {
             RoleKind::Stash | RoleKind::Edge | RoleKind::GradFrom(_) => Lifetime::Micro,
             RoleKind::Input(i) if i.batch => Lifetime::Input,
             RoleKind::Grad if !self.known[number].is_summed => Lifetime::Part,
+            RoleKind::GradSum => Lifetime::Part,
             _lasting => Lifetime::Whole,
         };
         let class = match role.kind {
@@ -275,15 +281,16 @@ impl<'a> Lifetimes<'a> {
                 let all = self.bytes(f, a.value) * parts;
                 self.objects[o].bytes = self.objects[o].bytes.max(all);
             }
-            if self.users[o].last() != Some(&f) {
-                self.users[o].push(f);
+            if !self.users[o].contains(&self.plain[f]) {
+                self.users[o].push(self.plain[f]);
             }
             // Only within a stage is the last function also the last to run, and behind the
             // microbatches. What they have added up is spent then: the next step clears it.
             let takers = self.takers[o];
             let ends = takers.are_of_one_stage() && self.objects[o].kind.is_framed();
             let spent = !self.looped.contains(&f) && self.known[number].is_cleared;
-            let dies = (ends || spent) && !self.offered[o] && self.funcs[takers.last] == f;
+            let dies =
+                (ends || spent) && !self.offered[o] && self.funcs[takers.last] == self.plain[f];
             let buffer = &mut self.buffers[f][b];
             (buffer.object, buffer.class) = (Some(o), self.objects[o].class);
             buffer.death = if dies { 0 } else { NONE };
@@ -311,6 +318,7 @@ impl<'a> Lifetimes<'a> {
                 self.of[f][o.0 as usize] = b;
             }
         }
+        let totals = func.grad_totals();
         for (r, number) in func.results.iter().zip(numbers.results) {
             self.touch(f, r.value, end);
             let Some((role, number)) = r.role.as_ref().zip(number) else { continue };
@@ -322,6 +330,10 @@ impl<'a> Lifetimes<'a> {
                 continue;
             }
             if role.kind.is_shown() {
+                continue;
+            }
+            let total = totals.iter().find(|g| g.sum == r.value);
+            if total.is_some_and(|g| self.is_over_accumulator(f, g, number)) {
                 continue;
             }
             let o = match self.buffers[f][b].object {
@@ -338,6 +350,25 @@ impl<'a> Lifetimes<'a> {
             };
             self.offered[o] |= self.sent.contains(&(f, r.value));
         }
+    }
+
+    /// Puts a gradient from all microbatches where it was added up before, and its sum over ranks too if that may lie
+    /// on it; says whether that does.
+    fn is_over_accumulator(&mut self, f: usize, g: &GradTotal, number: usize) -> bool {
+        let (old, total) = (self.root(f, g.before), self.root(f, g.total));
+        let object = self.buffers[f][old].object;
+        let bytes = self.buffers[f][old].bytes;
+        let apart = self.buffers[f][total].object.is_none() && self.bytes(f, g.total) == bytes;
+        let Some(o) = object.filter(|_| apart) else { return false };
+        self.merge(f, total, old);
+        let fits = g.in_place && self.bytes(f, g.sum) == bytes;
+        if fits {
+            let sum = self.root(f, g.sum);
+            self.merge(f, sum, old);
+            self.known[number].is_cleared = true;
+            self.name(number, o);
+        }
+        fits
     }
 
     fn touch(&mut self, f: usize, v: Value, at: usize) {
@@ -418,6 +449,7 @@ fn roles<'m>(
     m: &'m Module,
     funcs: &[usize],
     looped: &HashSet<usize>,
+    plain: &[usize],
 ) -> (Vec<Numbers>, Vec<Known>) {
     let mut by_role: HashMap<&'m Role, usize> = HashMap::default();
     let mut numbers = vec![Numbers::default(); m.funcs.len()];
@@ -432,7 +464,9 @@ fn roles<'m>(
     let mut known = vec![Known::default(); by_role.len()];
     // By role: one more than the last function that takes it, as a position in `funcs`.
     let mut taken = vec![0; known.len()];
-    for (last, &f) in funcs.iter().enumerate() {
+    for (at, &f) in funcs.iter().enumerate() {
+        // What runs in place of another counts as that.
+        let last = funcs.iter().position(|&g| g == plain[f]).unwrap_or(at);
         let stage = Some(m.funcs[f].stage);
         for &r in numbers[f].args.iter().flatten() {
             known[r].takers.join(Takers { last, stage, are_several: false });

@@ -10,6 +10,7 @@
 
 mod arena;
 mod free;
+mod last;
 mod layout;
 mod lifetimes;
 mod pieces;

@@ -90,8 +90,10 @@ fn gathers(f: &Func, all: &[Launch]) -> Vec<Unit> {
 
 /// Scattered sums of gradients: nothing but additions to what was summed before reads them.
 fn sums(f: &Func, all: &[Launch]) -> Vec<Unit> {
-    let of_grad =
-        |p: &shardc_ir::func::Port| p.role.as_ref().is_some_and(|r| r.kind == RoleKind::Grad);
+    let of_grad = |p: &shardc_ir::func::Port| {
+        let kind = p.role.as_ref().map(|r| r.kind);
+        matches!(kind, Some(RoleKind::Grad | RoleKind::GradSum))
+    };
     let results: HashSet<Value> =
         f.results.iter().filter(|p| of_grad(p)).map(|p| p.value).collect();
     let mut readers: HashMap<Value, Vec<usize>> = HashMap::default();

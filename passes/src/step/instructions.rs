@@ -9,7 +9,7 @@
 use shardc_ir::func::{FuncKind, Module, Port, Role, RoleKind, Value};
 use shardc_ir::maps::{HashMap, HashSet};
 use shardc_ir::plan::{Call, Instr, Mode, Transfer};
-use shardc_ir::schedule::{ActionKind, Schedule, Timeline};
+use shardc_ir::schedule::{Action, ActionKind, Schedule, Timeline};
 use smallvec::SmallVec;
 use std::collections::{BTreeMap, VecDeque};
 
@@ -20,6 +20,8 @@ pub struct Index {
     pub forward: Vec<usize>,
     pub backward: Vec<Option<usize>>,
     pub weight: Vec<Option<usize>>,
+    /// What is called in place of a function for the last microbatch of its stage, if another one is.
+    pub last: BTreeMap<usize, usize>,
     /// By rank of the pipeline.
     pub enter: Vec<usize>,
     pub finish: Vec<Option<usize>>,
@@ -43,12 +45,19 @@ impl Index {
         let some = |kind: FuncKind| -> Vec<Option<usize>> {
             (0..count(kind)).map(|at| found.get(&(kind, at)).copied()).collect()
         };
+        let lacks =
+            |kind, at| format!("there is no @{}", FuncKind::numbered(kind, at, count(kind)));
         let all = |kind: FuncKind| -> Result<Vec<usize>, String> {
-            let lacks = |at| format!("there is no @{}", FuncKind::numbered(kind, at, count(kind)));
             let each = some(kind).into_iter().enumerate();
-            each.map(|(at, f)| f.ok_or_else(|| lacks(at))).collect()
+            each.map(|(at, f)| f.ok_or_else(|| lacks(kind, at))).collect()
         };
+        let mut last = BTreeMap::new();
+        for (&(kind, at), &f) in found.iter().filter(|x| x.0.0 != x.0.0.plain()) {
+            let plain = found.get(&(kind.plain(), at));
+            last.insert(*plain.ok_or_else(|| lacks(kind.plain(), at))?, f);
+        }
         let index = Index {
+            last,
             forward: all(FuncKind::Forward)?,
             backward: some(FuncKind::Backward),
             weight: some(FuncKind::Weight),
@@ -71,8 +80,17 @@ impl Index {
     }
 
     /// The functions of a rank of the pipeline that run once per microbatch: forwards, then
-    /// backwards from the last stage to the first, so that what feeds comes first.
+    /// backwards from the last stage to the first, so that what feeds comes first. What runs for the last microbatch
+    /// of a stage stands behind all that runs for the others.
     pub fn loops(&self, s: &Schedule, rank: usize) -> Vec<usize> {
+        let mut all = self.plain_loops(s, rank);
+        let last: Vec<usize> = all.iter().filter_map(|f| self.last.get(f)).copied().collect();
+        all.extend(last);
+        all
+    }
+
+    /// The same, without what runs for last microbatches only.
+    fn plain_loops(&self, s: &Schedule, rank: usize) -> Vec<usize> {
         let own = s.stages_of(rank);
         let back = own.iter().rev().flat_map(|&i| [self.backward[i], self.weight[i]]);
         own.iter().map(|&i| self.forward[i]).chain(back.flatten()).collect()
@@ -235,17 +253,18 @@ impl<'a> Lister<'a> {
 
     fn step(mut self, t: &Timeline) -> Result<Vec<Vec<Instr>>, String> {
         self.begin()?;
+        // By function: the last action that calls it.
+        let mut last: HashMap<usize, usize> = HashMap::default();
+        for list in &self.s.ranks {
+            for (i, a) in list.iter().enumerate() {
+                last.extend(self.funcs(a).into_iter().map(|f| (f, i)));
+            }
+        }
         for &(rank, i) in &t.order {
             let a = self.s.ranks[rank][i];
-            let (backward, weight) = (self.index.backward[a.stage], self.index.weight[a.stage]);
-            let funcs: SmallVec<[usize; 2]> = match a.kind {
-                ActionKind::Forward => SmallVec::from_slice(&[self.index.forward[a.stage]]),
-                ActionKind::Backward => backward.into_iter().chain(weight).collect(),
-                ActionKind::Input => backward.into_iter().collect(),
-                ActionKind::Weight => weight.into_iter().collect(),
-            };
-            for f in funcs {
-                self.call(rank, f, Some(a.microbatch))?;
+            for f in self.funcs(&a) {
+                let other = self.index.last.get(&f).filter(|_| last[&f] == i);
+                self.call(rank, other.copied().unwrap_or(f), Some(a.microbatch))?;
             }
         }
         self.hand_over()?;
@@ -255,6 +274,17 @@ impl<'a> Lister<'a> {
             }
         }
         Ok(self.end())
+    }
+
+    /// What an action calls.
+    fn funcs(&self, a: &Action) -> SmallVec<[usize; 2]> {
+        let (backward, weight) = (self.index.backward[a.stage], self.index.weight[a.stage]);
+        match a.kind {
+            ActionKind::Forward => SmallVec::from_slice(&[self.index.forward[a.stage]]),
+            ActionKind::Backward => backward.into_iter().chain(weight).collect(),
+            ActionKind::Input => backward.into_iter().collect(),
+            ActionKind::Weight => weight.into_iter().collect(),
+        }
     }
 
     fn evaluation(mut self, t: &Timeline) -> Result<Vec<Vec<Instr>>, String> {
@@ -289,7 +319,7 @@ impl<'a> Lister<'a> {
     /// What was summed over the microbatches goes to who ends the step with it.
     fn hand_over(&mut self) -> Result<(), String> {
         for rank in 0..self.lists.len() {
-            for f in self.index.loops(self.s, rank) {
+            for f in self.index.plain_loops(self.s, rank) {
                 self.offer_all(f, Moment::After, None);
             }
         }

@@ -3,6 +3,7 @@
 pub mod assemble;
 pub mod combine;
 pub mod early;
+pub mod early_sums;
 pub mod elide_accumulators;
 pub mod enter;
 pub mod finish;

@@ -8,7 +8,7 @@ use shardc_ir::diag::{Diag, Result};
 use shardc_ir::func::{Func, Module, Node, Port, Role, RoleKind, Value};
 use shardc_ir::maps::HashSet;
 use shardc_ir::mesh::{AtomSet, PIPELINE};
-use shardc_ir::plan::{Instr, Plan, Transfer};
+use shardc_ir::plan::{Call, Instr, Plan, Transfer, calls};
 use shardc_ir::text::type_text;
 use std::collections::{BTreeMap, VecDeque};
 
@@ -34,6 +34,7 @@ struct Replay<'a> {
 /// # Errors
 /// `deadlock` if ranks wait for each other, `schedule` if a transfer has no or the wrong other end.
 pub fn replay(plan: &Plan) -> Result<()> {
+    called(plan)?;
     for evaluation in [false, true] {
         let classes = plan.classes.iter();
         let lists = classes.map(|c| if evaluation { &c.evaluation[..] } else { &c.step[..] });
@@ -43,6 +44,33 @@ pub fn replay(plan: &Plan) -> Result<()> {
         let fitting = HashSet::default();
         let sums = plan.module.funcs.iter().map(|f| sums(&plan.module, f)).collect();
         Replay { plan, lists, at, mail, taken, posted, sums, fitting }.run()?;
+    }
+    Ok(())
+}
+
+/// Checks that a step calls what runs for microbatches once for each, and in place of the last call of a function
+/// what runs for the last microbatch of its stage, if there is such: it hands on what all of them have added up.
+fn called(plan: &Plan) -> Result<()> {
+    for (number, class) in plan.classes.iter().enumerate() {
+        let own = || class.funcs.iter().filter_map(|&i| Some((i, plan.module.funcs.get(i)?)));
+        let of_microbatch = own().filter(|(_, f)| f.kind.is_looped() && f.kind == f.kind.plain());
+        for (plain, f) in of_microbatch {
+            let last = own().find(|(_, g)| (Some(g.kind), g.stage) == (f.kind.of_last(), f.stage));
+            let last = last.map_or(plain, |(i, _)| i);
+            let is = |c: &&Call| c.func == plain || c.func == last;
+            let all: Vec<&Call> = calls(&class.step).filter(is).collect();
+            let mut of: Vec<Option<usize>> = all.iter().map(|c| c.microbatch).collect();
+            of.sort_unstable();
+            let end = all.iter().position(|c| c.func == last).filter(|_| last != plain);
+            let at_end = last == plain || end == all.len().checked_sub(1);
+            if !at_end || !of.into_iter().eq((0..plan.settings.microbatches).map(Some)) {
+                let what = format!(
+                    "class {number} does not call @{} once for each microbatch, and @{} for the last",
+                    f.name, plan.module.funcs[last].name
+                );
+                return Err(bug(Diag::new("schedule", what)));
+            }
+        }
     }
     Ok(())
 }

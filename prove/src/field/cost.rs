@@ -17,7 +17,8 @@ pub fn cost(m: &Module, ranks: &Ranks, schedule: &Schedule) -> f64 {
 }
 
 fn of_func(f: &Func, ranks: &Ranks, schedule: &Schedule) -> f64 {
-    let calls = if f.kind.is_looped() { schedule.microbatches } else { 1 };
+    let each = f.kind.is_looped() && f.kind == f.kind.plain();
+    let calls = if each { schedule.microbatches } else { 1 };
     let all: f64 = f.nodes.iter().map(|n| of_node(f, n, ranks)).sum();
     all * (calls * ranks.count()) as f64
 }

@@ -177,12 +177,17 @@ impl Run<'_> {
             let made = made.ok_or_else(|| waits(f))?;
             self.keep(f, part, made);
         }
-        let calls = parts.iter().filter(|x| x.1.of_microbatch()).count();
+        let calls = parts.iter().filter(|x| x.1.of_microbatch() && !x.1.is_of_last()).count();
         let (mut done, all) = (0, calls * self.schedule.microbatches);
         for j in 0..self.schedule.microbatches {
             self.edges.clear();
             self.own.retain(|k, _| k.1.kind != RoleKind::Stash);
-            let mut todo: Vec<_> = parts.iter().filter(|x| x.1.of_microbatch()).collect();
+            let is_last = j + 1 == self.schedule.microbatches;
+            // For the last one some others run.
+            let other = |p: Part| parts.iter().any(|x| x.1.is_of_last() && x.1.plain() == p);
+            let runs = |p: Part| if p.is_of_last() { is_last } else { !is_last || !other(p) };
+            let mut todo: Vec<_> =
+                parts.iter().filter(|x| x.1.of_microbatch() && runs(x.1)).collect();
             while let Some(first) = todo.first().copied() {
                 let (before, mut left) = (todo.len(), vec![]);
                 for x in todo {

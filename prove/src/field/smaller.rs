@@ -247,6 +247,7 @@ impl<'a> Net<'a> {
                         RoleKind::Param
                         | RoleKind::Ready
                         | RoleKind::Grad
+                        | RoleKind::GradSum
                         | RoleKind::GradFrom(_)
                         | RoleKind::GradShown
                         | RoleKind::State(_) => 0,

@@ -197,6 +197,7 @@ fn cost(why: &Why, c: &Call) -> Vec<String> {
     };
     let calls = why.plan.times(c.fi);
     let often = match why.plan.is_looped(c.fi) {
+        true if c.f.kind != c.f.kind.plain() => "once per step, for the last microbatch".into(),
         true if calls == 1 => "once per step, which has one microbatch".into(),
         true => format!("once per microbatch: {} per step", count(calls, "call", "calls")),
         false => "once per step".into(),
@@ -311,7 +312,9 @@ fn mirror(why: &Why, c: &Call, all: &[(usize, usize)]) -> Vec<String> {
     // What backward makes again has the name that it has in forward.
     let name = c.f.name(c.n.outs[0]);
     let again = of_kinds(FORWARD).any(|(_, f)| f.values.iter().any(|v| v.name == *name));
-    let [forward, backward] = [FORWARD, BACKWARD].map(|kinds| kinds.contains(&c.f.kind));
+    let kind = c.f.kind.plain();
+    let of_step = (0..c.n.ins.len()).any(|i| is_gradient(c.f, c.n, i));
+    let [forward, backward] = [FORWARD, BACKWARD].map(|kinds| !of_step && kinds.contains(&kind));
     let gradient = if backward { !again } else { !forward && name.grad };
     let of = of(c).mirror();
     let other = match gradient {
@@ -470,9 +473,13 @@ fn sequence(why: &Why, c: &Call, held: usize) -> Option<String> {
     let stream = ty.rank() == 3;
     let gradient = c.f.name(c.n.outs[0]).grad;
     match (why.s.options.sp, c.kind) {
-        (true, "all_gather") if of_sequence && c.f.kind == FuncKind::Backward && !gradient => Some(
-            format!("saving the whole in forward: {held} B more per rank, layer and microbatch"),
-        ),
+        (true, "all_gather")
+            if of_sequence && c.f.kind.plain() == FuncKind::Backward && !gradient =>
+        {
+            Some(format!(
+                "saving the whole in forward: {held} B more per rank, layer and microbatch"
+            ))
+        }
         (true, _) if of_sequence => Some(format!(
             "no --sp: it and its counterpart become one all_reduce of the bytes of both, and backward gathers nothing \
              again; what is saved between them is {ways} times as large"

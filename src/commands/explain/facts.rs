@@ -100,7 +100,8 @@ pub fn of_parameter(why: &Why, w: &Weight) -> Map<String, Json> {
             _ => None,
         })
         .collect();
-    let gradient = with(&|k| k == RoleKind::Grad).first().map(|g| ty(why, g.1));
+    let gradient = super::tensor::gradient_of(why, &w.param);
+    let gradient = gradient.map(|(_, f, v)| ty(why, f.ty(v)));
     map(json!({
         "parameter": w.param, "shape": w.shape, "tensors": w.tensors().collect::<Vec<_>>(),
         "stored": why.stored(&w.param).map(|s| ty(why, s.2)),

@@ -142,15 +142,30 @@ fn arg(f: &Func, kind: RoleKind, name: &str) -> Option<Value> {
     f.args.iter().find(|a| a.role.as_ref().is_some_and(is)).map(|a| a.value)
 }
 
+/// The gradient of a parameter from all microbatches, before it is reduced over ranks: where it is reduced first.
+pub(super) fn gradient_of<'a>(why: &'a Why, name: &str) -> Option<(usize, &'a Func, Value)> {
+    let funcs = || why.plan.module.funcs.iter().enumerate();
+    let finish = || funcs().filter(|(_, f)| f.kind == FuncKind::Finish);
+    let of_step = || finish().find_map(|(i, f)| Some((i, f, arg(f, RoleKind::Grad, name)?)));
+    // What the collective sums that makes it.
+    let of_backward = |(i, f): (usize, &'a Func)| {
+        let sum = f.results.iter().find(|r| r.is(RoleKind::GradSum, name))?.value;
+        let n = f.nodes.iter().find(|n| n.outs.contains(&sum))?;
+        let at = n.outs.iter().position(|&o| o == sum)?;
+        Some((i, f, *n.ins.get(at)?))
+    };
+    of_step().or_else(|| funcs().find_map(of_backward))
+}
+
+/// Where `@finish` is given a gradient that has been summed over ranks.
+fn gradient_end<'a>(why: &'a Why, name: &str) -> Option<(usize, &'a Func, Value)> {
+    let mut all = why.plan.module.funcs.iter().enumerate();
+    all.find_map(|(i, f)| Some((i, f, arg(f, RoleKind::GradSum, name)?)))
+}
+
 /// The sum over microbatches, and the collectives that reduce it over ranks.
 fn gradient(why: &Why, name: &str) -> Vec<String> {
-    let funcs = &why.plan.module.funcs;
-    let Some((fi, f, v)) = funcs
-        .iter()
-        .enumerate()
-        .filter(|(_, f)| f.kind == FuncKind::Finish)
-        .find_map(|(i, f)| Some((i, f, arg(f, RoleKind::Grad, name)?)))
-    else {
+    let Some((mut fi, mut f, v)) = gradient_of(why, name) else {
         return vec!["none: it is not trained".into()];
     };
     let t = f.ty(v);
@@ -165,9 +180,10 @@ fn gradient(why: &Why, name: &str) -> Vec<String> {
     )];
     let all = numbered(why.plan);
     let mut at = v;
-    let next =
-        |at: Value| f.nodes.iter().position(|n| n.ins.contains(&at) && n.op.collective().is_some());
-    while let Some(i) = next(at) {
+    let next = |f: &Func, at: Value| {
+        f.nodes.iter().position(|n| n.ins.contains(&at) && n.op.collective().is_some())
+    };
+    while let Some(i) = next(f, at) {
         let n = &f.nodes[i];
         let number = all.iter().position(|x| *x == (fi, i)).map_or(0, |p| p + 1);
         let j = n.ins.iter().position(|&x| x == at).unwrap_or(0);
@@ -183,6 +199,11 @@ fn gradient(why: &Why, name: &str) -> Vec<String> {
             type_text(why.mesh, f.ty(to))
         ));
         at = to;
+        // What was summed before the end goes on there.
+        let ends = f.kind.is_looped();
+        if let Some(end) = gradient_end(why, name).filter(|_| ends) {
+            (fi, f, at) = end;
+        }
     }
     for a in &f.args {
         let Some(role) = a.role.as_ref().filter(|r| *r.name == *name) else { continue };

@@ -94,8 +94,8 @@ impl<'a> Why<'a> {
     /// The value of the model for which a layout was chosen: that of a parameter, of its gradient and its state, or
     /// of an activation.
     pub fn chosen_for(&self, fi: usize, v: Value) -> Option<Value> {
-        use RoleKind::{Grad, Param, Ready, State};
-        let of_param = |r: &&Role| matches!(r.kind, Param | Ready | Grad | State(_));
+        use RoleKind::{Grad, GradSum, Param, Ready, State};
+        let of_param = |r: &&Role| matches!(r.kind, Param | Ready | Grad | GradSum | State(_));
         match self.role(fi, v).filter(of_param) {
             Some(r) => self.model_arg(RoleKind::Param, &r.name),
             None => self.in_model(fi, v),
@@ -238,7 +238,11 @@ impl<'a> Why<'a> {
         let sharded = matches!(state, State::Sharded(_));
         let of_param = matches!(
             role.kind,
-            RoleKind::Param | RoleKind::Ready | RoleKind::Grad | RoleKind::State(_)
+            RoleKind::Param
+                | RoleKind::Ready
+                | RoleKind::Grad
+                | RoleKind::GradSum
+                | RoleKind::State(_)
         );
         if let Some(why) = self.by_zero(&role.name, atom).filter(|_| sharded && of_param) {
             out.push(why);
@@ -253,7 +257,7 @@ impl<'a> Why<'a> {
                 out.push(format!("optimizer state is stored like its parameter {}", role.name));
                 model(RoleKind::Param, &role.name)
             }
-            RoleKind::Grad if sharded => {
+            RoleKind::Grad | RoleKind::GradSum if sharded => {
                 out.push(format!("a gradient is split like its parameter {}", role.name));
                 model(RoleKind::Param, &role.name)
             }

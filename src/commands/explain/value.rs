@@ -3,7 +3,7 @@
 use super::trace::Why;
 use super::{Answer, facts, price, some, words};
 use shardc_ir::diag::{Diag, Result};
-use shardc_ir::func::{Func, Value};
+use shardc_ir::func::{Func, FuncKind, Value};
 use shardc_ir::text::type_text;
 use shardc_ir::types::State;
 use std::collections::{BTreeSet, HashSet};
@@ -14,7 +14,8 @@ const MAX_USERS: usize = 8;
 const MAX_NEAR: usize = 8;
 
 /// Functions in which a name is looked for first.
-const FIRST: [&str; 4] = ["forward", "backward", "finish", "enter"];
+const FIRST: [FuncKind; 5] =
+    [FuncKind::Forward, FuncKind::Backward, FuncKind::Weight, FuncKind::Finish, FuncKind::Enter];
 
 fn find(f: &Func, name: &str) -> Option<Value> {
     (0..f.values.len() as u32).map(Value).find(|&v| f.name(v).to_string()[1..] == *name)
@@ -72,7 +73,7 @@ pub fn explain(why: &Why, what: &str) -> Result<Answer> {
     let name = &*name;
     let funcs = &why.plan.module.funcs;
     let order = |f: &&(usize, Value)| {
-        FIRST.iter().position(|n| *n == funcs[f.0].name).unwrap_or(FIRST.len())
+        FIRST.iter().position(|k| *k == funcs[f.0].kind).unwrap_or(FIRST.len())
     };
     let here = |(fi, f): (usize, &Func)| Some((fi, find(f, name)?));
     let used = |&(fi, v): &(usize, Value)| why.maker(fi, v).is_some() || why.role(fi, v).is_some();

@@ -148,6 +148,7 @@ pub fn role(kind: RoleKind, name: &str) -> String {
         RoleKind::Param => format!("the stored parameter {name}"),
         RoleKind::Ready => format!("parameter {name}, ready for forward and backward"),
         RoleKind::Grad => format!("the gradient of {name}, of all microbatches"),
+        RoleKind::GradSum => format!("the gradient of {name}, of all microbatches and ranks"),
         RoleKind::GradFrom(rank) => {
             format!("the gradient of {name} from the ranks with {PIPELINE}={rank}")
         }

@@ -2,7 +2,7 @@
 //! it is gathered, what mirrors that, and what other stages would cost. All numbers are those of plans.
 
 use super::trace::Why;
-use crate::commands::inspect::numbered;
+use crate::commands::inspect::{is_gradient, numbered};
 use crate::report::{bytes, collectives};
 use shardc_ir::diag::count;
 use shardc_ir::func::{Func, FuncKind, Node, Role, RoleKind, Value};
@@ -53,7 +53,10 @@ pub fn params(f: &Func, n: &Node) -> Vec<String> {
             v = users.next().filter(|n| carries(n) || matches!(n.op, Op::Add(_)))?.outs[0];
         }
     };
-    let serves = |r: &&Role| matches!(r.kind, RoleKind::Param | RoleKind::Ready | RoleKind::Grad);
+    let serves = |r: &&Role| {
+        use RoleKind::{Grad, GradSum, Param, Ready};
+        matches!(r.kind, Param | Ready | Grad | GradSum)
+    };
     let one = |(&x, &y): (&Value, &Value)| {
         let role = of_arg(x).filter(serves).or_else(|| of_result(y).filter(serves))?;
         Some(role.name.to_string())
@@ -83,6 +86,11 @@ fn made(why: &Why, param: &str) -> Vec<Made> {
         let f = why.func(fi);
         let n = &f.nodes[ni];
         let c = n.op.collective()?;
+        // What the last microbatch does as the others do is told of these.
+        let of_step = (0..n.ins.len()).any(|i| is_gradient(f, n, i));
+        if f.kind != f.kind.plain() && !of_step {
+            return None;
+        }
         let kind = c.kind();
         let is = matches!(kind, "all_gather" | "reduce_scatter") && c.atoms().meets(over);
         let serves = is && params(f, n).iter().any(|p| p == param);
@@ -99,7 +107,9 @@ pub fn reduced(why: &Why, param: &str) -> Vec<usize> {
 
 /// How often a function runs in a step.
 fn often(plan: &Plan, fi: usize) -> String {
+    let kind = plan.module.funcs[fi].kind;
     match plan.is_looped(fi) {
+        true if kind != kind.plain() => "once per step, for the last microbatch".into(),
         true => format!("once per microbatch, {} per step", count(plan.times(fi), "time", "times")),
         false => "once per step".into(),
     }

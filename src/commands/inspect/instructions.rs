@@ -82,7 +82,7 @@ fn join(all: &mut Vec<Exchange>, x: Exchange) {
 fn call(plan: &Plan, experts: &Experts, c: &Call, out: &mut Vec<Step>) {
     let f = &plan.module.funcs[c.func];
     if c.microbatch.is_some() {
-        let name = match f.kind {
+        let name = match f.kind.plain() {
             FuncKind::Forward => "Forward",
             FuncKind::Weight => "BackwardWeight",
             _ if plan.schedule.splits_backward() => "BackwardInput",

@@ -3,7 +3,7 @@
 
 use crate::report::{Experts, phase_of};
 use serde::Serialize;
-use shardc_ir::func::{Func, Node, RoleKind};
+use shardc_ir::func::{Func, Node, Port, RoleKind};
 use shardc_ir::group::begins_call;
 use shardc_ir::plan::Plan;
 use std::collections::{BTreeMap, BTreeSet};
@@ -112,8 +112,12 @@ pub fn numbered(plan: &Plan) -> Vec<(usize, usize)> {
 
 /// True if operand `i` of a node is the sum of a parameter's gradients over the microbatches.
 pub fn is_gradient(f: &Func, n: &Node, i: usize) -> bool {
-    let grad = |r: &shardc_ir::func::Role| r.kind == RoleKind::Grad;
-    f.args.iter().any(|a| a.value == n.ins[i] && a.role.as_ref().is_some_and(grad))
+    let is =
+        |p: &Port, kinds: &[RoleKind]| p.role.as_ref().is_some_and(|r| kinds.contains(&r.kind));
+    let ends = [RoleKind::Grad, RoleKind::GradSum];
+    let given = |p: &&Port| !f.kind.is_looped() && p.value == n.ins[i];
+    f.args.iter().filter(given).any(|p| is(p, &ends))
+        || f.results.iter().any(|p| Some(&p.value) == n.outs.get(i) && is(p, &[RoleKind::GradSum]))
 }
 
 /// Counts the collectives of a step on the ranks of a class.
@@ -127,7 +131,11 @@ pub fn layer_collectives(plan: &Plan, class: usize) -> LayerCollectives {
     for (i, (fi, ni)) in all.filter(|x| own.contains(&x.1.0)) {
         let f = &plan.module.funcs[fi];
         let scope = f.scope_info(f.nodes[ni].scope);
-        let into = match (plan.is_looped(fi), scope.layer) {
+        let gradient = (0..f.nodes[ni].ins.len()).any(|i| is_gradient(f, &f.nodes[ni], i));
+        if f.kind != f.kind.plain() && !gradient {
+            continue; // counted for all microbatches with what runs for the others
+        }
+        let into = match (plan.is_looped(fi) && !gradient, scope.layer) {
             (false, _) => &mut step,
             (true, Some(l)) => layers.entry(l).or_default(),
             (true, None) => {

@@ -145,7 +145,7 @@ fn ops(nodes: &[Node]) -> Option<String> {
 fn label(plan: &Plan, c: &Call) -> String {
     let f = &plan.module.funcs[c.func];
     let Some(microbatch) = c.microbatch else { return f.kind.name().into() };
-    let kind = match f.kind {
+    let kind = match f.kind.plain() {
         FuncKind::Forward => ActionKind::Forward,
         FuncKind::Weight => ActionKind::Weight,
         _ if plan.schedule.splits_backward() => ActionKind::Input,

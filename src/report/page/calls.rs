@@ -68,6 +68,8 @@ pub fn lane(s: &Stored, class: usize) -> Json {
             FuncKind::Forward => "forward",
             FuncKind::Backward => "backward",
             FuncKind::Weight => "weight",
+            // It does what the others do; the sums that it starts are among the calls of a step.
+            FuncKind::BackwardLast | FuncKind::WeightLast => continue,
             FuncKind::Model | FuncKind::Enter | FuncKind::Finish | FuncKind::Evaluate => continue,
         };
         let mut items: Vec<Json> = vec![];

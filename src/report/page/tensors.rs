@@ -37,7 +37,7 @@ fn called(f: &Func, a: &Alive) -> String {
             // Of bf16 weights the f32 numbers that the optimizer works on.
             RoleKind::Param if a.class == MemoryClass::Optimizer => " master copy",
             RoleKind::Param | RoleKind::Ready => "",
-            RoleKind::Grad | RoleKind::GradFrom(_) => " gradient",
+            RoleKind::Grad | RoleKind::GradSum | RoleKind::GradFrom(_) => " gradient",
             RoleKind::State(Slot::ExpAvg) => " exp_avg",
             RoleKind::State(Slot::ExpAvgSq) => " exp_avg_sq",
             _other => return None,
@@ -127,7 +127,7 @@ pub fn weights(s: &Stored, class: usize) -> Json {
             let at = match role.kind {
                 RoleKind::Param => 0,
                 RoleKind::Ready => 1,
-                RoleKind::Grad => 2,
+                RoleKind::Grad | RoleKind::GradSum => 2,
                 RoleKind::State(_) => 3,
                 _other => continue,
             };

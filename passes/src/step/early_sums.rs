@@ -1,0 +1,233 @@
+//! Starts the sums of gradients over ranks within the last backward, beside whose work they go on: for devices.
+//!
+//! ```text
+//! Before:  @backward(…):   %d_w_sum = add %d_w_acc, %d_w : f32[4,8]+dp    After:  @backward(…): as before
+//!                          return %d_w_sum grad "w"                               @backward_last(…):
+//!          @finish(%d_w: f32[4,8]+dp grad "w", …):                                  %d_w_sum = add %d_w_acc, %d_w
+//!                          %d_w.1 = all_reduce[dp] %d_w : f32[4,8]                  %d_w.1 = all_reduce[dp] %d_w_sum
+//!                                                                                   return %d_w.1 grad_sum "w"
+//!                                                                                 @finish(%d_w: f32[4,8] grad_sum "w", …)
+//! ```
+//! Assumes: phase Step, sums not combined.  Leaves: phase Step.
+//!
+//! With one microbatch the backward that there is starts them; with several, one of its own for the last microbatch
+//! of its stage. What `@finish` does with a gradient must begin with a collective, which is what moves; further
+//! ones stay. All sums of a rank of the pipeline stay but those of gradients that only its last call before
+//! `@finish` makes, and all if others wait for something of that call, or for a gradient of the rank: so no
+//! rank waits longer than before. A sum also stays if microbatches have exchanged the gradient already (ZeRO-2 and
+//! 3): `overlap` joins these calls. And some stay if a step would need more memory for them.
+
+use shardc_ir::func::{Func, FuncKind, Module, Node, Port, Role, RoleKind, Value};
+use shardc_ir::maps::{HashMap, HashSet};
+use shardc_ir::mesh::AtomSet;
+use shardc_ir::ops::{Kind, Sends};
+use shardc_ir::schedule::{ActionKind, Schedule};
+
+/// The first collective of a gradient.
+struct Sum {
+    role: Role,
+    /// In `@finish`: the argument, and the node that reads it.
+    arg: Value,
+    node: usize,
+}
+
+/// Parts of a function's nodes, of which the first have no sums started.
+pub const PARTS: usize = 8;
+
+/// Moves the sums, but those of gradients that the first of [`PARTS`] of their function make, so many; whether there
+/// were some.
+pub fn early_sums(m: &mut Module, s: &Schedule, left: usize) -> bool {
+    let mut changed = false;
+    let ranks: Vec<(usize, usize)> = {
+        let all = m.funcs.iter().enumerate().filter(|(_, f)| f.kind == FuncKind::Finish);
+        all.map(|(i, f)| (i, f.stage)).collect()
+    };
+    // From the last one on, so that what is put before one moves no other.
+    for (finish, rank) in ranks.into_iter().rev() {
+        let Some(maker) = ends(m, s, rank) else { continue };
+        let alone = own_gradients(m, s, (finish, rank), maker);
+        let (own, end) = (&m.funcs[maker], &m.funcs[finish]);
+        let first = own.nodes.len() * left / PARTS;
+        let made = Made::of(own);
+        let starts = |sum: &Sum| {
+            alone.contains(&sum.role) && made.at(&sum.role).is_some_and(|at| at >= first)
+        };
+        let found: Vec<Sum> = sums(end).into_iter().filter(starts).collect();
+        if found.is_empty() {
+            continue;
+        }
+        changed = true;
+        let kind = own.kind.of_last().filter(|_| s.microbatches > 1).unwrap_or(own.kind);
+        let mut f = own.clone();
+        (f.kind, f.name) = (kind, kind.numbered(own.stage, s.owner.len()));
+        start(&mut f, end, &found);
+        take(&mut m.funcs[finish], &found);
+        match s.microbatches {
+            1 => m.funcs[maker] = f,
+            _several => m.funcs.insert(finish, f),
+        }
+    }
+    changed
+}
+
+/// The function that a rank of the pipeline calls last before `@finish`.
+fn ends(m: &Module, s: &Schedule, rank: usize) -> Option<usize> {
+    let last = s.ranks.get(rank)?.last()?;
+    let of = |kind| m.funcs.iter().position(|f| (f.kind, f.stage) == (kind, last.stage));
+    match last.kind {
+        ActionKind::Forward => None,
+        ActionKind::Backward => of(FuncKind::Weight).or_else(|| of(FuncKind::Backward)),
+        ActionKind::Input => of(FuncKind::Backward),
+        ActionKind::Weight => of(FuncKind::Weight),
+    }
+}
+
+/// The gradients that only this function of its rank makes; none if somebody waits for what it makes, or another rank
+/// for a gradient of this one, of which `finish` is the end.
+fn own_gradients(
+    m: &Module,
+    s: &Schedule,
+    (finish, rank): (usize, usize),
+    maker: usize,
+) -> HashSet<Role> {
+    let roles = |ports: &[Port], kind: RoleKind| -> HashSet<Role> {
+        let roles = ports.iter().filter_map(|p| p.role.clone());
+        roles.filter(|r| r.kind == kind).collect()
+    };
+    let taken = roles(&m.funcs[finish].args, RoleKind::Grad);
+    let mut own = roles(&m.funcs[maker].results, RoleKind::Grad);
+    let edges = roles(&m.funcs[maker].results, RoleKind::Edge);
+    let mut waits = !edges.is_empty() || !own.is_subset(&taken);
+    for (i, f) in m.funcs.iter().enumerate() {
+        if i != maker && f.kind.is_looped() && s.owner.get(f.stage) == Some(&rank) {
+            let made = roles(&f.results, RoleKind::Grad);
+            waits |= !made.is_subset(&taken);
+            own.retain(|r| !made.contains(r));
+        }
+    }
+    own.retain(|_| !waits);
+    own
+}
+
+/// The gradients of which `@finish` first makes a sum over ranks, each alone.
+fn sums(f: &Func) -> Vec<Sum> {
+    let mut readers: HashMap<Value, Vec<usize>> = HashMap::default();
+    for (i, n) in f.nodes.iter().enumerate() {
+        n.ins.iter().for_each(|&v| readers.entry(v).or_default().push(i));
+    }
+    let sums = |n: &Node| {
+        let sends = n.op.collective().map(|c| c.sends());
+        n.ins.len() == 1 && matches!(sends, Some(Sends::SumToAll | Sends::Share))
+    };
+    let one = |a: &Port| {
+        let role = a.role.clone().filter(|r| r.kind == RoleKind::Grad)?;
+        let &[node] = &readers.get(&a.value)?[..] else { return None };
+        sums(&f.nodes[node]).then_some(Sum { role, arg: a.value, node })
+    };
+    f.args.iter().filter_map(one).collect()
+}
+
+/// Who makes the values of a function, and how many operands they are.
+struct Made<'a> {
+    f: &'a Func,
+    makers: Vec<Option<u32>>,
+    readers: Vec<usize>,
+}
+
+impl<'a> Made<'a> {
+    fn of(f: &'a Func) -> Made<'a> {
+        let mut readers = vec![0; f.values.len()];
+        f.nodes.iter().flat_map(|n| &n.ins).for_each(|v| readers[v.0 as usize] += 1);
+        Made { f, makers: f.makers(), readers }
+    }
+
+    fn maker(&self, v: Value) -> Option<&'a Node> {
+        self.makers[v.0 as usize].map(|i| &self.f.nodes[i as usize])
+    }
+
+    /// The node that makes a gradient, if it makes all of it: as its own result, of what has not been exchanged, and
+    /// perhaps of what was added up before.
+    fn at(&self, role: &Role) -> Option<usize> {
+        let is = |p: &&Port| p.role.as_ref() == Some(role);
+        let total = self.f.results.iter().find(is)?.value;
+        let readers = |v: Value| self.readers[v.0 as usize];
+        let shown = self.f.results.iter().filter(|r| r.value == total).count();
+        let last = self.maker(total).filter(|n| !n.op.def().is_view())?;
+        let before = self.f.args.iter().find(is).map(|a| a.value);
+        let given = |v: Value| self.f.results.iter().any(|r| r.value == v);
+        let adds = before.is_none_or(|v| last.ins.contains(&v) && readers(v) == 1 && !given(v));
+        let of_microbatch = last.ins.iter().filter(|v| before.is_some_and(|b| b != **v));
+        let exchanged = of_microbatch.chain([&total]).any(|&v| {
+            let carries = |n: &&Node| matches!(n.op.facts().kind, Kind::Conversion | Kind::Layout);
+            let next = |n: &&Node| self.maker(n.ins[0]).filter(carries);
+            let mut chain = std::iter::successors(self.maker(v).filter(carries), next);
+            chain.any(|n| n.op.collective().is_some())
+        });
+        let whole = shown == 1 && readers(total) == 0 && adds && !exchanged;
+        self.makers[total.0 as usize].filter(|_| whole).map(|i| i as usize)
+    }
+}
+
+/// Makes the sums in the function that makes the gradients, of which those of a layer to all ranks are one call.
+fn start(f: &mut Func, finish: &Func, sums: &[Sum]) {
+    let makers = f.makers();
+    // By call: the node behind which it is, and what is summed.
+    let mut calls: Vec<(usize, Node)> = vec![];
+    let mut of_layer: HashMap<(AtomSet, u32), usize> = HashMap::default();
+    for sum in sums {
+        let n = &finish.nodes[sum.node];
+        let scope = finish.scope_info(n.scope);
+        let is = |r: &&mut Port| r.role.as_ref() == Some(&sum.role);
+        let Some(result) = f.results.iter_mut().find(is) else { continue };
+        let total = result.value;
+        let Some(at) = makers[total.0 as usize].map(|i| i as usize) else { continue };
+        let (ty, name) = (finish.ty(n.outs[0]).clone(), f.name(total).clone());
+        let out = f.value(ty, name);
+        if let Some(r) = f.results.iter_mut().find(|r| r.value == total) {
+            (r.value, r.role) = (out, Some(Role { kind: RoleKind::GradSum, ..sum.role.clone() }));
+        }
+        let to_all = n.op.collective().filter(|c| c.sends() == Sends::SumToAll);
+        let key = to_all.zip(scope.layer).map(|(c, layer)| (c.atoms(), layer));
+        if let Some(&known) = key.and_then(|k| of_layer.get(&k)) {
+            let (last, call) = &mut calls[known];
+            *last = at.max(*last);
+            call.ins.push(total);
+            call.outs.push(out);
+            continue;
+        }
+        of_layer.extend(key.map(|k| (k, calls.len())));
+        let scope = f.scope(&scope.path);
+        let node = Node::new(n.op.clone(), [total], [out], scope);
+        calls.push((at, Node { note: n.note.clone(), ..node }));
+    }
+    calls.sort_by_key(|c| c.0);
+    let mut calls = calls.into_iter().peekable();
+    for (i, n) in std::mem::take(&mut f.nodes).into_iter().enumerate() {
+        f.nodes.push(n);
+        while let Some((_, call)) = calls.next_if(|c| c.0 == i) {
+            f.nodes.push(call);
+        }
+    }
+}
+
+/// Takes the sums as arguments.
+fn take(finish: &mut Func, sums: &[Sum]) {
+    let moved: HashSet<usize> = sums.iter().map(|s| s.node).collect();
+    let mut instead: HashMap<Value, Value> = HashMap::default();
+    for s in sums {
+        let out = finish.nodes[s.node].outs[0];
+        let ty = finish.ty(out).clone();
+        finish.values[s.arg.0 as usize].ty = ty;
+        instead.insert(out, s.arg);
+        let own = finish.args.iter_mut().filter(|a| a.value == s.arg);
+        own.for_each(|a| a.role = Some(Role { kind: RoleKind::GradSum, ..s.role.clone() }));
+    }
+    let mut i = 0;
+    finish.nodes.retain(|_| {
+        i += 1;
+        !moved.contains(&(i - 1))
+    });
+    let read = finish.nodes.iter_mut().flat_map(|n| &mut n.ins);
+    let read = read.chain(finish.results.iter_mut().map(|r| &mut r.value));
+    read.for_each(|v| *v = instead.get(v).copied().unwrap_or(*v));
+}

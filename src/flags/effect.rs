@@ -35,6 +35,10 @@ impl Flags {
         let constant = matches!(o.lr, LrSchedule::Constant { .. });
         let no_decay = o.weight_decay == 0.0;
         let one_stage = o.axis("pp") == 1;
+        // On one stage these are one order; all backwards behind all forwards is another one.
+        let in_turn = ["1f1b", "zb-h1", "zb-h2"];
+        let in_turn = self.schedule.as_deref().is_some_and(|s| in_turn.contains(&s));
+        let one_order = one_stage && self.chunks.is_none() && (in_turn || o.microbatches() == 1);
         let infer = "nothing is trained with --mode infer";
         let pp = "the mesh has no pp";
         let word = |given: &Option<String>, word| given.as_deref() == Some(word);
@@ -74,7 +78,7 @@ impl Flags {
             ("--total-steps", self.total_steps.is_some(), trains && constant, CONSTANT),
             ("--min-lr", self.min_lr.is_some(), trains && constant, CONSTANT),
             ("--decay", self.decay.is_some(), trains && no_decay, "--weight-decay is 0"),
-            ("--schedule", self.schedule.is_some(), one_stage && self.chunks.is_none(), pp),
+            ("--schedule", self.schedule.is_some(), one_order, pp),
             ("--chunks", self.chunks.is_some_and(|n| n == 1), one_stage, pp),
             ("--layers", self.layers.is_some(), one_stage && self.chunks.is_none(), pp),
             ("--speeds", self.speeds.is_some(), one_stage, pp),

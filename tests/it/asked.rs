@@ -88,3 +88,24 @@ fn what_has_no_effect_is_warned_of() {
     let said = stderr(&lab, &["compile", "c.ir", "--mesh", "tp=2", "--shard", "net1.weight=tp,-"]);
     assert!(said.contains("`@(-,tp)` in the text has no effect on %net1"), "{said}");
 }
+
+/// Without stages the order of several microbatches has an effect: with all forwards first, more is in memory.
+#[test]
+fn orders_of_microbatches_have_an_effect_on_one_stage() {
+    let lab = Lab::new("asked-order");
+    let model = format!("{FIXTURES}/llama_mha");
+    let compile = |batch: &str, schedule: &str| {
+        let args = ["compile", &model, "--seq", "16", "--microbatch", "1", "--global-batch", batch];
+        let said = stderr(&lab, &[&args[..], &["--schedule", schedule, "-o", schedule]].concat());
+        let file = lab.path(&format!("{schedule}/schedule.csv"));
+        (said.contains("no-effect"), std::fs::read_to_string(file).expect("a schedule"))
+    };
+    let (warned, in_turn) = compile("4", "1f1b");
+    assert!(warned);
+    assert_eq!(compile("4", "zb-h1"), (true, in_turn.clone()));
+    let (warned, gpipe) = compile("4", "gpipe");
+    assert!(!warned && gpipe != in_turn);
+    let (warned, one) = compile("1", "gpipe");
+    assert!(warned);
+    assert_eq!(compile("1", "1f1b").1, one);
+}

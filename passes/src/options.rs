@@ -85,6 +85,14 @@ impl Transport {
             Transport::Nccl => "nccl",
         }
     }
+    /// True if data move while the ranks work: by the device, or by a progress thread. Threads read each other's
+    /// memory with the cores that compute.
+    pub fn overlaps(self) -> bool {
+        match self {
+            Transport::Threads => false,
+            Transport::Mpi | Transport::Nccl => true,
+        }
+    }
 }
 
 /// Context parallelism: how attention sees the tokens of other ranks of `cp`.

@@ -1,5 +1,5 @@
-//! Puts work behind a collective that it does not need, so that it runs while data move: for devices,
-//! whose collectives have a stream of their own.
+//! Puts work behind a collective that it does not need, so that it runs while data move: where
+//! collectives have a stream, or a thread, of their own.
 //!
 //! ```text
 //! Before:  %d_x_part = dot[bsf,fh->bsh] %d_y, %w         After:  %d_x_part = dot[bsf,fh->bsh] %d_y, %w

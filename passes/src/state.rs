@@ -10,7 +10,7 @@ use crate::experts::lay_out;
 use crate::globs;
 use crate::group::group;
 use crate::memory;
-use crate::options::{CpMode, Options, TpMode, TpSteps, Transport};
+use crate::options::{CpMode, Options, TpMode, TpSteps};
 use crate::overlap::overlap;
 use crate::precision::precision;
 use crate::rewrite::orders::orders;
@@ -133,8 +133,8 @@ impl<'a> State<'a> {
     }
 
     /// Exchanges go on while ranks work.
-    fn on_devices(&self) -> bool {
-        self.o.transport == Transport::Nccl
+    fn overlaps(&self) -> bool {
+        self.o.transport.overlaps()
     }
 
     fn trains(&self) -> bool {
@@ -306,7 +306,7 @@ impl<'a> State<'a> {
     /// As many sums begin early as a step can have without needing more memory: which those are is known once the
     /// passes behind this one have placed them, so that is tried here.
     pub fn early_sums(&mut self) -> Changed {
-        if !self.on_devices() || !self.trains() {
+        if !self.overlaps() || !self.trains() {
             return Ok(false);
         }
         let schedule = self.schedule()?;
@@ -355,10 +355,10 @@ impl<'a> State<'a> {
     }
 
     pub fn overlap(&mut self) -> Changed {
-        if self.on_devices() {
+        if self.overlaps() {
             self.m.funcs.iter_mut().for_each(overlap);
         }
-        Ok(self.on_devices())
+        Ok(self.overlaps())
     }
 
     pub fn lists(&mut self) -> Changed {
@@ -373,7 +373,7 @@ impl<'a> State<'a> {
             Some(lists) => lists,
             None => lists(&self.m, &schedule, self.o.mode)?,
         };
-        self.classes = classes(&self.m, &schedule, lists, self.on_devices());
+        self.classes = classes(&self.m, &schedule, lists, self.overlaps());
         Ok(false)
     }
 
@@ -403,7 +403,7 @@ impl<'a> State<'a> {
             seed: o.seed,
             documents: o.documents,
             loss_scaling: scaled.then_some(o.loss_scaling),
-            early_receives: self.on_devices(),
+            early_receives: self.overlaps(),
         };
         self.schedule = None;
         let plan = Plan {

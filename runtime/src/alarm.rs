@@ -14,6 +14,7 @@ pub(crate) type Oldest = Box<dyn Fn() -> Option<Call> + Send + Sync>;
 pub struct Alarm {
     rung: AtomicBool,
     waits: Mutex<Vec<usize>>,
+    calm: AtomicBool,
     oldest: OnceLock<Oldest>,
 }
 
@@ -32,6 +33,14 @@ impl Alarm {
     }
     pub(crate) fn set_waits(&self, ranks: Vec<usize>) {
         *self.waits.lock().unwrap_or_else(PoisonError::into_inner) = ranks;
+    }
+    /// Whether operations may look seldom for what they wait for: the rank computes meanwhile, and its cores are
+    /// better left to that.
+    pub(crate) fn set_calm(&self, calm: bool) {
+        self.calm.store(calm, Ordering::Relaxed);
+    }
+    pub(crate) fn is_calm(&self) -> bool {
+        self.calm.load(Ordering::Relaxed)
     }
     /// Who knows which operations are done, if they are queued and not waited for.
     pub(crate) fn ask(&self, oldest: Oldest) {

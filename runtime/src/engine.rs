@@ -32,6 +32,11 @@ pub(crate) trait Engine: Send {
     /// Fills a place with zeros.
     fn clear(&mut self, offset: usize, bytes: usize) -> Result<()>;
 
+    /// True if kernels are only queued: then they are timed one by one.
+    fn queues(&self) -> bool {
+        false
+    }
+
     /// What the kernel of a launch of a function is queued as, in launches of the device, if these are
     /// the same whenever its memory is.
     fn repeated(&self, _launch: (usize, usize), _kernel: &Kernel) -> Option<usize> {
@@ -85,14 +90,15 @@ pub(crate) fn out_of_arena() -> Diag {
 
 /// The processor's.
 pub(crate) struct OnHost {
-    arena: Arena,
+    /// Dropped first: its transport may still be at work in the arena.
     executor: Executor,
+    arena: Arena,
 }
 
 impl OnHost {
     pub fn new(bytes: usize, poison: bool, executor: Executor) -> Result<OnHost> {
         let arena = Arena::new(bytes, poison)?;
-        Ok(OnHost { arena, executor })
+        Ok(OnHost { executor, arena })
     }
 }
 

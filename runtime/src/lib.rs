@@ -14,6 +14,7 @@ pub mod messages;
 #[cfg(feature = "mpi")]
 pub mod mpi;
 pub mod native;
+pub mod progress;
 pub mod session;
 pub mod spawn;
 pub mod threads;

@@ -328,14 +328,13 @@ impl Rank {
     /// Runs all launches of a function.
     fn call(&mut self, w: &Wiring, c: &Call) -> std::result::Result<(), Failed> {
         let course = self.course(w, c);
-        // Collectives under way: the launches before which they are waited for.
-        let mut open: VecDeque<usize> = VecDeque::new();
+        // Collectives under way: the launches before which they are waited for, and what they are.
+        let mut open: VecDeque<(usize, Done)> = VecDeque::new();
         let mut runs = course.runs.iter().peekable();
         let mut i = 0;
         while i < w.bound[c.func].len() {
-            while open.front().is_some_and(|until| *until <= i) {
-                open.pop_front();
-                self.finish()?;
+            while let Some((_, what)) = open.pop_front_if(|x| x.0 <= i) {
+                self.finish(what)?;
             }
             if let Some(run) = runs.next_if(|r| r.launches.start == i) {
                 self.repeat(w, c, run)?;
@@ -343,24 +342,32 @@ impl Rank {
                 continue;
             }
             let until = course.awaited.get(i).copied().unwrap_or(i + 1);
-            if until > i + 1 && matches!(self.program[c.func][i], Kernel::Collective(_)) {
+            let deferred =
+                until > i + 1 && matches!(self.program[c.func][i], Kernel::Collective(_));
+            if deferred {
                 self.engine.transport().defer();
-                open.push_back(until);
+                open.push_back((until, Done::Launch(c.func, w.launches[c.func][i].nodes.start)));
                 // They are done in their order.
                 let mut least = until;
-                for earlier in open.iter_mut().rev() {
+                for (earlier, _) in open.iter_mut().rev() {
                     least = least.min(*earlier);
                     *earlier = least;
                 }
             }
-            self.launch(w, c, i)?;
+            self.launch(w, c, i, deferred)?;
             i += 1;
         }
-        open.iter().try_for_each(|_| self.finish())
+        open.iter().try_for_each(|(_, what)| self.finish(*what))
     }
 
-    /// Runs a launch of a function.
-    fn launch(&mut self, w: &Wiring, c: &Call, i: usize) -> std::result::Result<(), Failed> {
+    /// Runs a launch of a function, or, if it is deferred, begins it.
+    fn launch(
+        &mut self,
+        w: &Wiring,
+        c: &Call,
+        i: usize,
+        deferred: bool,
+    ) -> std::result::Result<(), Failed> {
         let func = c.func;
         // A launch is known by its first node.
         let n = w.launches[func][i].nodes.start;
@@ -374,7 +381,8 @@ impl Rank {
             _alone => None,
         };
         let exchanges = group.is_some();
-        let start = self.now();
+        // What is deferred is noted when it has ended.
+        let start = if deferred { None } else { self.now() };
         self.flight.begin(Done::Launch(func, n), group);
         // SAFETY: `check_program` has compared what the kernel reaches with the sizes of these
         // places, and the arena has checked that they lie inside it. The plan keeps operands
@@ -398,9 +406,13 @@ impl Rank {
             self.flight.end();
             return Ok(());
         }
-        run.launches.clone().try_for_each(|i| self.launch(w, c, i))?;
+        run.launches.clone().try_for_each(|i| self.launch(w, c, i, false))?;
         let kept = self.engine.keep().map_err(|cause| own(self.placed(w, c.func, n, cause)))?;
-        if kept { Ok(()) } else { run.launches.clone().try_for_each(|i| self.launch(w, c, i)) }
+        if kept {
+            Ok(())
+        } else {
+            run.launches.clone().try_for_each(|i| self.launch(w, c, i, false))
+        }
     }
 
     /// A failure of a launch, with its place if it has none.
@@ -409,17 +421,24 @@ impl Rank {
         if cause.place.is_none() { cause.at(place()) } else { cause }
     }
 
-    /// How a call goes: one launch after the other if what is done is timed.
+    /// How a call goes: one launch after the other if what a device does is timed.
     fn course(&mut self, w: &Wiring, c: &Call) -> Arc<Course> {
-        if self.clock.is_some() {
+        if self.clock.is_some() && self.engine.queues() {
             return Arc::default();
         }
         self.courses.of((w, self.class), c, &self.program, &mut *self.engine)
     }
 
-    fn finish(&mut self) -> std::result::Result<(), Failed> {
+    /// Waits for the oldest collective under way.
+    fn finish(&mut self, what: Done) -> std::result::Result<(), Failed> {
         let done = self.engine.transport().finish();
-        done.map_err(|cause| Failed { own: false, cause })
+        let took = done.map_err(|cause| Failed { own: false, cause })?;
+        if let Some((began, took)) = self.clock.zip(took) {
+            let since = |at: Instant| at.saturating_duration_since(began);
+            let (start, end) = (since(took.begun), since(took.done));
+            self.timings.push(Timing { what, start, end });
+        }
+        Ok(())
     }
 
     /// This rank's piece of a value after a step, if its class has it.

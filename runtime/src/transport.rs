@@ -4,6 +4,7 @@ pub use crate::region::Region;
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::mesh::AtomSet;
 use shardc_ir::types::Reduction;
+use std::time::Instant;
 
 /// One tensor of an `all_reduce`: both regions have the same number of elements on every member.
 #[derive(Clone, Debug)]
@@ -26,6 +27,13 @@ pub struct Scattered {
     pub fold: Reduction,
     pub from: Vec<Region>,
     pub to: Region,
+}
+
+/// When a collective that was deferred was done.
+#[derive(Clone, Copy, Debug)]
+pub struct Took {
+    pub begun: Instant,
+    pub done: Instant,
 }
 
 /// One rank's end of a transport. A group is named by its atoms: the ranks that differ from this
@@ -83,9 +91,15 @@ pub trait Transport: Send {
     }
     /// Says that what follows the next collective does not wait for it before [`Transport::finish`].
     fn defer(&mut self) {}
-    /// Makes what follows wait for the oldest collective that was deferred.
-    fn finish(&mut self) -> Result<()> {
-        Ok(())
+    /// Makes what follows wait for the oldest collective that was deferred; tells when that was done, if it
+    /// is.
+    fn finish(&mut self) -> Result<Option<Took>> {
+        Ok(None)
+    }
+    /// Moves on what was sent or posted and was not waited for, and returns at once; true if some of it is
+    /// still under way.
+    fn advance(&mut self) -> Result<bool> {
+        Ok(false)
     }
     /// Makes every pending and later operation of every rank fail with this cause.
     fn abort(&mut self, cause: Diag);

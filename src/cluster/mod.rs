@@ -310,11 +310,12 @@ impl Job {
             #[cfg(feature = "mpi")]
             Links::Mpi(world) => {
                 use shardc_runtime::messages::Messages;
+                use shardc_runtime::progress::Progress;
                 let (mesh, post) = (&plan.module.mesh, world.post());
                 let (rank, alarm) = (self.launched.rank, self.alarm.clone());
-                let mut end = Messages::new(mesh, rank, post, timeout, alarm);
+                let mut end = Messages::new(mesh, rank, post, timeout, alarm.clone());
                 end.open(&plan.groups())?;
-                Ok(vec![Box::new(end)])
+                Ok(vec![Box::new(Progress::new(Box::new(end), alarm)?)])
             }
             Links::Nccl(_, name) => {
                 self.one_each(name)?;

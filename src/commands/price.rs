@@ -179,9 +179,10 @@ fn elsewhere(stored: &Stored, d: &Device) -> String {
     if transport == Transport::Nccl || !d.is_gpu() {
         return String::new();
     }
+    let beside = if transport.overlaps() { "" } else { ", and no work was put beside them" };
     format!(
-        "warning: compiled for --transport {}: exchanges are priced on the links of {}, and no work was put beside them; \
-         the plan that runs there is compiled with --transport nccl\n",
+        "warning: compiled for --transport {}: exchanges are priced on the links of {}{beside}; the plan that runs \
+         there is compiled with --transport nccl\n",
         transport.name(),
         d.name
     )

@@ -4,6 +4,7 @@
 use crate::jobs::{
     Job, PATIENCE, compile, done, fixture, folder, losses, mpirun, one_message, text,
 };
+use serde_json::Value;
 use shardc_testing::taken;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
@@ -23,7 +24,8 @@ fn steps(o: &Output) -> Vec<String> {
 fn same_bits(ranks: usize, name: &str, flags: &[&str]) {
     let dir = folder(&format!("{ranks}-{name}-{}", flags.join("").replace([',', '='], "")));
     let (model, plan) = (fixture(name), dir.join("plan"));
-    let all = [&["--seq", "16", "--global-batch", "8", "--clip", "0.5"], flags].concat();
+    let all = ["--seq", "16", "--global-batch", "8", "--clip", "0.5", "--transport", "mpi"];
+    let all = [&all[..], flags].concat();
     compile(&model, &all, &plan);
     let run = |c: &mut Command, dump: &Path, transport: &str| {
         c.arg("run").arg(&plan).args(["--steps", "3", "--threads", "1", "--format", "json"]);
@@ -65,6 +67,45 @@ fn processes_give_the_bits_of_threads() {
     }
 }
 
+/// With ZeRO-3, gathers of a block go on beside the work of the block before: in a trace, slices of collectives
+/// and of work lie over each other. As threads they never do.
+#[test]
+fn collectives_overlap_with_work() {
+    let (dir, model) = (folder("overlap"), fixture("llama_deep"));
+    let plan = dir.join("plan");
+    let flags = ["--seq", "32", "--global-batch", "8", "--mesh", "dp_shard=2", "--zero", "3"];
+    compile(&model, &[&flags[..], &["--transport", "mpi"]].concat(), &plan);
+    let overlaps = |c: &mut Command, transport: &str| {
+        c.arg("run").arg(&plan).args(["--steps", "3", "--threads", "1", "--trace", "trace.json"]);
+        let o = done(c.args(["--transport", transport]).current_dir(&dir));
+        assert!(o.status.success(), "{}", text(&o.stderr));
+        let trace = std::fs::read(dir.join("trace.json")).expect("a trace");
+        let trace: Value = serde_json::from_slice(&trace).expect("JSON");
+        // Rank, when it begins, when it ends.
+        let slices = |category: &str| -> Vec<(u64, f64, f64)> {
+            let all = trace["traceEvents"].as_array().expect("events").iter();
+            let own = all.filter(|e| e["cat"] == category && e["ph"] == "X");
+            let own = own.filter(|e| !e["args"]["node"].is_null());
+            let number = |e: &Value, key: &str| e[key].as_f64().expect("a number");
+            own.map(|e| {
+                let start = number(e, "ts");
+                (e["pid"].as_u64().expect("a rank"), start, start + number(e, "dur"))
+            })
+            .collect()
+        };
+        let (work, collectives) = (slices("compute"), slices("collective"));
+        assert!(work.len() > 500 && collectives.len() > 50);
+        let meets = |c: &&(u64, f64, f64)| {
+            work.iter().any(|w| w.0 == c.0 && w.1.max(c.1) + 1.0 < w.2.min(c.2))
+        };
+        (collectives.len(), collectives.iter().filter(meets).count())
+    };
+    let (all, over) = overlaps(mpirun(2).arg(SHARDC), "mpi");
+    assert!(over * 10 > all, "{over} of {all} collectives overlap with work");
+    let (same, none) = overlaps(&mut Command::new(SHARDC), "threads");
+    assert_eq!((same, none), (all, 0));
+}
+
 impl Job {
     fn start(name: &str, ranks: usize, mesh: &str) -> Job {
         Job::with(name, ranks, mesh, &[])
@@ -80,6 +121,7 @@ impl Job {
         let dir = folder(name);
         let plan = dir.join("plan");
         let flags = ["--seq", "16", "--global-batch", "8", "--microbatch", "2", "--mesh", mesh];
+        let flags = [&flags[..], &["--transport", "mpi"]].concat();
         compile(&fixture("llama_deep"), &flags, &plan);
         let file = |name: &str| std::fs::File::create(dir.join(name)).expect("a file");
         c.arg(SHARDC).arg("run").arg(&plan).args(["--steps", "1000000", "--transport", "mpi"]);

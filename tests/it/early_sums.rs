@@ -13,6 +13,7 @@ use shardc_ir::func::{Func, FuncKind, Module, Node, Port, RoleKind, Scope, Value
 use shardc_ir::group::launches;
 use shardc_ir::ops::Op;
 use shardc_ir::plan::{Call, Instr, Plan};
+use shardc_ir::text;
 use shardc_ir::types::DType;
 use shardc_passes::autodiff::chunks::LossChunks;
 use shardc_passes::autodiff::recompute::Recompute;
@@ -306,14 +307,21 @@ fn lists_with_another_last_call_are_refused() {
     }
 }
 
-/// Plans for processors are as they were.
+/// Where ranks are threads nothing goes on beside work; where MPI moves data, all does that does over NCCL.
 #[test]
-fn plans_for_processors_sum_at_the_end() {
-    for transport in [Transport::Threads, Transport::Mpi] {
-        for (name, o, _) in rows().into_iter().take(3) {
-            let o = Options { transport, ..o };
-            assert_eq!(all_sums(&compile(&Fixture::open(name).model(&o), &o).plan), 0);
-        }
+fn transports_that_overlap_have_the_same_plans() {
+    for (name, o, _) in rows().into_iter().take(3) {
+        let with = |transport| {
+            let o = Options { transport, ..o.clone() };
+            compile(&Fixture::open(name).model(&o), &o).plan
+        };
+        assert_eq!(all_sums(&with(Transport::Threads)), 0);
+        let (mpi, nccl) = (with(Transport::Mpi), with(Transport::Nccl));
+        assert!(
+            all_sums(&mpi) > 0 && text::print(&mpi.module) == text::print(&nccl.module),
+            "{name}"
+        );
+        assert_eq!(mpi.classes, nccl.classes);
     }
 }
 

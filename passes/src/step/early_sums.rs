@@ -1,4 +1,5 @@
-//! Starts the sums of gradients over ranks within the last backward, beside whose work they go on: for devices.
+//! Starts the sums of gradients over ranks within the last backward, beside whose work they go on: where data move
+//! while ranks work.
 //!
 //! ```text
 //! Before:  @backward(…):   %d_w_sum = add %d_w_acc, %d_w : f32[4,8]+dp    After:  @backward(…): as before

@@ -154,6 +154,10 @@ fn bytes_of(words: &mut [u64], bytes: usize) -> &mut [u8] {
 }
 
 impl Engine for OnCuda {
+    fn queues(&self) -> bool {
+        true
+    }
+
     fn transport(&mut self) -> &mut dyn Transport {
         self.executor.transport()
     }

@@ -217,6 +217,28 @@ impl<P: Post> Transport for Messages<P> {
         unsafe { self.swap(&g, &[], &[(from, Flow::of([data]))]) }
     }
 
+    fn advance(&mut self) -> Result<bool> {
+        let Messages { post, offers, posted, .. } = self;
+        let sent = offers.values_mut().flatten();
+        let all = sent.chain(posted.values_mut().flatten().map(|(_, tickets)| tickets));
+        let mut left = false;
+        for tickets in all {
+            let mut failed = None;
+            tickets.retain_mut(|t| match post.done(t) {
+                Ok(done) => !done,
+                Err(e) => {
+                    failed = Some(e);
+                    true
+                }
+            });
+            if let Some(e) = failed {
+                return Err(e);
+            }
+            left |= !tickets.is_empty();
+        }
+        Ok(left)
+    }
+
     fn abort(&mut self, _cause: Diag) {
         // Others learn it from those who watch this process.
         self.alarm.ring();

@@ -1,6 +1,6 @@
 //! Runs functions of one node on all ranks of a mesh, in padded memory full of NaN, and compares
-//! with the reference interpreter: through memory that ranks share, and through messages, which must
-//! give the same bits.
+//! with the reference interpreter: through memory that ranks share, through messages, and through
+//! messages that a progress thread moves, which must give the same bits.
 
 pub mod mail;
 
@@ -17,6 +17,7 @@ use shardc_ir::types::{DType, Type};
 use shardc_runtime::alarm::Alarm;
 use shardc_runtime::exec::Executor;
 use shardc_runtime::messages::Messages;
+use shardc_runtime::progress::Progress;
 use shardc_runtime::threads::Threads;
 use shardc_runtime::transport::Transport;
 use std::sync::Arc;
@@ -137,6 +138,8 @@ pub fn run(
         (Ok(shared), _) => {
             let posted = all(messages(mesh, Duration::from_secs(20)), 1)?;
             assert!(bits(shared) == bits(&posted), "messages give other bits than shared memory");
+            let deferred = all(in_progress(mesh), 1)?;
+            assert!(bits(shared) == bits(&deferred), "a progress thread gives other bits");
         }
         (Err(_), _) => {}
     }
@@ -157,6 +160,12 @@ pub fn messages(mesh: &Mesh, timeout: Duration) -> Vec<Box<dyn Transport>> {
         Box::new(end) as Box<dyn Transport>
     };
     (0..mesh.ranks()).map(one).collect()
+}
+
+/// As [`messages`], with a thread each that does what is deferred.
+fn in_progress(mesh: &Mesh) -> Vec<Box<dyn Transport>> {
+    let alone = |end| Box::new(Progress::new(end, Arc::default()).unwrap()) as Box<dyn Transport>;
+    messages(mesh, Duration::from_secs(20)).into_iter().map(alone).collect()
 }
 
 fn one_rank(
@@ -186,8 +195,11 @@ fn one_rank(
     let base: Vec<*mut f32> = memory.iter_mut().map(|m| m.as_mut_ptr()).collect();
     let pointers: Vec<*mut f32> = at.iter().map(|&i| base[i]).collect();
     let mut executor = Executor::new(end, threads);
+    // Where anything can go on beside other work, it does.
+    executor.transport().defer();
     // SAFETY: the kernel's reach was compared with the buffers, which live until the end.
     unsafe { executor.run(&kernel, &pointers) }?;
+    executor.transport().finish()?;
     let out = |(o, t): (usize, &&Type)| unlay(mesh, t, &coords, &memory[at[ins.len() + o]]);
     Ok(outs.iter().enumerate().map(out).collect())
 }

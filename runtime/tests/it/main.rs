@@ -6,4 +6,5 @@ mod experts;
 mod kernels;
 mod lab;
 mod products;
+mod progress;
 mod session;

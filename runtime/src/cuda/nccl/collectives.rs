@@ -4,7 +4,7 @@ use super::laid::{Laid, bytes};
 use super::library::{Data, DataType, Fold, Queue};
 use super::{Event, Group, Nccl};
 use crate::region::Region;
-use crate::transport::{Gathered, Reduced, Scattered, Transport, failure, misplaced};
+use crate::transport::{Gathered, Reduced, Scattered, Took, Transport, failure, misplaced};
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::kernel::Elem;
 use shardc_ir::mesh::AtomSet;
@@ -332,8 +332,9 @@ impl Transport for Nccl {
         self.defers = true;
     }
 
-    fn finish(&mut self) -> Result<()> {
-        self.deferred.pop_front().map_or(Ok(()), |done| self.main.after(&done))
+    fn finish(&mut self) -> Result<Option<Took>> {
+        self.deferred.pop_front().map_or(Ok(()), |done| self.main.after(&done))?;
+        Ok(None)
     }
 
     fn abort(&mut self, _cause: Diag) {

@@ -267,7 +267,8 @@ flags! {
     /// names of the axes
     #[arg(long, value_name = "GLOB=D,D|auto", help_heading = "Layout")]
     pub shard: Vec<String>,
-    /// How ranks communicate when the plan runs: threads, mpi or nccl [default: threads]
+    /// How ranks communicate when the plan runs: threads, mpi or nccl; plans for mpi and nccl overlap communication
+    /// with work [default: threads]
     #[arg(long, help_heading = "Run")]
     pub transport: Option<String>,
     /// Device: cpu, or cuda, which adds compiled kernels to the plan's folder (run compiles them if they are

@@ -235,7 +235,7 @@ impl Device {
 
     /// True if it has a driver's context and NCCL's buffers beside a plan, as GPUs have.
     pub fn is_gpu(&self) -> bool {
-        // On processors that were measured nothing overlaps.
+        // On processors that were measured no time is hidden: their cores move the data.
         self.overlaps && !["tpu", "zen"].iter().any(|c| self.chip.starts_with(c))
     }
 

@@ -6,7 +6,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 /// An operation of a rank's transport, by its number from 1.
 pub type Call = u64;
 
-/// Tells which operation a device has not done yet, the oldest.
+/// Tells which operation has failed, or a device or progress thread has not done yet, the oldest.
 pub(crate) type Oldest = Box<dyn Fn() -> Option<Call> + Send + Sync>;
 
 /// What a rank tells those who watch it: whom it waits for; and what they tell it: to stop.

@@ -77,8 +77,8 @@ impl Flight {
         self.with(|l| l.microbatch = m);
     }
 
-    /// Something begins; what was begun before is done if it was not said to be.
-    pub fn begin(&self, what: Done, group: Option<AtomSet>) {
+    /// Something begins. Of an operation of the transport its number, by which [`Flight::ended`] knows it.
+    pub fn begin(&self, what: Done, group: Option<AtomSet>) -> Option<Call> {
         let start = self.began.elapsed();
         self.with(|l| {
             let call = group.map(|g| {
@@ -95,6 +95,17 @@ impl Flight {
             let (step, microbatch) = (l.step, l.microbatch);
             let end = None;
             l.entries.push_back(Entry { what, step, microbatch, call, number, start, end });
+            number
+        })
+    }
+    /// An operation that was deferred has ended.
+    pub fn ended(&self, number: Option<Call>) {
+        let now = self.began.elapsed();
+        self.with(|l| {
+            let mut late = l.entries.iter_mut().rev();
+            if let Some(e) = late.find(|e| number.is_some() && e.number == number) {
+                e.end = Some(now);
+            }
         });
     }
     pub fn end(&self) {
@@ -106,8 +117,8 @@ impl Flight {
         });
     }
 
-    /// Where a rank is, in one line; `waits` are those it waits for, and `oldest` the operation that its
-    /// device has not done, if it was only queued.
+    /// Where a rank is, in one line; `waits` are those it waits for, and `oldest` the operation that has
+    /// failed, or that its device or progress thread has not done, if it was only queued.
     pub fn whereabouts(
         &self,
         w: &Wiring,

@@ -2,8 +2,7 @@
 //! sent and posted moves.
 //!
 //! Operations happen one at a time, in the order of their calls. What is deferred is done by the thread;
-//! everything else by who calls it, once the thread has done all that was deferred before: so a rank on which
-//! nothing is deferred never waits for another thread. MPI has to serve several threads, one at a time
+//! everything else by who calls it, once the thread has done all that was deferred before. MPI has to serve several threads, one at a time
 //! (`MPI_THREAD_SERIALIZED`).
 
 use crate::alarm::{Alarm, Call};
@@ -11,8 +10,9 @@ use crate::spawn::refused;
 use crate::transport::{Gathered, Reduced, Region, Scattered, Took, Transport, failure};
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::mesh::AtomSet;
+use std::any::Any;
 use std::collections::VecDeque;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -31,7 +31,6 @@ pub struct Progress {
     world: usize,
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
-    alarm: Arc<Alarm>,
     /// The next collective is deferred; and those that were, the oldest first.
     defers: bool,
     deferred: VecDeque<Call>,
@@ -44,19 +43,28 @@ struct Shared {
     end: Mutex<End>,
     state: Mutex<State>,
     changed: Condvar,
+    alarm: Arc<Alarm>,
 }
 
 #[derive(Default)]
 struct State {
     /// Deferred, the oldest first; the first may be the one that is being done.
     queue: VecDeque<(Call, Option<Job>)>,
-    /// When those were done for which nobody has waited, the oldest first.
-    done: VecDeque<Took>,
-    /// Why one has failed: all later operations do.
-    failed: Option<Diag>,
+    /// What became of those for which nobody has waited, the oldest first.
+    done: VecDeque<Result<Took>>,
+    /// The first failure, and of which call it was. Nothing is done after it.
+    failed: Option<(Option<Call>, Diag)>,
+    /// Of the thread, which is no more.
+    panic: Option<Box<dyn Any + Send>>,
     /// Something was sent or posted that is not waited for.
     under_way: bool,
     stops: bool,
+}
+
+impl State {
+    fn check(&self) -> Result<()> {
+        self.failed.as_ref().map_or(Ok(()), |(_, cause)| Err(cause.clone()))
+    }
 }
 
 fn held<T>(lock: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -66,6 +74,18 @@ fn held<T>(lock: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Shared {
     fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
         self.changed.wait(state).unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Works until it is stopped; a panic is the rank's.
+    fn live(&self) {
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| self.work())) {
+            let mut state = held(&self.state);
+            state.queue.clear();
+            let cause = failure("the progress thread panicked".into());
+            state.failed.get_or_insert((None, cause));
+            state.panic = Some(panic);
+            self.changed.notify_all();
+        }
     }
 
     /// Does what is deferred, until it is stopped and nothing is left.
@@ -79,7 +99,7 @@ impl Shared {
                 if state.stops {
                     return;
                 }
-                if state.under_way {
+                if state.under_way && !self.alarm.is_rung() {
                     let slept = self.changed.wait_timeout(state, PAUSE);
                     let (again, slept) = slept.unwrap_or_else(PoisonError::into_inner);
                     state = again;
@@ -99,17 +119,18 @@ impl Shared {
     }
 
     fn run(&self, job: Job) {
-        let mut end = held(&self.end);
-        let begun = Instant::now();
-        let done = catch_unwind(AssertUnwindSafe(|| job(&mut **end)));
-        drop(end);
+        let failed = held(&self.state).check();
+        let done = failed.and_then(|()| {
+            let mut end = held(&self.end);
+            let begun = Instant::now();
+            job(&mut **end).map(|()| Took { begun, done: Instant::now() })
+        });
         let mut state = held(&self.state);
-        state.queue.pop_front();
-        state.done.push_back(Took { begun, done: Instant::now() });
-        let done = done.unwrap_or_else(|_| Err(failure("its progress thread panicked".into())));
-        if let Err(cause) = done {
-            state.failed.get_or_insert(cause);
+        let call = state.queue.pop_front().map(|x| x.0);
+        if let Err(cause) = &done {
+            state.failed.get_or_insert_with(|| (call, cause.clone()));
         }
+        state.done.push_back(done);
         self.changed.notify_all();
     }
 
@@ -126,7 +147,7 @@ impl Shared {
             Ok(left) => state.under_way = left,
             Err(cause) => {
                 state.under_way = false;
-                state.failed.get_or_insert(cause);
+                state.failed.get_or_insert((None, cause));
             }
         }
     }
@@ -140,37 +161,46 @@ impl Progress {
     pub fn new(end: Box<dyn Transport>, alarm: Arc<Alarm>) -> Result<Progress> {
         let (rank, world) = (end.rank(), end.world());
         let (state, changed) = (Mutex::default(), Condvar::new());
-        let shared = Arc::new(Shared { end: Mutex::new(end), state, changed });
+        let end = Mutex::new(end);
+        let shared = Arc::new(Shared { end, state, changed, alarm: alarm.clone() });
         let worker = shared.clone();
         let started = std::thread::Builder::new()
             .name(format!("progress of rank {rank}"))
-            .spawn(move || worker.work());
-        let thread = started.map_err(|e| refused("a progress thread", 1, &e))?;
+            .spawn(move || worker.live());
+        let thread = started.map_err(|e| refused("the progress thread of a rank", 1, &e))?;
         let asked = Arc::downgrade(&shared);
         alarm.ask(Box::new(move || {
-            asked.upgrade().and_then(|s| held(&s.state).queue.front().map(|x| x.0))
+            let shared = asked.upgrade()?;
+            let state = held(&shared.state);
+            let failed = state.failed.as_ref().and_then(|f| f.0);
+            failed.or_else(|| state.queue.front().map(|x| x.0))
         }));
         let (deferred, thread) = (VecDeque::new(), Some(thread));
-        Ok(Progress { rank, world, shared, thread, alarm, defers: false, deferred, calls: 0 })
+        Ok(Progress { rank, world, shared, thread, defers: false, deferred, calls: 0 })
     }
 
     /// Waits until all that was deferred up to a call is done.
     fn until(&self, last: Call) -> MutexGuard<'_, State> {
+        let alarm = &self.shared.alarm;
         let mut state = held(&self.shared.state);
         while state.queue.front().is_some_and(|x| x.0 <= last) {
-            self.alarm.set_calm(false);
+            alarm.set_calm(false);
             state = self.shared.wait(state);
         }
+        if let Some(panic) = state.panic.take() {
+            drop(state);
+            resume_unwind(panic);
+        }
         // What is left goes on beside work.
-        self.alarm.set_calm(!state.queue.is_empty());
+        alarm.set_calm(!state.queue.is_empty());
         state
     }
 
     /// Does an operation now.
     fn now<T>(&mut self, f: impl FnOnce(&mut dyn Transport) -> Result<T>) -> Result<T> {
-        let failed = self.until(self.calls).failed.clone();
+        let fine = self.until(self.calls).check();
         self.calls += 1;
-        failed.map_or(Ok(()), Err)?;
+        fine?;
         f(&mut **held(&self.shared.end))
     }
 
@@ -194,9 +224,11 @@ impl Progress {
             return self.now(f);
         }
         self.calls += 1;
+        let mut state = held(&self.shared.state);
+        state.check()?;
         self.deferred.push_back(self.calls);
-        self.alarm.set_calm(true);
-        held(&self.shared.state).queue.push_back((self.calls, Some(Box::new(f))));
+        self.shared.alarm.set_calm(true);
+        state.queue.push_back((self.calls, Some(Box::new(f))));
         self.shared.changed.notify_all();
         Ok(())
     }
@@ -270,13 +302,19 @@ impl Transport for Progress {
         let Some(oldest) = self.deferred.pop_front() else { return Ok(None) };
         // They are done in their order.
         let mut state = self.until(oldest);
-        let took = state.done.pop_front();
-        state.failed.clone().map_or(Ok(took), Err)
+        match state.done.pop_front() {
+            Some(done) => done.map(Some),
+            None => state.check().map(|()| None),
+        }
+    }
+
+    fn settle(&mut self) {
+        drop(self.until(self.calls));
     }
 
     fn abort(&mut self, _cause: Diag) {
         // As the end does, which may be in use.
-        self.alarm.ring();
+        self.shared.alarm.ring();
     }
 }
 
@@ -286,7 +324,7 @@ impl Drop for Progress {
         state.stops = true;
         if !state.queue.is_empty() {
             // Who leaves in the middle has failed: the thread must not wait for the others.
-            self.alarm.ring();
+            self.shared.alarm.ring();
         }
         drop(state);
         self.shared.changed.notify_all();

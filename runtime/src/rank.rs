@@ -1,9 +1,10 @@
 //! One rank: its arena, its kernels, its thread.
 
 mod asked;
+mod call;
 
 use crate::batch::{self, StepData};
-use crate::course::{Course, Courses, Run};
+use crate::course::Courses;
 use crate::engine::{Engine, OnHost, out_of_arena};
 use crate::exec::Executor;
 use crate::flight::{Done, Flight, Timing};
@@ -15,13 +16,11 @@ use crate::wiring::{Port, Wiring, owns, piece};
 pub(crate) use asked::{Command, Order, OutputPiece, Reply};
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::func::RoleKind;
-use shardc_ir::kernel::{Elem, Kernel, Program};
-use shardc_ir::plan::{Call, Instr, Place, Transfer};
+use shardc_ir::kernel::{Elem, Program};
+use shardc_ir::plan::{Instr, Place, Transfer};
 use shardc_ir::tensor;
 use shardc_ir::types::Type;
 use shardc_ir::weights::Weight;
-use smallvec::SmallVec;
-use std::collections::VecDeque;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -323,122 +322,6 @@ impl Rank {
             let cause = if cause.place.is_none() { cause.at(place) } else { cause };
             Failed { own: false, cause }
         })
-    }
-
-    /// Runs all launches of a function.
-    fn call(&mut self, w: &Wiring, c: &Call) -> std::result::Result<(), Failed> {
-        let course = self.course(w, c);
-        // Collectives under way: the launches before which they are waited for, and what they are.
-        let mut open: VecDeque<(usize, Done)> = VecDeque::new();
-        let mut runs = course.runs.iter().peekable();
-        let mut i = 0;
-        while i < w.bound[c.func].len() {
-            while let Some((_, what)) = open.pop_front_if(|x| x.0 <= i) {
-                self.finish(what)?;
-            }
-            if let Some(run) = runs.next_if(|r| r.launches.start == i) {
-                self.repeat(w, c, run)?;
-                i = run.launches.end;
-                continue;
-            }
-            let until = course.awaited.get(i).copied().unwrap_or(i + 1);
-            let deferred =
-                until > i + 1 && matches!(self.program[c.func][i], Kernel::Collective(_));
-            if deferred {
-                self.engine.transport().defer();
-                open.push_back((until, Done::Launch(c.func, w.launches[c.func][i].nodes.start)));
-                // They are done in their order.
-                let mut least = until;
-                for (earlier, _) in open.iter_mut().rev() {
-                    least = least.min(*earlier);
-                    *earlier = least;
-                }
-            }
-            self.launch(w, c, i, deferred)?;
-            i += 1;
-        }
-        open.iter().try_for_each(|(_, what)| self.finish(*what))
-    }
-
-    /// Runs a launch of a function, or, if it is deferred, begins it.
-    fn launch(
-        &mut self,
-        w: &Wiring,
-        c: &Call,
-        i: usize,
-        deferred: bool,
-    ) -> std::result::Result<(), Failed> {
-        let func = c.func;
-        // A launch is known by its first node.
-        let n = w.launches[func][i].nodes.start;
-        let mut memory: SmallVec<[*mut f32; 16]> = SmallVec::new();
-        for p in &w.bound[func][i] {
-            let at = self.engine.at(c.frames[p.frame as usize] + p.offset, p.bytes);
-            memory.push(found(at)?);
-        }
-        let group = match &self.program[func][i] {
-            Kernel::Collective(k) => Some(k.axes),
-            _alone => None,
-        };
-        let exchanges = group.is_some();
-        // What is deferred is noted when it has ended.
-        let start = if deferred { None } else { self.now() };
-        self.flight.begin(Done::Launch(func, n), group);
-        // SAFETY: `check_program` has compared what the kernel reaches with the sizes of these
-        // places, and the arena has checked that they lie inside it. The plan keeps operands
-        // and results apart.
-        let done = unsafe { self.engine.run((func, i), &self.program[func][i], &memory) };
-        self.note(Done::Launch(func, n), start);
-        // A transport may report what happened to another rank.
-        done.map_err(|cause| Failed { own: !exchanges, cause: self.placed(w, func, n, cause) })?;
-        self.flight.end();
-        Ok(())
-    }
-
-    /// Runs launches that are the same each time: at once, if the engine has kept them.
-    fn repeat(&mut self, w: &Wiring, c: &Call, run: &Run) -> std::result::Result<(), Failed> {
-        let n = w.launches[c.func][run.launches.start].nodes.start;
-        self.flight.begin(Done::Launch(c.func, n), None);
-        // SAFETY: a run's number is that of its function and frames, whose places were checked when it
-        // was first run.
-        let kept = unsafe { self.engine.replay(run.number, run.queued) };
-        if kept.map_err(|cause| own(self.placed(w, c.func, n, cause)))? {
-            self.flight.end();
-            return Ok(());
-        }
-        run.launches.clone().try_for_each(|i| self.launch(w, c, i, false))?;
-        let kept = self.engine.keep().map_err(|cause| own(self.placed(w, c.func, n, cause)))?;
-        if kept {
-            Ok(())
-        } else {
-            run.launches.clone().try_for_each(|i| self.launch(w, c, i, false))
-        }
-    }
-
-    /// A failure of a launch, with its place if it has none.
-    fn placed(&self, w: &Wiring, func: usize, node: usize, cause: Diag) -> Diag {
-        let place = || format!("{}, {}", w.rank_text(self.rank), w.node_text(func, node));
-        if cause.place.is_none() { cause.at(place()) } else { cause }
-    }
-
-    /// How a call goes: one launch after the other if what a device does is timed.
-    fn course(&mut self, w: &Wiring, c: &Call) -> Arc<Course> {
-        if self.clock.is_some() && self.engine.queues() {
-            return Arc::default();
-        }
-        self.courses.of((w, self.class), c, &self.program, &mut *self.engine)
-    }
-
-    /// Waits for the oldest collective under way.
-    fn finish(&mut self, what: Done) -> std::result::Result<(), Failed> {
-        let done = self.engine.transport().finish();
-        let took = done.map_err(|cause| Failed { own: false, cause })?;
-        if let Some((began, took)) = self.clock.zip(took) {
-            let since = |at: Instant| at.saturating_duration_since(began);
-            let (start, end) = (since(took.begun), since(took.done));
-            self.timings.push(Timing { what, start, end });
-        }
-        Ok(())
     }
 
     /// This rank's piece of a value after a step, if its class has it.

@@ -1,4 +1,5 @@
-//! Threads without which nothing runs: those of ranks, and those that listen to other processes.
+//! Threads without which nothing runs: those of ranks, those that move their data, and those that
+//! listen to other processes.
 
 use shardc_ir::diag::Diag;
 

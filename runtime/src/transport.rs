@@ -96,6 +96,8 @@ pub trait Transport: Send {
     fn finish(&mut self) -> Result<Option<Took>> {
         Ok(None)
     }
+    /// Waits until what was deferred is done, as the next operation would: so that its time is its own.
+    fn settle(&mut self) {}
     /// Moves on what was sent or posted and was not waited for, and returns at once; true if some of it is
     /// still under way.
     fn advance(&mut self) -> Result<bool> {

@@ -26,7 +26,7 @@ use shardc_cost::step::Closed;
 use shardc_frontends::Facts;
 use shardc_ir::diag::{Diag, Result, count};
 use shardc_ir::plan::Plan;
-use shardc_passes::options::Options;
+use shardc_passes::options::{Options, Transport};
 use space::Candidate;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -398,7 +398,9 @@ impl Search<'_> {
     fn compile(&self, g: &Guess) -> Result<Compiled> {
         let base = Options { memory: None, ..self.asked.options.clone() };
         let device = &self.asked.device;
-        let options = g.candidate.options(&base);
+        // NCCL connects GPUs only; plans for MPI are the same programs.
+        let transport = if device.is_gpu() { Transport::Nccl } else { Transport::Mpi };
+        let options = Options { transport, ..g.candidate.options(&base) };
         let plan = self.asked.trial(self.input, &options)?;
         let price = of_plan::price(&plan, device, &options.speeds)?;
         let beside = if device.is_gpu() { beside::bytes(&plan) } else { 0 };

@@ -449,7 +449,9 @@ fn a_price_says_what_it_assumes() {
     for (transport, device, words) in [
         ("threads", "h100-sxm", "\nwarning: compiled for --transport threads: exchanges"),
         ("nccl", "h100-sxm", "compiled for --transport nccl: exchanges go on beside work"),
+        ("mpi", "h100-sxm", "\nwarning: compiled for --transport mpi: exchanges"),
         ("threads", "cpu-zen5-2c", "compiled for --transport threads\n"),
+        ("mpi", "cpu-zen5-2c", "compiled for --transport mpi\n"),
     ] {
         let plan = format!("{transport}.plan");
         let flags = ["--mesh", "tp=2", "--seq", "16", "--transport", transport, "-o", &plan];

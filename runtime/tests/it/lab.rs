@@ -153,19 +153,23 @@ fn threads(mesh: &Mesh) -> Vec<Box<dyn Transport>> {
 
 /// Ends that exchange messages.
 pub fn messages(mesh: &Mesh, timeout: Duration) -> Vec<Box<dyn Transport>> {
+    alarmed(mesh, timeout).into_iter().map(|(end, _)| end).collect()
+}
+
+fn alarmed(mesh: &Mesh, timeout: Duration) -> Vec<(Box<dyn Transport>, Arc<Alarm>)> {
     let all = mail::Office::default();
     let one = |r| {
-        let post = mail::Mail::new(r, &all);
-        let end = Messages::new(mesh, r, post, timeout, Arc::<Alarm>::default());
-        Box::new(end) as Box<dyn Transport>
+        let (post, alarm) = (mail::Mail::new(r, &all), Arc::<Alarm>::default());
+        let end = Messages::new(mesh, r, post, timeout, alarm.clone());
+        (Box::new(end) as Box<dyn Transport>, alarm)
     };
     (0..mesh.ranks()).map(one).collect()
 }
 
 /// As [`messages`], with a thread each that does what is deferred.
 fn in_progress(mesh: &Mesh) -> Vec<Box<dyn Transport>> {
-    let alone = |end| Box::new(Progress::new(end, Arc::default()).unwrap()) as Box<dyn Transport>;
-    messages(mesh, Duration::from_secs(20)).into_iter().map(alone).collect()
+    let one = |(end, alarm)| Box::new(Progress::new(end, alarm).unwrap()) as Box<dyn Transport>;
+    alarmed(mesh, Duration::from_secs(20)).into_iter().map(one).collect()
 }
 
 fn one_rank(

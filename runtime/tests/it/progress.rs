@@ -1,13 +1,15 @@
 //! The progress thread: what is deferred goes on beside other work, in order, and nothing hangs when it fails.
 
 use crate::lab::{dense, mail};
-use shardc_ir::diag::Diag;
+use shardc_ir::diag::{Diag, Result};
 use shardc_ir::mesh::{AtomSet, Mesh};
 use shardc_ir::types::Reduction;
 use shardc_runtime::alarm::Alarm;
 use shardc_runtime::messages::Messages;
 use shardc_runtime::progress::Progress;
-use shardc_runtime::transport::{Gathered, Reduced, Region, Transport};
+use shardc_runtime::transport::{Gathered, Reduced, Region, Scattered, Transport};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -142,6 +144,86 @@ fn what_fails_is_told_where_it_is_waited_for() {
     assert!(why.message.contains("for ranks [1]"), "{}", why.message);
     let later = end.barrier(TP).expect_err("it has failed");
     assert_eq!(later.message, why.message);
+}
+
+/// An end that cannot do anything, or panics, and how often it was asked.
+struct Broken(Arc<AtomicUsize>, bool);
+
+impl Transport for Broken {
+    fn rank(&self) -> usize {
+        0
+    }
+    fn world(&self) -> usize {
+        2
+    }
+    fn barrier(&mut self, _: AtomSet) -> Result<()> {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        assert!(!self.1, "the end is broken");
+        Err(Diag::new("rank-failed", "the end is broken"))
+    }
+    fn all_reduce(&mut self, axes: AtomSet, _: &[Reduced]) -> Result<()> {
+        self.barrier(axes)
+    }
+    fn all_gather(&mut self, axes: AtomSet, _: &[Gathered]) -> Result<()> {
+        self.barrier(axes)
+    }
+    fn reduce_scatter(&mut self, axes: AtomSet, _: &[Scattered]) -> Result<()> {
+        self.barrier(axes)
+    }
+    fn all_to_all(&mut self, axes: AtomSet, _: &[Region], _: &[Region]) -> Result<()> {
+        self.barrier(axes)
+    }
+    fn all_to_all_v(&mut self, axes: AtomSet, _: &[Vec<Region>], _: &[Vec<Region>]) -> Result<()> {
+        self.barrier(axes)
+    }
+    fn permute(&mut self, axes: AtomSet, _: usize, _: &Region, _: &Region) -> Result<()> {
+        self.barrier(axes)
+    }
+    fn broadcast(&mut self, axes: AtomSet, _: usize, _: &Region) -> Result<()> {
+        self.barrier(axes)
+    }
+    fn send(&mut self, _: usize, _: &Region) -> Result<()> {
+        self.barrier(TP)
+    }
+    fn sent(&mut self, _: usize) -> Result<()> {
+        self.barrier(TP)
+    }
+    fn recv(&mut self, _: usize, _: &Region) -> Result<()> {
+        self.barrier(TP)
+    }
+    fn abort(&mut self, _: Diag) {}
+}
+
+/// After the first failure nothing is tried, each try of which may take as long as a rank is waited for.
+#[test]
+fn nothing_is_done_after_a_failure() {
+    let asked = Arc::new(AtomicUsize::new(0));
+    let broken = Box::new(Broken(asked.clone(), false));
+    let mut end = Progress::new(broken, Arc::default()).unwrap();
+    let mut x = vec![1.0; 3];
+    let queued = (0..10).filter(|_| {
+        end.defer();
+        let (fold, from, to) = (Reduction::Sum, region(&mut x), region(&mut x));
+        end.all_reduce(TP, &[Reduced { fold, from, to }]).is_ok()
+    });
+    let queued = queued.count();
+    assert!(end.barrier(TP).is_err() && end.send(1, &region(&mut x)).is_err());
+    assert!(queued > 0 && (0..queued).all(|_| end.finish().is_err()));
+    assert_eq!(asked.load(Ordering::Relaxed), 1);
+}
+
+/// A panic of the thread is one of the rank, with its words; and it hangs nobody.
+#[test]
+fn a_panic_is_passed_on() {
+    let broken = Box::new(Broken(Arc::default(), true));
+    let mut end = Progress::new(broken, Arc::default()).unwrap();
+    let mut x = vec![1.0; 3];
+    end.defer();
+    sum(&mut end, &mut x);
+    let passed = catch_unwind(AssertUnwindSafe(|| end.finish().map(|_| ())));
+    let text = passed.expect_err("a panic");
+    assert_eq!(text.downcast_ref::<&str>(), Some(&"the end is broken"));
+    assert!(end.barrier(TP).is_err());
 }
 
 /// Who is told to stop, or leaves, waits no longer.

@@ -18,8 +18,7 @@ pub(super) fn assumed(asked: &Asked, found: &Found) -> String {
     let mut out = match asked.device.is_gpu() {
         true => format!("priced as plans for --transport nccl on {name}\n"),
         false => format!(
-            "priced on {name} as plans whose exchanges may go on beside work (--transport nccl); no plan runs so there: \
-             on CPUs they run with --transport threads or mpi\n"
+            "priced on {name} as plans whose exchanges go on beside work where that saves time (--transport mpi)\n"
         ),
     };
     let best = &found.fits[0];
@@ -60,7 +59,7 @@ pub(super) fn options(what: &Plan, c: &Compiled) -> serde_json::Map<String, Valu
         ("schedule", staged.then(|| json!(order))),
         ("chunks", o.chunks.filter(|_| staged).map(|n| json!(n))),
         ("node", o.node.map(|n| json!(n))),
-        ("transport", Some(json!("nccl"))),
+        ("transport", Some(json!(o.transport.name()))),
     ];
     let all = all.into_iter().filter_map(|(name, v)| Some((name.to_string(), v?)));
     // What has no meaning in this layout is left out.

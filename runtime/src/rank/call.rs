@@ -1,0 +1,157 @@
+//! Calls of functions: launch after launch, with collectives that go on meanwhile.
+
+use super::{Failed, Rank, found, own};
+use crate::alarm::Call as Number;
+use crate::course::{Course, Run};
+use crate::flight::{Done, Timing};
+use crate::wiring::Wiring;
+use shardc_ir::diag::Diag;
+use shardc_ir::kernel::Kernel;
+use shardc_ir::plan::Call;
+use smallvec::SmallVec;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// A collective under way.
+struct Open {
+    /// The launch before which it is waited for.
+    until: usize,
+    func: usize,
+    launch: usize,
+    /// Among the operations of the transport.
+    number: Option<Number>,
+}
+
+impl Rank {
+    /// Runs all launches of a function.
+    pub(super) fn call(&mut self, w: &Wiring, c: &Call) -> std::result::Result<(), Failed> {
+        let course = self.course(w, c);
+        let mut open: VecDeque<Open> = VecDeque::new();
+        let mut runs = course.runs.iter().peekable();
+        let mut i = 0;
+        while i < w.bound[c.func].len() {
+            while let Some(o) = open.pop_front_if(|o| o.until <= i) {
+                self.finish(w, &o)?;
+            }
+            if let Some(run) = runs.next_if(|r| r.launches.start == i) {
+                self.repeat(w, c, run)?;
+                i = run.launches.end;
+                continue;
+            }
+            let until = course.awaited.get(i).copied().unwrap_or(i + 1);
+            let collective = matches!(self.program[c.func][i], Kernel::Collective(_));
+            let deferred = until > i + 1 && collective;
+            let number = match self.launch(w, c, i, deferred) {
+                // It may be one of those under way that failed.
+                Err(f) if !f.own => {
+                    open.iter().try_for_each(|o| self.finish(w, o))?;
+                    return Err(f);
+                }
+                done => done?,
+            };
+            if deferred {
+                open.push_back(Open { until, func: c.func, launch: i, number });
+                // They are done in their order.
+                let mut least = until;
+                for earlier in open.iter_mut().rev() {
+                    least = least.min(earlier.until);
+                    earlier.until = least;
+                }
+            }
+            i += 1;
+        }
+        open.iter().try_for_each(|o| self.finish(w, o))
+    }
+
+    /// Runs a launch of a function, or, if it is deferred, begins it; its number among operations.
+    fn launch(
+        &mut self,
+        w: &Wiring,
+        c: &Call,
+        i: usize,
+        deferred: bool,
+    ) -> std::result::Result<Option<Number>, Failed> {
+        let func = c.func;
+        // A launch is known by its first node.
+        let n = w.launches[func][i].nodes.start;
+        let mut memory: SmallVec<[*mut f32; 16]> = SmallVec::new();
+        for p in &w.bound[func][i] {
+            let at = self.engine.at(c.frames[p.frame as usize] + p.offset, p.bytes);
+            memory.push(found(at)?);
+        }
+        let group = match &self.program[func][i] {
+            Kernel::Collective(k) => Some(k.axes),
+            _alone => None,
+        };
+        let exchanges = group.is_some();
+        match deferred {
+            true => self.engine.transport().defer(),
+            false if exchanges && self.clock.is_some() => self.engine.transport().settle(),
+            false => {}
+        }
+        // What is deferred is noted when it has ended.
+        let start = if deferred { None } else { self.now() };
+        let number = self.flight.begin(Done::Launch(func, n), group);
+        // SAFETY: `check_program` has compared what the kernel reaches with the sizes of these
+        // places, and the arena has checked that they lie inside it. The plan keeps operands
+        // and results apart.
+        let done = unsafe { self.engine.run((func, i), &self.program[func][i], &memory) };
+        self.note(Done::Launch(func, n), start);
+        // A transport may report what happened to another rank.
+        done.map_err(|cause| Failed { own: !exchanges, cause: self.placed(w, func, n, cause) })?;
+        if !deferred {
+            self.flight.end();
+        }
+        Ok(number)
+    }
+
+    /// Runs launches that are the same each time: at once, if the engine has kept them.
+    fn repeat(&mut self, w: &Wiring, c: &Call, run: &Run) -> std::result::Result<(), Failed> {
+        let n = w.launches[c.func][run.launches.start].nodes.start;
+        self.flight.begin(Done::Launch(c.func, n), None);
+        // SAFETY: a run's number is that of its function and frames, whose places were checked when it
+        // was first run.
+        let kept = unsafe { self.engine.replay(run.number, run.queued) };
+        if kept.map_err(|cause| own(self.placed(w, c.func, n, cause)))? {
+            self.flight.end();
+            return Ok(());
+        }
+        self.each(w, c, run)?;
+        let kept = self.engine.keep().map_err(|cause| own(self.placed(w, c.func, n, cause)))?;
+        if kept { Ok(()) } else { self.each(w, c, run) }
+    }
+
+    fn each(&mut self, w: &Wiring, c: &Call, run: &Run) -> std::result::Result<(), Failed> {
+        run.launches.clone().try_for_each(|i| self.launch(w, c, i, false).map(|_| ()))
+    }
+
+    /// A failure of a launch, with its place if it has none.
+    fn placed(&self, w: &Wiring, func: usize, node: usize, cause: Diag) -> Diag {
+        let place = || format!("{}, {}", w.rank_text(self.rank), w.node_text(func, node));
+        if cause.place.is_none() { cause.at(place()) } else { cause }
+    }
+
+    /// How a call goes: one launch after the other if what a device does is timed.
+    fn course(&mut self, w: &Wiring, c: &Call) -> Arc<Course> {
+        if self.clock.is_some() && self.engine.queues() {
+            return Arc::default();
+        }
+        self.courses.of((w, self.class), c, &self.program, &mut *self.engine)
+    }
+
+    /// Waits for the oldest collective under way.
+    fn finish(&mut self, w: &Wiring, o: &Open) -> std::result::Result<(), Failed> {
+        let n = w.launches[o.func][o.launch].nodes.start;
+        let done = self.engine.transport().finish();
+        let placed = |cause| Failed { own: false, cause: self.placed(w, o.func, n, cause) };
+        let took = done.map_err(placed)?;
+        self.flight.ended(o.number);
+        if let Some((began, took)) = self.clock.zip(took) {
+            let since = |at: Instant| at.saturating_duration_since(began);
+            let (start, end) = (since(took.begun), since(took.done));
+            self.timings.push(Timing { what: Done::Launch(o.func, n), start, end });
+        }
+        Ok(())
+    }
+}

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <map>
+#include <mutex>
 #include <vector>
 
 #ifdef __SANITIZE_ADDRESS__
@@ -211,6 +212,31 @@ static void poison_variables() {
 
 const size_t STACK = 96 << 10;
 
+// Stacks of the threads of blocks by the number of threads, kept for later launches: to map them anew takes longer
+// than most launches.
+class Stacks {
+    std::mutex mutex;
+    std::multimap<unsigned, char*> unused;
+
+public:
+    char* take(unsigned n) {
+        const std::lock_guard<std::mutex> own(mutex);
+        const auto kept = unused.find(n);
+        if (kept == unused.end()) return allocate(4096, STACK * n);
+        char* const stacks = kept->second;
+        unused.erase(kept);
+        return stacks;
+    }
+    void give(unsigned n, char* stacks) {
+        const std::lock_guard<std::mutex> own(mutex);
+        unused.emplace(n, stacks);
+    }
+    ~Stacks() {
+        for (const auto& [n, stacks] : unused) free(stacks);
+    }
+};
+static Stacks all_stacks;
+
 void run(const Launch& l, void (*body)(const void*), const void* parameters) {
     const auto [grid, size, shared_bytes, reversed] =
         std::tuple(l.grid, l.size, l.shared, l.reversed);
@@ -226,7 +252,7 @@ void run(const Launch& l, void (*body)(const void*), const void* parameters) {
     b.body = body;
     b.argument = parameters;
     block = &b;
-    char* stacks = allocate(4096, STACK * n);
+    char* stacks = all_stacks.take(n);
     for (uint64_t i = 0; i < blocks; i++) {
         const uint64_t k = reversed ? blocks - 1 - i : i;
         b.number = {(unsigned)(k % grid.x), (unsigned)(k / grid.x % grid.y),
@@ -260,7 +286,7 @@ void run(const Launch& l, void (*body)(const void*), const void* parameters) {
         if (b.arrived) fail("a thread returned, and others wait for it at a barrier");
         free(b.shared);
     }
-    free(stacks);
+    all_stacks.give(n, stacks);
     block = nullptr;
 }
 

@@ -48,7 +48,7 @@ fn every_family_has_its_numbers() {
     ];
     for (i, name) in ALL.iter().enumerate() {
         for (k, &(mesh, link, microbatch)) in meshes.iter().enumerate() {
-            if !taken(i + k, 5) {
+            if !taken(i + k, 9) {
                 continue;
             }
             let o = auto(mesh, split(link), microbatch);

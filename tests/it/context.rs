@@ -23,11 +23,11 @@ const MESHES: &[(Axes, bool, u8, usize)] = &[
     (&[("pp", 2), ("dp_shard", 2), ("cp", 2), ("tp", 2)], true, 2, 2),
 ];
 
-/// Every family on meshes, one in five of the pairs from `first` on; all in the long run.
+/// Every family on meshes, one in eight of the pairs from `first` on; all in the long run.
 fn pairs(first: usize) -> Vec<(&'static str, Options)> {
     let of = |(f, name): (usize, &&'static str)| {
         let name = *name;
-        let on = MESHES.iter().enumerate().filter(move |(m, _)| taken(first + f + m, 5));
+        let on = MESHES.iter().enumerate().filter(move |(m, _)| taken(first + f + m, 8));
         on.map(move |(_, &(mesh, sp, zero, microbatch))| {
             (name, Options { zero, ..options(mesh, sp, microbatch) })
         })

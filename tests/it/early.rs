@@ -88,7 +88,7 @@ fn receives_are_posted_where_memory_is_free() {
                 Options { sp: true, ..with("tp") },
                 Options { recompute: full, ..with("dp_replicate") },
             ];
-            for (_, o) in all.into_iter().enumerate().filter(|(j, _)| taken(i + k + j, 2)) {
+            for (_, o) in all.into_iter().enumerate().filter(|(j, _)| taken(i + k + j, 3)) {
                 let what = format!("{} {:?}", n.name(), o.mesh);
                 let o = on_devices(o);
                 let plan = compile(&Fixture::open("llama_deep").model(&o), &o).plan;
@@ -140,7 +140,7 @@ fn numbers_are_those_of_one_rank() {
             zero(1),
             zero(3),
         ];
-        for (_, o) in all.into_iter().enumerate().filter(|(j, _)| taken(i + j, 3)) {
+        for (_, o) in all.into_iter().enumerate().filter(|(j, _)| taken(i + j, 5)) {
             check(&mut one, "llama_deep", &on_devices(o));
         }
     }

@@ -75,7 +75,7 @@ const MESHES: &[Row] = &[
 #[test]
 fn factorisations() {
     for (m, &(mesh, ep, etp, sp, rows)) in MESHES.iter().enumerate() {
-        for (_, name) in EXPERTS.iter().enumerate().filter(|(f, _)| taken(m + f, 3)) {
+        for (_, name) in EXPERTS.iter().enumerate().filter(|(f, _)| taken(m + f, 5)) {
             eprintln!("{name} {mesh:?} ep={ep} etp={etp} sp={sp}");
             train_and_compare(name, &on(mesh, ep, etp, sp, rows));
         }
@@ -271,7 +271,7 @@ fn bf16_factorisations() {
             three_steps(&model, &compile(&model, &o), &fx.input_ids, &fx.targets())
         };
         let one = train(half(on(&[], 1, 1, false, 8)));
-        let taken = MESHES.iter().enumerate().filter(|(m, _)| taken(f + m + 1, 3));
+        let taken = MESHES.iter().enumerate().filter(|(m, _)| taken(f + m + 1, 6));
         for &(mesh, ep, etp, sp, rows) in taken.map(|(_, row)| row) {
             let got = train(half(on(mesh, ep, etp, sp, rows)));
             let what = format!("{name} {mesh:?} ep={ep} etp={etp} sp={sp}");

@@ -106,7 +106,7 @@ fn together(p: usize) {
             again(Recompute::Sqrt),
             again(Recompute::Elementwise),
         ];
-        for (_, o) in all.iter().enumerate().filter(|(k, _)| taken(i + k + p / 2, 3)) {
+        for (_, o) in all.iter().enumerate().filter(|(k, _)| taken(i + k + p / 2, 5)) {
             check(&mut one, "llama_deep", o);
         }
     }
@@ -132,7 +132,7 @@ fn every_family_against_transformers() {
         &[("pp", 2), ("dp_replicate", 2), ("tp", 2)],
     ];
     for (f, name) in ALL.iter().enumerate() {
-        for (_, mesh) in meshes.into_iter().enumerate().filter(|(m, _)| taken(f + m, 2)) {
+        for (_, mesh) in meshes.into_iter().enumerate().filter(|(m, _)| taken(f + m, 4)) {
             let dp = if mesh.iter().any(|a| a.0 == "dp_replicate") { 2 } else { 1 };
             let mut o = options(mesh, mesh.len() == 2, 1);
             assert_eq!(o.global_batch, ROWS);

@@ -13,6 +13,7 @@ use shardc_ir::ops::Sends;
 use shardc_ir::plan::{Plan, calls};
 use shardc_ir::schedule::{Times, replay};
 use shardc_passes::options::{CpMode, CpSplit, Options, Order, Transport};
+use shardc_testing::{nightly, samples};
 use std::collections::BTreeSet;
 use std::path::Path;
 
@@ -280,7 +281,7 @@ fn lab(name: &str, fixture: &str) -> Lab {
 /// The options that are said of a line are flags of `compile`, which makes the plan that was priced.
 #[test]
 fn options_of_a_line_make_its_plan() {
-    for (fixture, args) in [
+    let asked = [
         ("llama_gqa", &["--gpus", "8", "--fix", "pp=2"][..]),
         ("llama_gqa", &["--gpus", "4", "--fix", "zero=3"]),
         ("llama_deep", &["--gpus", "4", "--fix", "pp=2,v=2"]),
@@ -305,11 +306,15 @@ fn options_of_a_line_make_its_plan() {
         ),
         // There is no dp: ZeRO shards over cp alone.
         ("llama_gqa", &["--gpus", "2", "--fix", "cp=2,zero=3"]),
-    ] {
+    ];
+    for (case, (fixture, args)) in asked.into_iter().enumerate() {
         let lab = lab(&format!("plan-options-{fixture}-{}", args.len() + args[3].len()), fixture);
         let rest = ["--global-batch", "8", "--seq", "16", "--top", "3"];
         let found = planned(&lab, &[args, &rest].concat());
-        for (i, plan) in found["plans"].as_array().expect("plans").iter().enumerate() {
+        let plans = found["plans"].as_array().expect("plans");
+        // Every run takes one line of each.
+        let some = plans.iter().enumerate().filter(|(i, _)| nightly() || *i == case % plans.len());
+        for (i, plan) in some {
             let mut flags = vec!["compile".to_string(), "m".into()];
             for (name, value) in plan["options"].as_object().expect("options") {
                 flags.push(format!("--{name}"));
@@ -765,7 +770,7 @@ fn a_measured_machine_prices_plans() {
     }
     lab.write("taken.toml", "name = 3");
     lab.refuses(&["measure", "-o", "taken.toml"], 2, "output");
-    if !shardc_testing::nightly() {
+    if !nightly() {
         return println!("skipped but at night: measuring takes a minute of a processor");
     }
     lab.ok(&["measure", "--ranks", "2", "-o", "d.toml"]);
@@ -797,7 +802,8 @@ fn fixed_numbers_find_nothing_faster() {
     };
     let [one, three] = [best(&["--top", "1"]), best(&["--top", "3"])];
     assert!(three <= one);
-    for zero in ["zero=1", "zero=2", "zero=3"] {
+    // Every run takes the last.
+    for zero in ["zero=3", "zero=2", "zero=1"].into_iter().take(samples(1, 3) as usize) {
         let fixed = best(&["--top", "3", "--fix", zero]);
         assert!(three <= fixed, "{zero}: {fixed} s, without it {three} s");
     }

@@ -157,12 +157,12 @@ fn sweep(cut: Cut, count: u64) {
 
 #[test]
 fn layouts_that_are_asked_for() {
-    sweep(Cut::Asked, samples(300, 6000));
+    sweep(Cut::Asked, samples(150, 6000));
 }
 
 #[test]
 fn layouts_that_are_chosen_by_price() {
-    sweep(Cut::ByPrice, samples(200, 4000));
+    sweep(Cut::ByPrice, samples(100, 4000));
 }
 
 #[derive(Parser)]

@@ -103,7 +103,7 @@ fn no_named_schedule_that_fits_is_faster() {
         let mut limits: Vec<Option<usize>> = all.iter().map(|a| Some(a.2)).collect();
         limits.push(None);
         limits.push(all.iter().map(|a| a.2 * 2).max());
-        for (_, memory) in limits.into_iter().enumerate().filter(|(k, _)| taken(i + k, 4)) {
+        for (_, memory) in limits.into_iter().enumerate().filter(|(k, _)| taken(i + k, 6)) {
             let (plan, notes) = driver(&Options { memory, ..search.clone() })
                 .unwrap_or_else(|e| panic!("{memory:?}: {e}"));
             let fits = |peak: usize| memory.is_none_or(|l| peak <= l);
@@ -369,7 +369,7 @@ fn what_is_proposed_fits() {
         let whole =
             peak(if case.contains("search") || case.contains("fit") { &plain } else { &args });
         let parts = [0.95, 0.7, 0.5, 0.35].into_iter().enumerate();
-        for (_, part) in parts.filter(|(k, _)| taken(i + k, 2)) {
+        for (_, part) in parts.filter(|(k, _)| taken(i + k, 4)) {
             let limit = (whole as f64 * part) as usize;
             let args = with(&args, &format!("--memory {limit}B"));
             let (out, said) = run(&args);
@@ -414,7 +414,7 @@ fn what_is_proposed_fits() {
             }
         }
     }
-    assert!(proposed > samples(10, 20), "{proposed} ways out");
+    assert!(proposed > samples(5, 20), "{proposed} ways out");
 }
 
 #[test]
@@ -531,7 +531,8 @@ fn what_a_refusal_offers_compiles() {
         let whole = list(&found["meshes"]);
         offers.extend(whole.iter().map(|m| format!("--mesh {m}")));
         assert!(!offers.is_empty(), "{args:?} offers nothing: {found}");
-        for offer in offers {
+        // Every run takes the first of each refusal, and every other one that follows.
+        for (_, offer) in offers.into_iter().enumerate().filter(|(k, _)| taken(*k, 2)) {
             let mut again = changed(&args, &offer);
             again[0] = "compile".into();
             let out = shardc(&dir, &again);
@@ -540,7 +541,7 @@ fn what_a_refusal_offers_compiles() {
             tried += 1;
         }
     }
-    assert!(tried > 60, "{tried} offers");
+    assert!(tried > samples(40, 60), "{tried} offers");
 }
 
 /// Offers are what is least to change, and for many microbatches nothing is compiled to find them.

@@ -38,8 +38,10 @@ const MESHES: &[(Axes, bool, usize)] = &[
 fn every_family_in_pieces() {
     for (f, name) in ALL.iter().enumerate() {
         for (m, &(mesh, sp, microbatch)) in MESHES.iter().enumerate() {
-            // Each family and each mesh meets each stage.
-            for (_, stage) in [1, 2, 3].into_iter().enumerate().filter(|(k, _)| taken(f + m + k, 8))
+            // Every run takes each stage on each mesh, and each family.
+            let first = f + 3 * m;
+            for (_, stage) in
+                [1, 2, 3].into_iter().enumerate().filter(|(k, _)| taken(first + k, ALL.len()))
             {
                 eprintln!("{name} {mesh:?} zero={stage} sp={sp} microbatch={microbatch}");
                 train_and_compare(name, &zero(mesh, stage, sp, microbatch));
@@ -83,7 +85,7 @@ fn every_stage_with_everything_else() {
         ("gemma2", both, AllGather, Full, false, 2),
     ];
     for (i, (name, mesh, cp_mode, recompute, sp, microbatch)) in rows.into_iter().enumerate() {
-        for stage in (0..=3).filter(|k| taken(i + i / 4 + *k as usize, 3)) {
+        for stage in (0..=3).filter(|k| taken(i + i / 4 + *k as usize, 4)) {
             let zero_accumulate = Accumulate::ALL[(i + stage as usize) % 4];
             let recompute = recompute.clone();
             let more = zero(mesh, stage, sp, microbatch);

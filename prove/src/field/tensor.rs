@@ -139,31 +139,65 @@ fn contract(factors: &[Factor], out: &[u32], shape: &[usize]) -> Tensor {
             by
         })
         .collect();
-    let inner: usize = sizes[out.len()..].iter().product();
-    let mut at = vec![0; sizes.len()];
-    let mut places = vec![0; factors.len()];
+    let (kept, summed) = sizes.split_at(out.len());
     let mut data = Vec::with_capacity(shape.iter().product());
+    let mut at = vec![0; sizes.len()];
+    let (at, inner) = at.split_at_mut(out.len());
+    let mut places = vec![0; factors.len()];
     for _ in 0..shape.iter().product() {
-        let mut sum = 0;
-        for _ in 0..inner {
-            let product = factors.iter().zip(&places).fold(1, |p, ((t, _), k)| match p {
-                1 => t.data[*k],
-                p => times(p, t.data[*k]),
-            });
-            sum = add(sum, product, P);
-            for d in (0..sizes.len()).rev() {
-                at[d] += 1;
-                places.iter_mut().zip(&strides).for_each(|(p, s)| *p += s[d]);
-                if at[d] < sizes[d] {
-                    break;
-                }
-                at[d] = 0;
-                places.iter_mut().zip(&strides).for_each(|(p, s)| *p -= s[d] * sizes[d]);
-            }
-        }
-        data.push(sum);
+        data.push(sum(factors, &strides, (inner, summed), &mut places));
+        step(at, kept, &mut places, &strides, 0);
     }
     Tensor { shape: shape.to_vec(), data }
+}
+
+/// Goes to the next index of some letters, and moves the places of factors, which have strides for all letters: the
+/// first of these is their `first`. Behind the last index comes the first again.
+fn step(at: &mut [usize], sizes: &[usize], places: &mut [usize], by: &[Vec<usize>], first: usize) {
+    for d in (0..sizes.len()).rev() {
+        at[d] += 1;
+        places.iter_mut().zip(by).for_each(|(p, s)| *p += s[first + d]);
+        if at[d] < sizes[d] {
+            break;
+        }
+        at[d] = 0;
+        places.iter_mut().zip(by).for_each(|(p, s)| *p -= s[first + d] * sizes[d]);
+    }
+}
+
+/// The sum of products of one or two factors over the last letters, whose indices and sizes are given; index and
+/// places are left as they were. The last letter has a loop of its own: most time of a proof is spent there.
+fn sum(
+    factors: &[Factor],
+    by: &[Vec<usize>],
+    (at, sizes): (&mut [usize], &[usize]),
+    places: &mut [usize],
+) -> u64 {
+    let Some((n, outer)) = sizes.split_last() else { return run(factors, &[0, 0], places, 1, 0) };
+    let first = by[0].len() - sizes.len();
+    let strides = [0, 1].map(|f| by.get(f).map_or(0, |s| s[first + outer.len()]));
+    let mut sum = 0;
+    for _ in 0..outer.iter().product() {
+        sum = run(factors, &strides, places, *n, sum);
+        step(&mut at[..outer.len()], outer, places, by, first);
+    }
+    sum
+}
+
+/// Adds `n` products of one or two factors.
+fn run(factors: &[Factor], strides: &[usize; 2], places: &[usize], n: usize, sum: u64) -> u64 {
+    let walk = |f: usize| {
+        let data: &[u64] = &factors[f].0.data;
+        let (place, stride) = (places[f], strides[f]);
+        (0..n).map(move |i| data[place + i * stride])
+    };
+    match factors.len() {
+        1 => walk(0).fold(sum, |sum, a| add(sum, a, P)),
+        // Times one, what is no element of the field stays as it is.
+        _two => walk(0)
+            .zip(walk(1))
+            .fold(sum, |sum, (a, b)| add(sum, if a == 1 { b } else { times(a, b) }, P)),
+    }
 }
 
 /// The sum over all letters that `out` lacks of the product of all factors, two at a time: always the two

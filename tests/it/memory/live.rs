@@ -225,7 +225,7 @@ fn the_planner_counts_what_is_alive() {
                     .enumerate()
             {
                 for (_, m) in
-                    [1, 4].into_iter().enumerate().filter(|(k, _)| taken(f + i + j + k, 4))
+                    [1, 4].into_iter().enumerate().filter(|(k, _)| taken(f + i + j + k, 8))
                 {
                     let o = asked(mesh, sp, SEQ, m, r.clone());
                     let (_, plan) = planned(&fixture_config(name), &o);
@@ -253,7 +253,7 @@ fn arenas_are_at_most_5_percent_larger_than_what_lives_in_them() {
     for (i, (size, mesh, sp, counts)) in layouts.into_iter().enumerate() {
         let config = llama(size);
         let sp = sp && mesh.iter().any(|a| a.0 == "tp");
-        for (j, n) in schedules.into_iter().enumerate().filter(|(j, _)| taken(i + j, 3)) {
+        for (j, n) in schedules.into_iter().enumerate().filter(|(j, _)| taken(i + j, 5)) {
             let (m, r) = (counts[(i + j) % 2], policies[(i + j) % 3].clone());
             let what = format!("{size} {mesh:?} {} {r:?} m={m}", n.name());
             let o = scheduled(asked(mesh, sp, 4096, m, r), n);

@@ -155,7 +155,7 @@ fn exchanges(each: usize) {
 
 #[test]
 fn exchanged_operands_are_refused() {
-    exchanges(samples(40, 230) as usize);
+    exchanges(samples(20, 230) as usize);
 }
 
 /// A mistake of a class: changes a node, or says that the class has none there.
@@ -473,7 +473,7 @@ fn classes_of_mistakes_are_refused() {
         all.push(("results crossed", crossed(&plain, true)));
         all.push(("arguments crossed", crossed(&plain, false)));
         for (class, mutants) in all {
-            let some = mutants.into_iter().enumerate().filter(|(k, _)| taken(*k, 3));
+            let some = mutants.into_iter().enumerate().filter(|(k, _)| taken(*k, 6));
             for (mutant, place) in some.map(|m| m.1) {
                 if verify(&mutant, Phase::Ranked).is_err() {
                     continue;

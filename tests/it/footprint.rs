@@ -9,7 +9,7 @@ use shardc_ir::types::DType;
 use shardc_passes::options::{Options, Order};
 use shardc_passes::schedule::Named;
 use shardc_runtime::{Session, StepBatch, fresh};
-use shardc_testing::{samples, taken};
+use shardc_testing::taken;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -104,18 +104,19 @@ fn run(plan: &Plan, make: impl Fn() -> Session, ids: &[i32], targets: &[i32]) ->
     heap
 }
 
-/// Every family from its checkpoint, on the larger layouts; on all of them in the long run.
+/// Every family from its checkpoint, on one layout by turns; on all of them in the long run.
 fn families() -> usize {
     let dp2_tp2: &[(&str, usize)] = &[("dp_replicate", 2), ("tp", 2)];
     let mut largest = 0;
-    for name in ALL {
+    for (f, name) in ALL.iter().enumerate() {
         let layouts = [
             (dp2_tp2, true, DType::F32),
             (dp2_tp2, true, DType::BF16),
             (dp2_tp2, false, DType::F32),
             (&[][..], false, DType::F32),
         ];
-        for (mesh, sp, dtype) in layouts.into_iter().take(samples(2, 4) as usize) {
+        let some = layouts.into_iter().enumerate().filter(|(i, _)| taken(f + i, 4));
+        for (_, (mesh, sp, dtype)) in some {
             let fx = Fixture::open(name);
             let o = Options { dtype, ..options(mesh, sp, 2) };
             let model = fx.model(&o);
@@ -135,8 +136,9 @@ fn families() -> usize {
 /// Every family with experts in bf16, on its own and with expert parallelism.
 fn experts() -> usize {
     let mut largest = 0;
-    for name in EXPERTS {
-        for (mesh, ep) in [(&[][..], 1), (&[("dp_shard", 2), ("tp", 2)][..], 4)] {
+    for (f, name) in EXPERTS.iter().enumerate() {
+        let two = [(&[][..], 1), (&[("dp_shard", 2), ("tp", 2)][..], 4)];
+        for (_, (mesh, ep)) in two.into_iter().enumerate().filter(|(i, _)| taken(f + i, 2)) {
             let fx = Fixture::open(name);
             let o = Options { dtype: DType::BF16, ep, etp: Some(1), ..options(mesh, false, 2) };
             let model = fx.model(&o);
@@ -155,8 +157,9 @@ fn pipelines() -> usize {
     let meshes: [&[(&str, usize)]; 3] =
         [&[("pp", 2)], &[("pp", 2), ("tp", 2)], &[("pp", 4), ("tp", 2)]];
     let mut largest = 0;
-    for mesh in meshes {
-        for n in [Named::OneFOneB, Named::Gpipe, Named::Interleaved, Named::ZbH1, Named::ZbV] {
+    let schedules = [Named::OneFOneB, Named::Gpipe, Named::Interleaved, Named::ZbH1, Named::ZbV];
+    for (m, mesh) in meshes.into_iter().enumerate() {
+        for (_, n) in schedules.into_iter().enumerate().filter(|(i, _)| taken(m + i, 3)) {
             let fx = Fixture::open("llama_deep");
             let mut o = options(mesh, false, 1);
             o.schedule = Order::Named(n.name().into());

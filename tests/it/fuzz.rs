@@ -302,7 +302,7 @@ fn mutant(dir: &Path, t: &Target, base: &str, draw: &mut Draw) -> Option<(String
 #[test]
 fn no_mutant_does_more_than_be_refused() {
     let number = |name: &str| std::env::var(name).ok().and_then(|n| n.parse::<u64>().ok());
-    let seconds = number("FUZZ_SECONDS").unwrap_or(samples(10, 600));
+    let seconds = number("FUZZ_SECONDS").unwrap_or(samples(5, 600));
     let seed = number("SEED").unwrap_or(1);
     let cores = std::thread::available_parallelism().map_or(2, |n| n.get().max(2));
     let workers = number("FUZZ_WORKERS").map_or(cores, |n| n as usize);

@@ -400,30 +400,38 @@ fn port() -> u16 {
 
 #[test]
 fn a_process_that_is_paused_for_5_s_ends_nothing() {
+    // Each of them waits for most of its time.
+    std::thread::scope(|s| {
+        for (who, silence, ends) in [(1, 30, false), (0, 30, false), (1, 2, true), (0, 2, true)] {
+            s.spawn(move || paused(who, silence, ends));
+        }
+    });
+}
+
+/// Pauses a process of three for 5 s.
+fn paused(paused: usize, silence: u64, ends: bool) {
     use rustix::process::Signal;
-    for (paused, silence, ends) in [(1, 30, false), (0, 30, false), (1, 2, true), (0, 2, true)] {
-        let mut job = Job::start(&[0, 1, 2], 3, port(), silence);
-        job.steps(3);
-        job.signal(paused, Signal::STOP);
-        std::thread::sleep(Duration::from_secs(5));
-        job.signal(paused, Signal::CONT);
-        if ends {
-            // Process 0 says so, or if that was stopped, the next one; and it says nothing more when it goes on.
-            if paused == 0 {
-                assert_eq!(job.all[0].wait().expect("a child").code(), Some(6));
-            }
-            let said = job.said() + &job.said_by(1);
-            assert_eq!(said.matches("error[").count(), 1, "{said}");
-            let who = format!("process {paused} (card of {paused}) was silent for 2 s");
-            assert!(said.contains(&who), "{said}");
-            continue;
+    let mut job = Job::start(&[0, 1, 2], 3, port(), silence);
+    job.steps(3);
+    job.signal(paused, Signal::STOP);
+    std::thread::sleep(Duration::from_secs(5));
+    job.signal(paused, Signal::CONT);
+    if ends {
+        // Process 0 says so, or if that was stopped, the next one; and it says nothing more when it goes on.
+        if paused == 0 {
+            assert_eq!(job.all[0].wait().expect("a child").code(), Some(6));
         }
-        // What was on its way, and then more.
-        job.steps(30);
-        job.all[0].stdin = None;
-        for c in &mut job.all {
-            assert!(c.wait().expect("a child").success());
-        }
+        let said = job.said() + &job.said_by(1);
+        assert_eq!(said.matches("error[").count(), 1, "{said}");
+        let who = format!("process {paused} (card of {paused}) was silent for 2 s");
+        assert!(said.contains(&who), "{said}");
+        return;
+    }
+    // What was on its way, and then more.
+    job.steps(30);
+    job.all[0].stdin = None;
+    for c in &mut job.all {
+        assert!(c.wait().expect("a child").success());
     }
 }
 

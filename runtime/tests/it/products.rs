@@ -126,6 +126,19 @@ fn repeat(x: &mut Matrix, n: usize, end: &mut usize) {
     *end *= n.max(1);
 }
 
+/// The terms of so many sums, one sum after the other: of rows or columns of matrices that begin at these elements,
+/// `down` apart, with terms that are `step` apart.
+fn lines(
+    memory: &Memory,
+    from: &[usize],
+    [lines, k]: [usize; 2],
+    [down, step]: [usize; 2],
+) -> Vec<f64> {
+    let line = |l: usize| from.iter().map(move |at| at + l * down);
+    let terms = |at: usize| (0..k).map(move |t| memory.get(at + t * step));
+    (0..lines).flat_map(line).flat_map(terms).collect()
+}
+
 fn check([m, n, k]: [usize; 3], d: &mut Draw) {
     let elems = d.one(&[
         [Elem::F32; 3],
@@ -193,6 +206,11 @@ fn check([m, n, k]: [usize; 3], d: &mut Draw) {
     let mut written = vec![false; ends[2]];
     let terms = k * gemm.sum.first().copied().unwrap_or(1);
     for i in 0..gemm.batch.first().copied().unwrap_or(1) {
+        let sums = gemm.sum.first().copied().unwrap_or(1);
+        let from = |x: &Matrix| (0..sums).map(|j| x.view.at(&index(i, j))).collect::<Vec<_>>();
+        let (a, b) = (&gemm.a, &gemm.b);
+        let rows = lines(&memory[0], &from(a), [m, k], [a.row_stride, a.col_stride]);
+        let cols = lines(&memory[1], &from(b), [n, k], [b.col_stride, b.row_stride]);
         for r in 0..m {
             for c in 0..n {
                 let to = at(&gemm.out, &index(i, 0), r, c);
@@ -201,13 +219,10 @@ fn check([m, n, k]: [usize; 3], d: &mut Draw) {
                 if accumulate {
                     (want, size) = (memory[2].get(to), memory[2].get(to).abs());
                 }
-                for j in 0..gemm.sum.first().copied().unwrap_or(1) {
-                    for l in 0..k {
-                        let x = memory[0].get(at(&gemm.a, &index(i, j), r, l));
-                        let y = memory[1].get(at(&gemm.b, &index(i, j), l, c));
-                        want += x * y;
-                        size += (x * y).abs();
-                    }
+                let row = &rows[r * terms..(r + 1) * terms];
+                for (x, y) in row.iter().zip(&cols[c * terms..(c + 1) * terms]) {
+                    want += x * y;
+                    size += (x * y).abs();
                 }
                 // A sum of n terms in f32, in any order: n rounding errors of the sum of their
                 // magnitudes at most (Higham, 2002, section 3.1); and one of a result of 16 bits.

@@ -241,7 +241,7 @@ fn report(tally: &Tally, seed: u64) {
 fn lying_plans_stay_in_their_memory() {
     let number = |name: &str| std::env::var(name).ok().and_then(|n| n.parse::<u64>().ok());
     let (seconds, since) = (number("FUZZ_SECONDS"), Instant::now());
-    let usual = if seconds.is_some() { u64::MAX } else { samples(300, 3000) };
+    let usual = if seconds.is_some() { u64::MAX } else { samples(150, 3000) };
     let mutants = number("PLANS").unwrap_or(usual);
     let late = || seconds.is_some_and(|s| since.elapsed().as_secs() >= s);
     let seed = number("SEED").unwrap_or(1);

@@ -27,7 +27,7 @@ pub enum Mode {
 /// How a text is run: under the sanitizers, whose programs take the longest to make, in the long run; in every
 /// run some texts, by what they say.
 pub fn modes(text: &str) -> Vec<Mode> {
-    let chosen = text.bytes().map(usize::from).sum::<usize>() % 4 == 0;
+    let chosen = text.bytes().map(usize::from).sum::<usize>() % 8 == 0;
     let sanitized = (nightly() || chosen).then_some(Mode::Sanitized);
     [Mode::Plain, Mode::Reversed].into_iter().chain(sanitized).collect()
 }

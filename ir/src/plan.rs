@@ -71,7 +71,7 @@ pub struct Transfer {
 
 /// Where a value lies: in a frame of its function. What several calls share (weights, the stashes
 /// of a microbatch) and what one call needs for itself are different frames.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
 pub struct Place {
     /// Index into the frames of the function. Frame 0 is the same for all functions and begins at 0:
     /// what lives through the whole step.

@@ -20,7 +20,7 @@ pub struct Letter(pub u8);
 const LEADING: u8 = 52;
 const MAX_LEADING: usize = 8;
 /// All letters are below.
-pub(crate) const LETTERS: usize = LEADING as usize + MAX_LEADING;
+pub const LETTERS: usize = LEADING as usize + MAX_LEADING;
 /// Most letters of one dim.
 pub const MAX_GROUP: usize = 7;
 
@@ -222,9 +222,11 @@ impl Rule {
     /// All letters, in order of first appearance.
     pub fn letters(&self) -> SmallVec<[Letter; 8]> {
         let mut out = SmallVec::new();
+        let mut seen = 0u64;
         for g in self.ins.iter().chain(&self.outs).flatten() {
             for &l in g.letters() {
-                if !out.contains(&l) {
+                if seen >> l.0 & 1 == 0 {
+                    seen |= 1 << l.0;
                     out.push(l);
                 }
             }

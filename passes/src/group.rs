@@ -21,9 +21,9 @@
 use crate::options::Fuse;
 use crate::step::combine::BUCKET_BYTES;
 use shardc_ir::func::{Func, FuncKind, FusedWithNext, Node, Value};
-use shardc_ir::group::{HorizontalFusion, IterationSpace, Launch, Roles, launches};
+use shardc_ir::group::{HorizontalFusion, IterationSpace, Launch, Loops, Roles, launches};
 use shardc_ir::mesh::Mesh;
-use shardc_ir::ops::{FusionClass, Kind, Op};
+use shardc_ir::ops::{Facts, FusionClass, Kind, Op};
 use smallvec::SmallVec;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -45,12 +45,14 @@ struct Groups<'a> {
     mesh: &'a Mesh,
     f: &'a Func,
     roles: Roles<'a>,
-    /// By node: what it does to the rows of a kernel over rows.
-    fusion: Vec<Option<FusionClass>>,
+    /// By node.
+    facts: Vec<Facts>,
     /// By node: its group, which is known by one of its nodes.
     of: Vec<usize>,
     /// By group: its nodes, in order; empty if it joined another.
     members: Vec<Members>,
+    /// By group: its loops, if they were asked for.
+    loops: Vec<Option<Loops>>,
     /// The groups in an order in which all that one reads is made before it, with gaps.
     order: Vec<Option<usize>>,
     /// By group: its place in the order.
@@ -116,7 +118,7 @@ fn bucket(mesh: &Mesh, f: &mut Func) {
 impl<'a> Groups<'a> {
     fn of(mesh: &'a Mesh, f: &'a Func, fuse: Fuse) -> Groups<'a> {
         let count = f.nodes.len();
-        let mut readers = vec![Members::new(); f.values.len()];
+        let mut readers: Vec<Members> = f.values.iter().map(|_| Members::new()).collect();
         for (i, n) in f.nodes.iter().enumerate() {
             for v in &n.ins {
                 readers[v.0 as usize].push(i);
@@ -125,11 +127,13 @@ impl<'a> Groups<'a> {
         let mut result = vec![false; f.values.len()];
         f.results.iter().for_each(|r| result[r.value.0 as usize] = true);
         let makers = f.makers();
+        let facts: Vec<Facts> = f.nodes.iter().map(|n| n.op.facts()).collect();
         let mut g = Groups {
             mesh,
             f,
             roles: Roles::of(f),
-            fusion: f.nodes.iter().map(|n| n.op.facts().fusion).collect(),
+            loops: (0..count).map(|_| None).collect(),
+            facts,
             of: (0..count).collect(),
             members: (0..count).map(|i| Members::from_slice(&[i])).collect(),
             order: (0..count).map(Some).collect(),
@@ -174,7 +178,7 @@ impl<'a> Groups<'a> {
     /// kernel, so that no chunk's product waits for the sum.
     fn sum_of_chunks(&mut self, i: usize) {
         let (f, n) = (self.f, &self.f.nodes[i]);
-        let casts = |i: usize| f.nodes[i].op.facts().kind == Kind::Conversion;
+        let casts = |i: usize| self.facts[i].kind == Kind::Conversion;
         let of_chunk = f.kind == FuncKind::Forward && f.name(n.outs[0]).grad;
         let cast = match (&n.op, n.ins.last()) {
             (Op::Add(_), Some(&v)) => self.made_for(v, i).filter(|&c| casts(c)),
@@ -195,7 +199,7 @@ impl<'a> Groups<'a> {
     /// that a group reads, the last one, for which it need not wait.
     fn epilogue(&mut self, i: usize) {
         let n = &self.f.nodes[i];
-        if !n.op.is_matrix_product() || self.members[self.of[i]][..] != [i] {
+        if !self.facts[i].is_matrix_product() || self.members[self.of[i]][..] != [i] {
             return;
         }
         for r in self.readers[n.outs[0].0 as usize].clone() {
@@ -204,7 +208,7 @@ impl<'a> Groups<'a> {
             let nodes = || std::iter::once(&i).chain(then).map(|&i| &self.f.nodes[i]);
             let both = [i, group];
             let used = self.outs(both).any(|v| self.seen(v, both));
-            let fits = self.span(i, group) <= SPAN && used && self.names(both) <= MOST;
+            let fits = self.span(i, group) <= SPAN && used && !self.is_wide(both);
             if fits && self.roles.epilogue(nodes()).is_some() && self.merge(i, group) {
                 // The product is the first, wherever it was.
                 self.members[group].sort_by_key(|&m| m != i);
@@ -216,7 +220,7 @@ impl<'a> Groups<'a> {
     /// Joins a node with the groups around its operands.
     fn visit(&mut self, i: usize) {
         let n = &self.f.nodes[i];
-        if self.fusion[i].is_none() {
+        if self.facts[i].fusion.is_none() {
             return;
         }
         let made = n.ins.iter().filter_map(|v| self.maker[v.0 as usize]);
@@ -244,19 +248,37 @@ impl<'a> Groups<'a> {
 
     /// Makes two groups one, if that is a kernel; says whether it did.
     fn join(&mut self, a: usize, b: usize) -> bool {
-        let rows = |g: usize| self.members[g].iter().all(|&i| self.fusion[i].is_some());
+        let rows = |g: usize| self.members[g].iter().all(|&i| self.facts[i].fusion.is_some());
         if self.span(a, b) > SPAN || !rows(a) || !rows(b) || !self.may_share_rows(a, b) {
             return false;
         }
-        if self.repeats(a, b) || self.names([a, b]) > MOST || !self.worth(a) || !self.worth(b) {
+        if self.repeats(a, b) || self.is_wide([a, b]) || !self.worth(a) || !self.worth(b) {
             return false;
         }
-        let mut all: SmallVec<[usize; 16]> = SmallVec::from_slice(&self.members[a]);
-        all.extend_from_slice(&self.members[b]);
+        let both = [a, b];
+        for g in both {
+            if let (None, &[i]) = (&self.loops[g], &self.members[g][..]) {
+                self.loops[g] = Loops::of(self.f, std::iter::once((i, &self.f.nodes[i])));
+            }
+        }
+        let Some(space) = self.space(both).filter(|s| self.walks_once(both, s)) else {
+            return false;
+        };
+        let joined = self.merge(a, b);
+        if joined {
+            self.loops[b] = Some(space.loops);
+        }
+        joined
+    }
+
+    /// The kernel over rows that two groups would be.
+    fn space(&self, both: [usize; 2]) -> Option<IterationSpace> {
+        let [Some(x), Some(y)] = both.map(|g| self.loops[g].as_ref()) else { return None };
+        let loops = x.and(y)?;
+        let mut all: SmallVec<[usize; 16]> = self.nodes(both).collect();
         all.sort_unstable();
-        IterationSpace::of(self.f, all.iter().map(|&i| &self.f.nodes[i]))
-            .is_some_and(|s| self.walks_once([a, b], &s))
-            && self.merge(a, b)
+        let nodes = all.iter().map(|&i| Some((&self.f.nodes[i], self.facts[i].fusion?)));
+        loops.space(self.f, &nodes.collect::<Option<SmallVec<[_; 16]>>>()?)
     }
 
     /// Nodes from the first to the last of two groups.
@@ -268,11 +290,13 @@ impl<'a> Groups<'a> {
     /// True if one makes again what the other makes: in forward that is the f32 of a loss in chunks, which is
     /// not to be kept until its gradient wants it.
     fn repeats(&self, a: usize, b: usize) -> bool {
-        let nodes = |g: usize| self.members[g].iter().map(|&i| &self.f.nodes[i]);
-        let casts = |n: &&Node| n.op.facts().kind == Kind::Conversion;
+        let casts = |i: &&usize| self.facts[**i].kind == Kind::Conversion;
         let same = |x: &Node, y: &Node| x.ins == y.ins && x.op == y.op;
-        self.f.kind == FuncKind::Forward
-            && nodes(a).filter(casts).any(|x| nodes(b).any(|y| same(x, y)))
+        let again = |&i: &usize| {
+            let mut others = self.members[b].iter();
+            others.any(|&j| same(&self.f.nodes[i], &self.f.nodes[j]))
+        };
+        self.f.kind == FuncKind::Forward && self.members[a].iter().filter(casts).any(again)
     }
 
     /// False if results of the two differ in the sizes of leading dims: these are other loops then.
@@ -286,7 +310,7 @@ impl<'a> Groups<'a> {
     fn walks_once(&self, both: [usize; 2], space: &IterationSpace) -> bool {
         let short = |v: &Value| space.axes(*v).is_some_and(|a| a.len() == space.rows.len());
         let folds =
-            |i: usize| matches!(self.fusion[i], Some(FusionClass::Fold | FusionClass::Take));
+            |i: usize| matches!(self.facts[i].fusion, Some(FusionClass::Fold | FusionClass::Take));
         space.cols.is_empty()
             || self.nodes(both).any(folds)
             || !self.outs(both).any(|v| short(&v) && self.seen(v, both))
@@ -297,7 +321,7 @@ impl<'a> Groups<'a> {
     fn worth(&self, group: usize) -> bool {
         self.members[group].iter().all(|&i| {
             let n = &self.f.nodes[i];
-            let picked = match self.fusion[i] {
+            let picked = match self.facts[i].fusion {
                 Some(FusionClass::Take) => n.ins[0],
                 Some(FusionClass::Put) => n.outs[0],
                 Some(FusionClass::Each | FusionClass::Fold) | None => return true,
@@ -314,8 +338,12 @@ impl<'a> Groups<'a> {
         self.nodes(both).flat_map(|i| &self.f.nodes[i].outs).copied()
     }
 
-    /// Tensors that a kernel of these groups reads and writes.
-    fn names(&self, both: [usize; 2]) -> usize {
+    /// True if a kernel of these groups reads and writes too many tensors.
+    fn is_wide(&self, both: [usize; 2]) -> bool {
+        let named = |i: usize| self.f.nodes[i].ins.len() + self.f.nodes[i].outs.len();
+        if self.nodes(both).map(named).sum::<usize>() <= MOST {
+            return false;
+        }
         let outside =
             |v: &Value| self.maker[v.0 as usize].is_none_or(|m| !both.contains(&self.of[m]));
         let mut ins: SmallVec<[Value; 32]> = SmallVec::new();
@@ -325,7 +353,7 @@ impl<'a> Groups<'a> {
         }
         ins.sort_unstable();
         ins.dedup();
-        ins.len() + self.outs(both).filter(|&v| self.seen(v, both)).count()
+        ins.len() + self.outs(both).filter(|&v| self.seen(v, both)).count() > MOST
     }
 
     /// True if others than the nodes of these groups see a value.
@@ -375,7 +403,7 @@ impl<'a> Groups<'a> {
     fn sorted(&self) -> Vec<Members> {
         let count = self.members.len();
         let mut waits = vec![0usize; count];
-        let mut next = vec![Members::new(); count];
+        let mut next: Vec<Members> = (0..count).map(|_| Members::new()).collect();
         for (i, n) in self.f.nodes.iter().enumerate() {
             let makers = n.ins.iter().filter_map(|v| self.maker[v.0 as usize]);
             for m in makers.filter(|&m| self.of[m] != self.of[i]) {

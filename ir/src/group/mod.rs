@@ -3,7 +3,7 @@
 
 mod space;
 
-pub use space::{Axes, IterationSpace, rule_of};
+pub use space::{Axes, IterationSpace, Loops, rule_of};
 
 use crate::attr::Broadcast;
 use crate::func::{Func, FusedWithNext, Node, Port, Role, Value};
@@ -114,7 +114,8 @@ impl<'a> Roles<'a> {
             let alike = |i: usize, j: usize| classes[i] != classes[j] || has[i] == has[j];
             rest.next().is_none() && (0..has.len()).all(|i| (0..i).all(|j| alike(i, j)))
         };
-        space.axes.iter().all(|(_, axes)| *axes == space.rows || fits(axes)).then_some(space)
+        let all = space.loops.all().all(|axes| *axes == space.rows || fits(axes));
+        all.then_some(space)
     }
 }
 
@@ -253,11 +254,21 @@ impl Launch {
         let mut one = |last: usize| {
             let nodes = start..last + 1;
             start = nodes.end;
-            let made = |v: &&Value| f.nodes[nodes.clone()].iter().any(|n| n.outs.contains(v));
-            let outs = self.outs.iter().filter(made).copied().collect();
-            Launch { ins: reads(&f.nodes[nodes.clone()]), outs, nodes }
+            Launch { ins: reads(&f.nodes[nodes.clone()]), outs: Values::new(), nodes }
         };
-        range.clone().filter(last).map(&mut one).collect()
+        let mut kernels: Vec<Launch> = range.clone().filter(last).map(&mut one).collect();
+        let mut makers: Vec<(Value, usize)> = vec![];
+        for (k, x) in kernels.iter().enumerate() {
+            let made = f.nodes[x.nodes.clone()].iter().flat_map(|n| &n.outs);
+            makers.extend(made.map(|&v| (v, k)));
+        }
+        makers.sort_unstable();
+        for &o in &self.outs {
+            if let Ok(i) = makers.binary_search_by_key(&o, |m| m.0) {
+                kernels[makers[i].1].outs.push(o);
+            }
+        }
+        kernels
     }
 
     /// Operands over which its result `k` may be written: of the same type, and walked alike, so that each
@@ -385,7 +396,7 @@ impl Found<'_> {
     fn launch(&mut self, nodes: Range<usize>) -> Launch {
         let group = &self.f.nodes[nodes.clone()];
         if let [n] = group {
-            return Launch { nodes, ins: reads(group), outs: n.outs.iter().copied().collect() };
+            return Launch { nodes, ins: reads(group), outs: Values::from_slice(&n.outs) };
         }
         let maker = |v: Value| {
             let own = self.makers[v.0 as usize].map(|m| m as usize);
@@ -422,7 +433,7 @@ impl Found<'_> {
 /// What nodes read that they do not make: as often as it is named, by one; each once, by several.
 fn reads(nodes: &[Node]) -> Values {
     if let [n] = nodes {
-        return n.ins.iter().copied().collect();
+        return Values::from_slice(&n.ins);
     }
     let mut ins = Values::new();
     for (i, n) in nodes.iter().enumerate() {

@@ -3,16 +3,28 @@
 use crate::func::{Func, Node, Value};
 use crate::ops::{FusionClass, Kind};
 use crate::rule::{LETTERS, Rule};
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 use std::borrow::Cow;
+
+/// Whether something is so, of each value that nodes name.
+type Flags = SmallVec<[bool; 32]>;
 
 /// Loops of a group along the dims of one value; numbers are of no meaning by themselves.
 pub type Axes = SmallVec<[u8; 16]>;
 
-/// The loops of a group.
+/// The loops of nodes along the dims of what they name, whether they are a kernel or not.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Loops {
+    /// In the order in which nodes name them: the number of the first that does, the value, and its loops.
+    axes: Vec<(usize, Value, Axes)>,
+    /// How many there are; their numbers are those below.
+    count: u8,
+}
+
+/// The loops of a group.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IterationSpace {
-    pub(super) axes: Vec<(Value, Axes)>,
+    pub loops: Loops,
     /// Loops over rows, and those over the elements of a row, outermost first.
     pub rows: Axes,
     pub cols: Axes,
@@ -29,48 +41,85 @@ pub fn rule_of<'a>(f: &Func, n: &'a Node) -> Cow<'a, Rule> {
     n.op.def().rule(&ranks)
 }
 
-impl IterationSpace {
-    /// The loops of some nodes, in their order; `None` if they are not a kernel over rows.
+impl Loops {
+    /// Those of some nodes, which have numbers, in their order; `None` if two letters of a node are one loop.
+    pub fn of<'a>(
+        f: &Func,
+        nodes: impl Iterator<Item = (usize, &'a Node)> + Clone,
+    ) -> Option<Loops> {
+        let named = |n: &Node| n.ins.len() + n.outs.len();
+        let axes = Vec::with_capacity(nodes.clone().map(|x| named(x.1)).sum());
+        let mut names = Names { axes, ..Names::default() };
+        nodes.into_iter().try_for_each(|(i, n)| names.add(f, i, n))?;
+        names.resolve()
+    }
+
+    /// Those of the nodes of both; `None` if two loops of one are one loop of the other. For nodes of which one
+    /// names all loops, as of a kernel or of one node: then these are loops of two letters of it.
+    pub fn and(&self, other: &Loops) -> Option<Loops> {
+        // By loop of the other: which it is.
+        let mut same: SmallVec<[Option<u8>; 16]> = smallvec![None; usize::from(other.count)];
+        // By value of each: the other does not name it before.
+        let [mut first, mut others] = [self, other].map(|x| Flags::from_elem(true, x.axes.len()));
+        for (k, (number, v, theirs)) in other.axes.iter().enumerate() {
+            let Some(j) = self.axes.iter().position(|x| x.1 == *v) else { continue };
+            let (own, axes) = (self.axes[j].0, &self.axes[j].2);
+            (first[j], others[k]) = (own < *number, own >= *number);
+            for (&a, &b) in axes.iter().zip(theirs) {
+                let known = same[usize::from(b)];
+                if known != Some(a) && (known.is_some() || same.contains(&Some(a))) {
+                    return None;
+                }
+                same[usize::from(b)] = Some(a);
+            }
+        }
+        let mut count = self.count;
+        for new in same.iter_mut().filter(|a| a.is_none()) {
+            *new = Some(count);
+            count = count.checked_add(1)?;
+        }
+        let mut axes = Vec::with_capacity(self.axes.len() + other.axes.len());
+        for ((i, v, own), _) in self.axes.iter().zip(first).filter(|x| x.1) {
+            axes.push((*i, *v, Axes::from_slice(own)));
+        }
+        for ((i, v, theirs), _) in other.axes.iter().zip(others).filter(|x| x.1) {
+            let mut own = Axes::from_slice(theirs);
+            own.iter_mut().for_each(|a| *a = same[usize::from(*a)].expect("all have names"));
+            axes.push((*i, *v, own));
+        }
+        axes.sort_by_key(|x| x.0);
+        Some(Loops { axes, count })
+    }
+
+    /// The kernel over rows that their nodes are, each with what it does to a row; `None` if they are none.
     ///
     /// All results have the loops of the largest, in its order, or those of its rows: the leading
     /// ones, over which alone a fold's result runs. What is read from outside may have any.
-    pub fn of<'a>(
-        f: &Func,
-        nodes: impl Iterator<Item = &'a Node> + Clone,
-    ) -> Option<IterationSpace> {
-        let named = |n: &Node| n.ins.len() + n.outs.len();
-        let axes = Vec::with_capacity(nodes.clone().map(named).sum());
-        let mut names = Names { axes, ..Names::default() };
-        let mut fusion: SmallVec<[FusionClass; 16]> = SmallVec::new();
-        for n in nodes.clone() {
-            fusion.push(n.op.facts().fusion?);
-            names.add(f, n)?;
-        }
-        let (axes, loops) = names.resolve()?;
-        let mut s = IterationSpace { axes, ..IterationSpace::default() };
-        let made = nodes.clone().flat_map(|n| &n.outs);
-        if let [fusion] = fusion[..] {
-            let n = nodes.clone().next()?;
+    pub fn space(self, f: &Func, nodes: &[(&Node, FusionClass)]) -> Option<IterationSpace> {
+        let mut s = IterationSpace { loops: self, rows: Axes::new(), cols: Axes::new() };
+        if let [(n, fusion)] = nodes {
             // A copy keeps elements of any type as they are.
             if n.op.facts().kind == Kind::Movement {
                 return None;
             }
             let kept = s.axes(n.outs[0])?.clone();
-            s.cols = loops.into_iter().filter(|a| !kept.contains(a)).collect();
+            s.cols = (0..s.loops.count).filter(|a| !kept.contains(a)).collect();
             s.rows = kept;
             return match fusion {
                 FusionClass::Each | FusionClass::Fold => Some(s),
                 FusionClass::Take | FusionClass::Put => None,
             };
         }
+        let made = nodes.iter().flat_map(|x| &x.0.outs);
         if made.clone().any(|&v| !f.ty(v).dtype.is_float()) {
             return None;
         }
-        let whole = s.axes.iter().map(|x| &x.1).find(|a| a.len() == loops.len())?.clone();
-        let mut rows = loops.len();
+        let count = usize::from(s.loops.count);
+        let whole = s.loops.all().find(|a| a.len() == count)?.clone();
+        let mut rows = count;
         // What is put into a row is one element of it, so it has the rows, as results of them have.
-        let put = nodes.clone().zip(&fusion).filter(|x| *x.1 == FusionClass::Put);
-        for v in made.chain(put.map(|(n, _)| &n.ins[0])) {
+        let put = nodes.iter().filter(|x| x.1 == FusionClass::Put);
+        for v in made.chain(put.map(|x| &x.0.ins[0])) {
             let a = s.axes(*v)?;
             if a.len() < whole.len() {
                 if a[..] != whole[..a.len()] || rows < whole.len() && rows != a.len() {
@@ -82,17 +131,30 @@ impl IterationSpace {
             }
         }
         (s.rows, s.cols) = (whole[..rows].into(), whole[rows..].into());
-        let mut all = nodes.clone().zip(fusion);
-        all.all(|(n, fusion)| s.fits(n, fusion, nodes.clone())).then_some(s)
+        nodes.iter().all(|&(n, fusion)| s.fits(n, fusion, nodes)).then_some(s)
+    }
+
+    /// The loops along the dims of each value.
+    pub(super) fn all(&self) -> impl Iterator<Item = &Axes> {
+        self.axes.iter().map(|x| &x.2)
+    }
+}
+
+impl IterationSpace {
+    /// The loops of some nodes, in their order; `None` if they are not a kernel over rows.
+    pub fn of<'a>(
+        f: &Func,
+        nodes: impl Iterator<Item = &'a Node> + Clone,
+    ) -> Option<IterationSpace> {
+        let mut all: SmallVec<[(&Node, FusionClass); 16]> = SmallVec::new();
+        for n in nodes.clone() {
+            all.push((n, n.op.facts().fusion?));
+        }
+        Loops::of(f, nodes.enumerate())?.space(f, &all)
     }
 
     /// Folds are over the elements of rows, and an index names one of them.
-    fn fits<'a>(
-        &self,
-        n: &Node,
-        fusion: FusionClass,
-        mut nodes: impl Iterator<Item = &'a Node>,
-    ) -> bool {
+    fn fits(&self, n: &Node, fusion: FusionClass, nodes: &[(&Node, FusionClass)]) -> bool {
         let is = |v: Value, want: &Axes| self.axes(v) == Some(want);
         let cols = !self.cols.is_empty();
         let whole = |v| self.axes(v).is_some_and(|a| a.len() == self.rows.len() + self.cols.len());
@@ -110,7 +172,7 @@ impl IterationSpace {
                     && is(n.ins[1], &self.rows)
                     && is(n.outs[0], &self.rows)
                     && whole(n.ins[0])
-                    && nodes.any(|x| x.outs.contains(&n.ins[0]))
+                    && nodes.iter().any(|x| x.0.outs.contains(&n.ins[0]))
             }
             FusionClass::Put => {
                 self.cols.len() == 1
@@ -123,46 +185,53 @@ impl IterationSpace {
 
     /// A value that has a loop, and the dim that it is there.
     pub fn example(&self, axis: u8) -> Option<(Value, usize)> {
-        self.axes.iter().find_map(|(v, a)| Some((*v, a.iter().position(|x| *x == axis)?)))
+        let mut all = self.loops.axes.iter();
+        all.find_map(|(_, v, a)| Some((*v, a.iter().position(|x| *x == axis)?)))
     }
 
     /// The loops along the dims of a value.
     pub fn axes(&self, v: Value) -> Option<&Axes> {
-        self.axes.iter().find(|x| x.0 == v).map(|x| &x.1)
+        self.loops.axes.iter().find(|x| x.1 == v).map(|x| &x.2)
     }
 }
 
 /// Loops of nodes while they are named, and which names mean the same loop.
 #[derive(Default)]
 struct Names {
-    axes: Vec<(Value, Axes)>,
+    axes: Vec<(usize, Value, Axes)>,
     /// By name: one that means the same loop.
     parent: Axes,
     /// The loops of the letters of each node, and where those of the next one begin.
     letters: SmallVec<[u8; 64]>,
     ends: SmallVec<[usize; 16]>,
+    /// Some loop has several names.
+    has_several: bool,
 }
 
 impl Names {
-    /// Names the loops of a node; those of a value that other nodes have named are theirs.
-    fn add(&mut self, f: &Func, n: &Node) -> Option<()> {
+    /// Names the loops of a node; those of a value that other nodes have named are theirs. `None` if it has two
+    /// letters for one loop.
+    fn add(&mut self, f: &Func, number: usize, n: &Node) -> Option<()> {
         let rule = rule_of(f, n);
         let mut of = [None; LETTERS];
+        let own = self.letters.len();
         for (&v, dims) in n.ins.iter().zip(&rule.ins).chain(n.outs.iter().zip(&rule.outs)) {
             // Mostly a node near it has named it.
-            let known = self.axes.iter().rposition(|x| x.0 == v);
+            let known = self.axes.iter().rposition(|x| x.1 == v);
             let mut axes = Axes::new();
             for (d, g) in dims.iter().enumerate() {
                 let named = &mut of[usize::from(g.single()?.0)];
-                let axis = match (*named, known.map(|k| self.axes[k].1[d])) {
+                let axis = match (*named, known.map(|k| self.axes[k].2[d])) {
                     (Some(a), Some(b)) if a != b => {
                         let (a, b) = (root(&self.parent, a), root(&self.parent, b));
                         self.parent[usize::from(b)] = a;
+                        self.has_several = true;
                         a
                     }
+                    (None, Some(a)) if self.letters[own..].contains(&a) => return None,
                     (Some(a), _) | (None, Some(a)) => a,
                     (None, None) => {
-                        let new = u8::try_from(self.parent.len()).ok()?;
+                        let new = u8::try_from(self.parent.len()).ok().filter(|&n| n < u8::MAX)?;
                         self.parent.push(new);
                         new
                     }
@@ -176,20 +245,30 @@ impl Names {
                 }
             }
             if known.is_none() {
-                self.axes.push((v, axes));
+                self.axes.push((number, v, axes));
             }
         }
         self.ends.push(self.letters.len());
         Some(())
     }
 
-    /// The loops of all values by one name each, and these names; `None` if two letters of a node are one loop.
-    fn resolve(mut self) -> Option<(Vec<(Value, Axes)>, Axes)> {
+    /// The loops of all values, numbered; `None` if two letters of a node are one loop.
+    fn resolve(mut self) -> Option<Loops> {
+        if !self.has_several {
+            return Some(Loops { axes: self.axes, count: self.parent.len() as u8 });
+        }
+        // By name that others lead to: the number of the loop.
+        let mut numbers = self.parent.clone();
+        let mut count = 0;
         for a in 0..self.parent.len() {
             self.parent[a] = root(&self.parent, a as u8);
+            if usize::from(self.parent[a]) == a {
+                numbers[a] = count;
+                count += 1;
+            }
         }
-        let root = |a: &mut u8| *a = self.parent[usize::from(*a)];
-        self.letters.iter_mut().for_each(root);
+        let number = |a: &mut u8| *a = numbers[usize::from(self.parent[usize::from(*a)])];
+        self.letters.iter_mut().for_each(number);
         let mut from = 0;
         for &to in &self.ends {
             let own = &self.letters[from..to];
@@ -198,14 +277,8 @@ impl Names {
             }
             from = to;
         }
-        self.axes.iter_mut().for_each(|x| x.1.iter_mut().for_each(root));
-        let mut loops = self.parent;
-        let mut next = 0;
-        loops.retain(|a| {
-            next += 1;
-            usize::from(*a) + 1 == next
-        });
-        Some((self.axes, loops))
+        self.axes.iter_mut().for_each(|x| x.2.iter_mut().for_each(number));
+        Some(Loops { axes: self.axes, count })
     }
 }
 

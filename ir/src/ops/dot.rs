@@ -10,8 +10,8 @@ op! {
     /// The product of two operands, summed over the letters missing on the right (einsum). The result has the
     /// element type of `a`, also where that of `b` is another.
     Dot = "dot" (a, b) { rule: RuleAttr }
-    facts |o| { kind: Product, fusion: folds(&o.rule.0).then(|| folded(&o.rule.0)),
-            precision: if folds(&o.rule.0) { Wants::Wide } else { Wants::Half }, gradient: Flows }
+    facts |o| let folds = folds(&o.rule.0); { kind: Product, fusion: folds.then(|| folded(&o.rule.0)),
+            precision: if folds { Wants::Wide } else { Wants::Half }, gradient: Flows }
     samples [
         "dot[mk,kn->mn] f32[3,5], f32[5,4]",
         "dot[bsh,oh->bso] f32[2,3,4], f32[5,4]",

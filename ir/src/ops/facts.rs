@@ -48,6 +48,13 @@ pub enum Kind {
     Layout,
 }
 
+impl Facts {
+    /// True for a product whose operands both bring letters of their own to the result.
+    pub fn is_matrix_product(&self) -> bool {
+        self.kind == Kind::Product && self.fusion.is_none()
+    }
+}
+
 impl Kind {
     /// True for what belongs to a mixture of experts.
     pub fn of_experts(self) -> bool {
@@ -137,8 +144,7 @@ impl Op {
     }
     /// True for a product whose operands both bring letters of their own to the result.
     pub fn is_matrix_product(&self) -> bool {
-        let f = self.facts();
-        f.kind == Kind::Product && f.fusion.is_none()
+        self.facts().is_matrix_product()
     }
     /// True for products and attention, beside which all other work of a rank is small.
     pub fn is_heavy(&self) -> bool {

@@ -27,10 +27,11 @@ use std::borrow::Cow;
 pub type Grads = SmallVec<[Option<Value>; 4]>;
 
 /// Declares an op: its doc, name, operands and attributes, its [`Facts`], and uses of it that tests try.
-/// Printing and parsing are derived. Facts that depend on attributes name the op: `facts |o| { … }`.
+/// Printing and parsing are derived. Facts that depend on attributes name the op, and what several of them need:
+/// `facts |o| let long = o.count > 9; { … }`.
 macro_rules! op {
     ($(#[doc = $doc:literal])* $op:ident = $name:literal ($($operand:ident),*) {$($field:ident : $ty:ty),*}
-     facts $(|$this:ident|)? { kind: $kind:ident, fusion: $fusion:expr, precision: $precision:expr, gradient: $gradient:ident }
+     facts $(|$this:ident| $(let $known:ident = $value:expr;)?)? { kind: $kind:ident, fusion: $fusion:expr, precision: $precision:expr, gradient: $gradient:ident }
      samples [$($sample:literal),* $(,)?] $(positive [$($positive:literal),*])?) => {
         $(#[doc = $doc])*
         #[derive(Clone, Debug, PartialEq)]
@@ -42,7 +43,7 @@ macro_rules! op {
             const POSITIVE: &'static [&'static str] = &[$($($positive),*)?];
             const DOC: &'static str = concat!($($doc, "\n"),*);
             fn facts(&self) -> $crate::ops::Facts {
-                $(let $this = self;)?
+                $(let $this = self; $(let $known = $value;)?)?
                 Facts { kind: Kind::$kind, fusion: $fusion, precision: $precision, gradient: Gradient::$gradient }
             }
             fn broadcast(&mut self) -> Option<&mut $crate::attr::Broadcast> {

@@ -26,7 +26,26 @@ struct Segment {
     kind: Option<RoleKind>,
     start: usize,
     end: usize,
-    lines: usize,
+    marks: Marks,
+}
+
+/// The marks of some lines, as digits: lines that are equal have equal ones.
+#[derive(Clone, Copy, PartialEq, Eq, Default)]
+struct Marks {
+    lines: u32,
+    digits: u64,
+}
+
+impl Marks {
+    fn of(line: &Line) -> Marks {
+        Marks { lines: 1, digits: line.fused as u64 }
+    }
+
+    /// These, and others behind them.
+    fn and(self, more: Marks) -> Marks {
+        let before = self.digits.wrapping_mul(3u64.wrapping_pow(more.lines));
+        Marks { lines: self.lines + more.lines, digits: before.wrapping_add(more.digits) }
+    }
 }
 
 /// Equal units: `count` of `period` segments each.
@@ -67,12 +86,15 @@ fn segments(lines: &[Line], end: usize) -> Vec<Segment> {
     let mut segs: Vec<Segment> = vec![];
     for l in lines {
         match segs.last_mut() {
-            Some(s) if s.layer == l.layer && s.kind == l.kind => s.lines += 1,
+            Some(s) if s.layer == l.layer && s.kind == l.kind => {
+                s.marks = s.marks.and(Marks::of(l));
+            }
             last => {
                 if let Some(s) = last {
                     s.end = l.start;
                 }
-                segs.push(Segment { layer: l.layer, kind: l.kind, start: l.start, end, lines: 1 });
+                let Line { start, layer, kind, .. } = *l;
+                segs.push(Segment { layer, kind, start, end, marks: Marks::of(l) });
             }
         }
     }
@@ -105,7 +127,7 @@ fn best_run<'t>(text: &'t str, segs: &[Segment]) -> Option<Run<'t>> {
     let mut best: Option<(usize, Run)> = None;
     for period in 1..=MAX_PERIOD.min(segs.len() / 2) {
         let Some(run) = run_of(text, segs, period) else { continue };
-        let lines: usize = segs[..period].iter().map(|s| s.lines).sum();
+        let lines: usize = segs[..period].iter().map(|s| s.marks.lines as usize).sum();
         // Head and closing brace are two lines more.
         let saved = (lines * (run.count - 1)).saturating_sub(2);
         let enough = run.count * period >= ENOUGH;
@@ -129,12 +151,21 @@ fn run_of<'t>(text: &'t str, segs: &[Segment], period: usize) -> Option<Run<'t>>
         return None;
     }
     let follows = |k: usize| k < MAX_COUNT && layer(k) == Some(start + step * k as i64);
+    // What a look at the lines tells apart is not compared by bytes.
+    let marks = |k: usize| {
+        let add = |all: Marks, s: &Segment| all.and(s.marks);
+        unit(k).map(|u| u.iter().fold(Marks::default(), add))
+    };
+    let same = |k: usize| match marks(k)? == marks(k + 1)? {
+        true => template(body(k)?, layer(k)?, body(k + 1)?, layer(k + 1)?),
+        false => None,
+    };
     let mut changes = vec![];
-    let (template, mut count) = match template(body(0)?, layer(0)?, body(1)?, layer(1)?) {
+    let (template, mut count) = match same(0) {
         Some(t) => (t, 2),
         None if follows(2) => {
             // Is it only the first that is different?
-            let t = template(body(1)?, layer(1)?, body(2)?, layer(2)?)?;
+            let t = same(1)?;
             changes = differences(&t.write(), segs[0].layer, body(0)?)?;
             (t, 3)
         }

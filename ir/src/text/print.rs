@@ -32,6 +32,8 @@ pub(super) struct Line {
     /// Lines of different kinds do not repeat as one: stashes from the last layer to the first,
     /// then parameters from the first to the last, are two lists.
     pub kind: Option<RoleKind>,
+    /// The mark of its node, if it has one.
+    pub fused: FusedWithNext,
 }
 
 pub(super) const NO_LAYER: u32 = u32::MAX;
@@ -162,7 +164,8 @@ pub(super) struct Printer<'a> {
 impl Printer<'_> {
     /// A new line begins here.
     fn line(&mut self, layer: u32) {
-        self.lines.push(Line { start: self.out.len(), layer, kind: None });
+        let (start, fused) = (self.out.len(), FusedWithNext::No);
+        self.lines.push(Line { start, layer, kind: None, fused });
     }
 
     pub fn line_of_no_layer(&mut self) {
@@ -248,7 +251,7 @@ impl Printer<'_> {
                 }
                 self.out.push_str(":\n");
             }
-            self.line(layer);
+            self.lines.push(Line { start: self.out.len(), layer, kind: None, fused: n.fused });
             self.out.push_str("  ");
             let name = |v, out: &mut String| out.push_str(names.get(v));
             write_node(self.mesh, f, n, name, &mut self.out, |_| (), &self.marks);
@@ -283,7 +286,8 @@ impl Printer<'_> {
             if on_lines {
                 let layer = f.name(p.value).layer.unwrap_or(NO_LAYER);
                 let kind = p.role.as_ref().map(|r| r.kind);
-                self.lines.push(Line { start: self.out.len(), layer, kind });
+                let (start, fused) = (self.out.len(), FusedWithNext::No);
+                self.lines.push(Line { start, layer, kind, fused });
                 self.out.push_str(indent);
                 item(self, p);
                 self.out.push_str(",\n");

@@ -260,3 +260,30 @@ fn unusual_names_are_names() {
     assert!(verify(&m, Phase::Source).is_ok(), "{:#?}", verify(&m, Phase::Source));
     assert_eq!(print(&read(&print(&m))), print(&m));
 }
+
+/// Nodes that are like one that is right are not checked again: one that is almost like it is.
+#[test]
+fn a_wrong_node_among_many_alike_is_found() {
+    let program = |wrong: usize, line: &str| {
+        let one = |i: usize| match i == wrong {
+            true => format!("  %y{i} = {line}\n"),
+            false => format!("  %y{i} = add %x, %x : f32[4,8]\n"),
+        };
+        let lines: String = (0..40).map(one).collect();
+        format!(
+            "mesh []\n\nfunc @f(%x: f32[4,8], %z: f32[4,9], %h: bf16[4,8]) -> (f32[4,8]) {{\n{lines}  return %y0\n}}\n"
+        )
+    };
+    assert!(problems(&program(0, "add %x, %x : f32[4,8]"), Phase::Source).is_empty());
+    for wrong in [0, 1, 20, 39] {
+        for (code, line) in [
+            ("result-type", "add %x, %x : f32[4,9]"),
+            ("result-type", "add %z, %z : f32[4,8]"),
+            ("result-type", "add %x, %x : bf16[4,8]"),
+            ("size", "add %x, %z : f32[4,8]"),
+        ] {
+            let found = problems(&program(wrong, line), Phase::Source);
+            assert!(found.iter().any(|d| d.code == code), "{wrong}: {line}: {found:?}");
+        }
+    }
+}

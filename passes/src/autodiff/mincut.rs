@@ -7,7 +7,8 @@
 //! edge with its bytes as capacity; operands of what may be redone are joined without a limit; a minimum
 //! cut is then what to save (Ford and Fulkerson, 1956).
 //!
-//! What leaves a layer is saved by itself, so each layer of a stage is a cut of its own.
+//! What leaves a layer is saved by itself, so each layer of a stage is a cut of its own. Layers with one graph have
+//! one cut.
 
 #[cfg(test)]
 mod tests;
@@ -15,13 +16,20 @@ mod tests;
 use crate::depends::weighted;
 use petgraph::Direction;
 use petgraph::algo::dinics;
-use petgraph::graph::{DiGraph, NodeIndex};
+use petgraph::graph::DiGraph;
 use petgraph::visit::EdgeRef;
 use shardc_ir::func::{Func, Value};
 use shardc_ir::maps::HashMap;
 use shardc_ir::mesh::Mesh;
 use shardc_ir::ops::FusionClass;
 use std::collections::BTreeMap;
+
+/// A graph: how many nodes it has, and its edges, each with where it begins and ends and its capacity.
+#[derive(Clone, Default, PartialEq, Eq, Hash)]
+struct Graph {
+    nodes: u32,
+    edges: Vec<(u32, u32, u64)>,
+}
 
 /// A capacity that no cut pays: sums of some millions of them do not overflow.
 const UNCUT: u64 = 1 << 42;
@@ -59,17 +67,21 @@ pub(super) fn redone(p: &Forward) -> Vec<bool> {
         runs.entry((j.stage_of(&j.nodes[n]), *run)).or_default().push(n);
     }
     let mut out = vec![false; p.runs.len()];
+    let mut known: HashMap<Graph, Vec<bool>> = HashMap::default();
     for nodes in runs.values() {
-        let graph = DiGraph::with_capacity(2 * nodes.len() + 2, 5 * nodes.len());
         let cut = Cut {
             p,
             makers: &makers,
             direct: &direct,
             needed: &needed,
             weighted: &weighted,
-            graph,
+            graph: Graph::default(),
         };
-        cut.solve(nodes, &mut out);
+        let (graph, chosen) = cut.of(nodes);
+        if !chosen.is_empty() {
+            let behind = known.entry(graph).or_insert_with_key(Graph::behind);
+            chosen.iter().for_each(|&(n, from)| out[n] = behind[from as usize]);
+        }
     }
     out
 }
@@ -81,34 +93,38 @@ struct Cut<'a> {
     direct: &'a [bool],
     needed: &'a [bool],
     weighted: &'a [bool],
-    graph: DiGraph<(), u64>,
+    graph: Graph,
 }
 
+/// The first two nodes of a graph.
+const SOURCE: u32 = 0;
+const SINK: u32 = 1;
+
 impl Cut<'_> {
-    fn solve(mut self, nodes: &[usize], out: &mut [bool]) {
+    /// The graph, and the nodes of the program that may be redone, each with its node of the graph.
+    fn of(mut self, nodes: &[usize]) -> (Graph, Vec<(usize, u32)>) {
         let j = self.p.func;
-        let (source, sink) = (self.graph.add_node(()), self.graph.add_node(()));
-        let mut read: HashMap<Value, NodeIndex> = HashMap::default();
-        let mut chosen: Vec<(usize, NodeIndex)> = vec![];
+        (self.graph.nodes, self.graph.edges) = (2, Vec::with_capacity(5 * nodes.len()));
+        let mut read: HashMap<Value, u32> = HashMap::default();
+        let mut chosen: Vec<(usize, u32)> = vec![];
         for &n in nodes {
             let node = &j.nodes[n];
             let repeats = self.may_repeat(n);
             for &o in &node.outs {
-                let from = self.graph.add_node(());
-                let to = self.graph.add_node(());
+                let (from, to) = (self.graph.node(), self.graph.node());
                 let cost = if self.p.always[n] { UNCUT } else { self.bytes(o) };
-                self.graph.add_edge(from, to, cost);
+                self.graph.edges.push((from, to, cost));
                 if repeats {
                     for v in &node.ins {
-                        if let Some(operand) = self.operand(*v, source, &mut read) {
-                            self.graph.add_edge(operand, from, UNCUT);
+                        if let Some(operand) = self.operand(*v, &mut read) {
+                            self.graph.edges.push((operand, from, UNCUT));
                         }
                     }
                 } else {
-                    self.graph.add_edge(source, from, UNCUT);
+                    self.graph.edges.push((SOURCE, from, UNCUT));
                 }
                 if self.direct[o.0 as usize] {
-                    self.graph.add_edge(to, sink, UNCUT);
+                    self.graph.edges.push((to, SINK, UNCUT));
                 }
                 read.insert(o, to);
                 if repeats && !self.p.always[n] {
@@ -116,11 +132,7 @@ impl Cut<'_> {
                 }
             }
         }
-        if chosen.is_empty() {
-            return;
-        }
-        let behind = self.behind(source, sink);
-        chosen.iter().for_each(|&(n, from)| out[n] = behind[from.index()]);
+        (self.graph, chosen)
     }
 
     /// Whether a node may run in backward, too: element-wise work, and what always does. A gather that
@@ -141,12 +153,7 @@ impl Cut<'_> {
 
     /// Where an operand is read; none for arguments, which are there. One of another layer is saved or made again
     /// anyway if backward needs it, and else would be saved for this.
-    fn operand(
-        &mut self,
-        v: Value,
-        source: NodeIndex,
-        read: &mut HashMap<Value, NodeIndex>,
-    ) -> Option<NodeIndex> {
+    fn operand(&mut self, v: Value, read: &mut HashMap<Value, u32>) -> Option<u32> {
         let maker = self.makers[v.0 as usize]? as usize;
         if let Some(&known) = read.get(&v) {
             return Some(known);
@@ -156,23 +163,37 @@ impl Cut<'_> {
             (false, true) => UNCUT,
             (false, false) => self.bytes(v),
         };
-        let to = self.graph.add_node(());
-        self.graph.add_edge(source, to, cost);
+        let to = self.graph.node();
+        self.graph.edges.push((SOURCE, to, cost));
         read.insert(v, to);
         Some(to)
+    }
+}
+
+impl Graph {
+    /// A new node.
+    fn node(&mut self) -> u32 {
+        self.nodes += 1;
+        self.nodes - 1
     }
 
     /// What lies behind the minimum cut that is nearest to the sink, so that least is redone: from where the sink
     /// can still be reached when nothing more flows.
-    fn behind(&self, source: NodeIndex, sink: NodeIndex) -> Vec<bool> {
-        let (_, flows) = dinics(&self.graph, source, sink);
-        let mut behind = vec![false; self.graph.node_count()];
-        behind[sink.index()] = true;
-        let mut open = vec![sink];
+    fn behind(&self) -> Vec<bool> {
+        let mut graph: DiGraph<(), u64> =
+            DiGraph::with_capacity(self.nodes as usize, self.edges.len());
+        for _ in 0..self.nodes {
+            graph.add_node(());
+        }
+        graph.extend_with_edges(&self.edges);
+        let (_, flows) = dinics(&graph, SOURCE.into(), SINK.into());
+        let mut behind = vec![false; graph.node_count()];
+        behind[SINK as usize] = true;
+        let mut open = vec![SINK.into()];
         while let Some(v) = open.pop() {
-            let into = self.graph.edges_directed(v, Direction::Incoming);
+            let into = graph.edges_directed(v, Direction::Incoming);
             let room = into.filter(|e| flows[e.id().index()] < *e.weight()).map(|e| e.source());
-            let from = self.graph.edges(v);
+            let from = graph.edges(v);
             let back = from.filter(|e| flows[e.id().index()] > 0).map(|e| e.target());
             for u in room.chain(back) {
                 if !std::mem::replace(&mut behind[u.index()], true) {

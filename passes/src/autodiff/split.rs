@@ -21,7 +21,7 @@ use shardc_ir::maps::{HashMap, HashSet};
 use shardc_ir::mesh::Mesh;
 use shardc_ir::ops::Add;
 use shardc_ir::schedule::Schedule;
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 use std::collections::BTreeMap;
 
 /// A function to be: stage and kind.
@@ -224,7 +224,7 @@ impl Split<'_> {
     /// is of another layer. What makes it comes first; without recursion, since a run of layers, or
     /// a chain of views in a text, may be long.
     fn provide(&mut self, home: Home, v: Value, scope: Scope) -> Value {
-        let mut open = vec![v];
+        let mut open: SmallVec<[Value; 8]> = smallvec![v];
         while let Some(&v) = open.last() {
             if self.known(home, v) {
                 open.pop();

@@ -265,6 +265,8 @@ impl<'a> Lifetimes<'a> {
         let func: &'a Func = &self.m.funcs[f];
         let end = func.nodes.len() + 1;
         self.of[f] = vec![NONE; func.values.len()];
+        let made: usize = launches.iter().map(|x| x.outs.len()).sum();
+        self.buffers[f].reserve(func.args.len() + made);
         let numbers = std::mem::take(&mut self.numbers[f]);
         // Arguments that are views of one value have one place: their buffer, by object.
         let mut placed: HashMap<usize, usize> = HashMap::default();
@@ -396,8 +398,12 @@ impl<'a> Lifetimes<'a> {
             // Buffers that the launch reads, in order, and whether an earlier result of it lies in one.
             let mut read: SmallVec<[(usize, bool); 8]> =
                 x.ins.iter().map(|&v| (self.root(f, v), false)).collect();
-            // Without one that dies here there is nothing to write over.
-            if !read.iter().any(|r| self.buffers[f][r.0].death == x.nodes.end) {
+            // Without one of a result's size that dies here there is nothing to write over.
+            let buffers = read.iter().map(|r| &self.buffers[f][r.0]);
+            let dying: SmallVec<[usize; 8]> =
+                buffers.filter(|b| b.death == x.nodes.end).map(|b| b.bytes).collect();
+            let fits = |&o: &Value| dying.contains(&self.buffers[f][self.root(f, o)].bytes);
+            if dying.is_empty() || !x.outs.iter().any(fits) {
                 continue;
             }
             read.sort_unstable();

@@ -362,6 +362,7 @@ impl<'a> Search<'a> {
     /// 2004, best fit of rectangles; Sekiyama et al., 2018, of memory).
     fn skyline<K: Ord>(&mut self, key: impl Fn(usize) -> K) -> Option<()> {
         let Lives { pieces, lives, .. } = &self.lives;
+        let keys: Vec<K> = (0..pieces.len()).map(key).collect();
         let mut offsets = vec![0; pieces.len()];
         let mut rest = self.all.clone();
         rest.sort_by_key(|&i| (lives[i], i));
@@ -374,7 +375,7 @@ impl<'a> Search<'a> {
             let last = rest.partition_point(|&i| lives[i].0 < to);
             self.left.pay(last - first + steps.len())?;
             let fits = (first..last).filter(|&r| lives[rest[r]].1 <= to);
-            match fits.max_by_key(|&r| (key(rest[r]), Reverse(r))) {
+            match fits.max_by_key(|&r| (&keys[rest[r]], Reverse(r))) {
                 Some(r) => {
                     let i = rest.remove(r);
                     offsets[i] = height;

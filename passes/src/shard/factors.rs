@@ -3,7 +3,7 @@
 use shardc_ir::boxes::Halo;
 use shardc_ir::func::{Func, Value};
 use shardc_ir::mesh::{Atom, Mesh};
-use shardc_ir::rule::{Group, Letter, MAX_GROUP, has_letter};
+use shardc_ir::rule::{Group, LETTERS, Letter, MAX_GROUP, has_letter};
 use shardc_ir::types::AtomList;
 use smallvec::SmallVec;
 
@@ -58,10 +58,12 @@ pub(crate) fn factors(f: &Func, node: usize) -> OpFactors {
     });
     let mut letters = rule.letters();
     letters.retain(|l| shift.is_none_or(|s| *l != s.1));
-    let place = |l: Letter| {
-        let l = shift.filter(|s| s.1 == l).map_or(l, |s| s.0);
-        letters.iter().position(|&x| x == l).expect("a letter of the rule") as u8
-    };
+    let mut places = [0; LETTERS];
+    letters.iter().zip(0..).for_each(|(l, i)| places[usize::from(l.0)] = i);
+    if let Some((from, to, _)) = shift {
+        places[usize::from(to.0)] = places[usize::from(from.0)];
+    }
+    let place = |l: Letter| places[usize::from(l.0)];
     let types: SmallVec<[_; 4]> = n.ins.iter().map(|&v| f.ty(v)).collect();
     let sizes = shardc_ir::infer::sizes(&rule, &types, n.op.def().sizes()).unwrap_or_default();
     let size = |l: Letter| sizes.size(l).unwrap_or(1);

@@ -86,10 +86,10 @@ pub fn propagate(mesh: &Mesh, f: &mut Func) -> Vec<Cause> {
 
 /// Nodes that touch each value.
 fn users(f: &Func, ops: &[OpFactors]) -> Vec<SmallVec<[u32; 4]>> {
-    let mut users = vec![SmallVec::new(); f.values.len()];
+    let mut users: Vec<SmallVec<[u32; 4]>> = f.values.iter().map(|_| SmallVec::new()).collect();
     for (i, op) in ops.iter().enumerate() {
         for t in &op.tensors {
-            let list: &mut SmallVec<[u32; 4]> = &mut users[t.value.0 as usize];
+            let list = &mut users[t.value.0 as usize];
             if list.last() != Some(&(i as u32)) {
                 list.push(i as u32);
             }

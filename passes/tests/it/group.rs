@@ -2,6 +2,7 @@
 
 mod buckets;
 mod epilogues;
+mod loops;
 
 use shardc_ir::func::{Func, Module};
 use shardc_ir::group::{Launch, launches};

@@ -13,12 +13,13 @@
 //! Places are in frames, and a frame has another offset in another call. Which places overlap is the same
 //! in two calls if they have the same [`Layout::overlaps`]: so there is an effect for each of those.
 
-use super::arena::{Arena, Span, Spans};
+use super::arena::{Slots, Span, Spans};
 use shardc_ir::func::{Func, Value};
 use shardc_ir::group::{Launch, Roles, launches};
-use shardc_ir::maps::HashMap;
+use shardc_ir::maps::{HashMap, HashSet};
 use shardc_ir::plan::{ALIGN, Call, Memory, Place};
 use smallvec::SmallVec;
+use std::ops::Range;
 
 /// A launch of a function, with what is the same in every call.
 struct Step {
@@ -149,7 +150,9 @@ impl<'a> Function<'a> {
         let mut seen = vec![false; f.values.len()];
         let values = values.filter(|v| !std::mem::replace(&mut seen[v.0 as usize], true));
         let used = values.map(|v| &places[v.0 as usize]).chain(workspaces);
-        let pieces = pieces(used.filter(|p| p.bytes > 0).copied().collect());
+        // Of most layers the places are the same.
+        let used: HashSet<Place> = used.filter(|p| p.bytes > 0).copied().collect();
+        let pieces = pieces(used.into_iter().collect());
         Function { f, roles, steps, places, workspaces, pieces, effects: HashMap::default() }
     }
 
@@ -189,6 +192,12 @@ impl<'a> Function<'a> {
     }
 }
 
+/// Where a place lies in a call.
+fn span(c: &Call, p: Place) -> Span {
+    let from = c.frames.get(p.frame as usize).copied().unwrap_or(0) + p.offset;
+    (from, from + p.bytes)
+}
+
 /// Places by frame, those next to each other joined.
 fn pieces(mut used: Vec<Place>) -> Vec<Piece> {
     used.sort_unstable_by_key(|p| (p.frame, p.offset));
@@ -218,8 +227,9 @@ struct Replay<'a, 'b> {
     function: &'b Function<'a>,
     call: &'b Call,
     layout: &'b Layout,
-    /// What the call has written so far.
-    arena: Arena,
+    /// What the call has written so far, and which slots places are.
+    slots: Slots,
+    within: HashMap<Span, Range<usize>>,
     next: u64,
     content: Vec<Content>,
     reads: HashMap<(usize, Span), Read>,
@@ -232,22 +242,23 @@ impl<'a, 'b> Replay<'a, 'b> {
         for (i, a) in f.args.iter().enumerate() {
             content[a.value.0 as usize] = Content::Arg(i);
         }
-        let (arena, reads) = (Arena::default(), HashMap::default());
-        Replay { function, call, layout, arena, next: 0, content, reads }
-    }
-
-    fn span(&self, p: Place) -> Span {
-        let base = self.call.frames.get(p.frame as usize).copied().unwrap_or(0);
-        (base + p.offset, base + p.offset + p.bytes)
+        // Of most layers the places are the same.
+        let places = function.places.iter().chain(function.workspaces);
+        let mut within: HashMap<Span, Range<usize>> =
+            places.map(|&p| (span(call, p), 0..0)).collect();
+        let slots = Slots::of(within.keys().copied());
+        within.iter_mut().for_each(|(span, within)| *within = slots.within(*span));
+        let reads = HashMap::default();
+        Replay { function, call, layout, slots, within, next: 0, content, reads }
     }
 
     fn place(&self, v: Value) -> Span {
-        self.span(self.function.places[v.0 as usize])
+        span(self.call, self.function.places[v.0 as usize])
     }
 
-    fn write(&mut self, span: Span) -> u64 {
+    fn write(&mut self, p: Place) -> u64 {
         self.next += 1;
-        self.arena.write(span, self.next);
+        self.slots.write(self.within[&span(self.call, p)].clone(), self.next);
         self.next
     }
 
@@ -258,7 +269,7 @@ impl<'a, 'b> Replay<'a, 'b> {
                 self.read(v)?;
             }
             for &work in &self.function.workspaces[x.nodes.clone()] {
-                self.write(self.span(work));
+                self.write(work);
             }
             let nodes = &f.nodes[x.nodes.clone()];
             if kernels.is_empty() {
@@ -268,7 +279,7 @@ impl<'a, 'b> Replay<'a, 'b> {
                 self.written_over(kernel, views)?;
             }
             for &o in x.outs.iter().filter(|o| !views.contains(o)) {
-                let stamp = self.write(self.place(o));
+                let stamp = self.write(self.function.places[o.0 as usize]);
                 self.content[o.0 as usize] = Content::Stamp(stamp);
             }
             // A product reads its operands while what becomes of it is written.
@@ -277,7 +288,9 @@ impl<'a, 'b> Replay<'a, 'b> {
                     self.read(v)?;
                 }
             }
-            self.apart(kernels)?;
+            if !kernels.is_empty() {
+                self.apart(kernels)?;
+            }
             for n in nodes.iter().filter(|n| views.contains(&n.outs[0])) {
                 self.content[n.outs[0].0 as usize] = self.content[n.ins[0].0 as usize];
             }
@@ -338,17 +351,18 @@ impl<'a, 'b> Replay<'a, 'b> {
 
     fn read(&mut self, v: Value) -> Result<(), String> {
         let (f, span) = (self.function.f, self.place(v));
+        let within = self.within[&span].clone();
         let holds = match self.content[v.0 as usize] {
             _nothing_to_read if span.0 == span.1 => true,
             Content::None => false,
             Content::Arg(arg) => {
                 let order = self.reads.len();
-                let (piece, within) = self.in_piece(v);
-                let read = Read { piece, span: within, arg, value: v, order };
+                let (piece, part) = self.in_piece(v);
+                let read = Read { piece, span: part, arg, value: v, order };
                 self.reads.entry((arg, span)).or_insert(read);
-                !self.arena.meets(span)
+                self.slots.hold(within, Slots::UNWRITTEN)
             }
-            Content::Stamp(stamp) => self.arena.holds(span, stamp),
+            Content::Stamp(stamp) => self.slots.hold(within, stamp),
         };
         match holds {
             true => Ok(()),
@@ -367,7 +381,7 @@ impl<'a, 'b> Replay<'a, 'b> {
     }
 
     fn effect(self) -> Effect {
-        let Replay { function, layout, arena, content, reads, .. } = self;
+        let Replay { function, layout, slots, content, reads, .. } = self;
         let mut reads: Vec<Read> = reads.into_values().collect();
         reads.sort_unstable_by_key(|r| (r.piece, r.span, r.order));
         let mut numbers: HashMap<u64, usize> = HashMap::default();
@@ -384,7 +398,7 @@ impl<'a, 'b> Replay<'a, 'b> {
         let mut writes: Vec<Vec<Write>> = vec![];
         let mut groups = layout.groups().map(|g| (g[0], layout.begin[g[0]])).peekable();
         let mut at = (0, 0);
-        for ((from, to), stamp) in arena.ranges() {
+        for ((from, to), stamp) in slots.written() {
             while let Some(next) = groups.next_if(|g| g.1 <= from) {
                 at = next;
                 writes.push(vec![]);

@@ -63,7 +63,7 @@ impl Orders<'_> {
     pub fn all(&self, ops: &[OpFactors], moves: &mut Moves) -> Vec<Execution> {
         let first = |op| execution(self.mesh, self.f, op, self.is_param, &ORDERS[0]);
         let base: Vec<Execution> = ops.iter().map(first).collect();
-        let mut users = vec![SmallVec::new(); self.f.values.len()];
+        let mut users: Vec<_> = self.f.values.iter().map(|_| SmallVec::new()).collect();
         for (u, n) in self.f.nodes.iter().enumerate() {
             for (j, v) in n.ins.iter().enumerate() {
                 users[v.0 as usize].push((u as u32, j as u32));
@@ -172,8 +172,9 @@ fn execution(
                 Says::Results => result,
                 Says::Sums | Says::Operands => !result,
             };
-            if speaks {
-                op.project_dim(mesh, i, d, f.ty(v).dims[d].atoms, |g, l| {
+            let atoms = f.ty(v).dims[d].atoms;
+            if speaks && !atoms.is_empty() {
+                op.project_dim(mesh, i, d, atoms, |g, l| {
                     if says != Says::Sums || op.is_reduced(g) {
                         take(g, l);
                     }

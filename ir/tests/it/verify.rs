@@ -271,7 +271,7 @@ fn a_wrong_node_among_many_alike_is_found() {
         };
         let lines: String = (0..40).map(one).collect();
         format!(
-            "mesh []\n\nfunc @f(%x: f32[4,8], %z: f32[4,9], %h: bf16[4,8]) -> (f32[4,8]) {{\n{lines}  return %y0\n}}\n"
+            "mesh []\n\nfunc @f(%x: f32[4,8], %z: f32[4,9], %h: bf16[4,8]) -> (f32[4,8]) {{\n{lines}  return %x\n}}\n"
         )
     };
     assert!(problems(&program(0, "add %x, %x : f32[4,8]"), Phase::Source).is_empty());

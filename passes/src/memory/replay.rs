@@ -381,10 +381,10 @@ impl<'a> Replay<'a> {
         let first = self.next + 1;
         self.next += effect.made as u64;
         let made = |k: usize| first + k as u64;
-        let write = |w: &effect::Write| (layout.written(w), w.value.map_or(SPENT, made));
-        let mut groups: Vec<&[effect::Write]> = effect.writes.iter().map(|g| &g[..]).collect();
-        groups.sort_by_key(|g| layout.written(&g[0]));
-        self.arena.write_all(groups.into_iter().flatten().map(write));
+        for group in &effect.writes {
+            let stamp = |w: &effect::Write| w.value.map_or(SPENT, made);
+            self.arena.write_all(group.iter().map(|w| (layout.written(w), stamp(w))));
+        }
         for (slot, source) in known.results.iter().zip(&effect.results) {
             let stamp = match *source {
                 Source::Arg(a) => stamps[a],

@@ -1,6 +1,7 @@
 //! Who wrote which bytes of an arena last.
 
-use std::iter::once;
+use smallvec::SmallVec;
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 /// Bytes from one to before another.
@@ -9,87 +10,97 @@ pub(super) type Span = (usize, usize);
 /// Ranges with the stamp of who wrote them last.
 #[derive(Default)]
 pub(super) struct Arena {
-    /// In order; they do not overlap.
-    ranges: Vec<(Span, u64)>,
+    /// Start → (end, stamp); ranges do not overlap.
+    ranges: BTreeMap<usize, (usize, u64)>,
 }
 
 impl Arena {
-    /// The first range that ends behind a byte.
-    fn first_behind(&self, at: usize) -> usize {
-        self.ranges.partition_point(|r| r.0.1 <= at)
-    }
-
-    pub fn write(&mut self, span: Span, stamp: u64) {
-        let (from, to) = span;
+    pub fn write(&mut self, (from, to): Span, stamp: u64) {
         if from == to {
             return;
         }
-        let first = self.first_behind(from);
-        let met = self.ranges[first..].iter().take_while(|r| r.0.0 < to).count();
-        let met = first..first + met;
-        let left = self.ranges[met.clone()].first().filter(|r| r.0.0 < from);
-        let left = left.map(|r| ((r.0.0, from), r.1));
-        let right = self.ranges[met.clone()].last().filter(|r| r.0.1 > to);
-        let right = right.map(|r| ((to, r.0.1), r.1));
-        self.ranges.splice(met, left.into_iter().chain([(span, stamp)]).chain(right));
+        // Most of what is written lies where the like of it lay.
+        if let Some(same) = self.ranges.get_mut(&from).filter(|r| r.0 == to) {
+            same.1 = stamp;
+            return;
+        }
+        let ranges = self.ranges.range(..to).rev().map(|(&s, &(end, old))| (s, end, old));
+        let met: SmallVec<[_; 4]> = ranges.take_while(|r| r.1 > from).collect();
+        for (s, end, old) in met {
+            match s < from {
+                true => drop(self.ranges.insert(s, (from, old))),
+                false => drop(self.ranges.remove(&s)),
+            }
+            if end > to {
+                self.ranges.insert(to, (end, old));
+            }
+        }
+        self.ranges.insert(from, (to, stamp));
     }
 
     /// Writes spans that lie one behind the other, with gaps or without.
-    pub fn write_all(&mut self, writes: impl Iterator<Item = (Span, u64)>) {
-        let mut writes = writes.filter(|w| w.0.0 < w.0.1);
-        // Most of what is written lies where the like of it lay.
-        let mut at = 0;
-        let first = loop {
-            let Some((span, stamp)) = writes.next() else { return };
-            at += self.ranges[at..].iter().take_while(|r| r.0.1 <= span.0).count();
-            match self.ranges.get_mut(at).filter(|r| r.0 == span) {
-                Some(same) => same.1 = stamp,
-                None => break (span, stamp),
-            }
-        };
-        // All others at once: ranges come between, and ranges vanish.
-        let mut rest = self.ranges.split_off(at).into_iter();
-        let mut next = rest.next();
-        for (span, stamp) in once(first).chain(writes) {
-            while let Some((old, by)) = next.filter(|r| r.0.0 < span.1) {
-                if old.0 < span.0 {
-                    self.ranges.push(((old.0, old.1.min(span.0)), by));
-                }
-                let behind = (old.1 > span.1).then_some(((span.1, old.1), by));
-                next = behind.or_else(|| rest.next());
-            }
-            self.ranges.push((span, stamp));
+    pub fn write_all(&mut self, writes: impl Iterator<Item = (Span, u64)> + Clone) {
+        let mut rest = writes;
+        while let Some((span, stamp)) = self.renew(&mut rest) {
+            self.write(span, stamp);
         }
-        self.ranges.extend(next.into_iter().chain(rest));
     }
 
-    pub fn holds(&self, span: Span, stamp: u64) -> bool {
-        self.holds_at(self.first_behind(span.0), span, stamp)
+    /// Stamps ranges anew as long as there is one for each span; the first span for which there is none.
+    fn renew(&mut self, writes: &mut impl Iterator<Item = (Span, u64)>) -> Option<(Span, u64)> {
+        let first = writes.next()?;
+        let mut ranges = self.ranges.range_mut(first.0.0..).peekable();
+        for ((from, to), stamp) in std::iter::once(first).chain(writes) {
+            while ranges.next_if(|r| *r.0 < from).is_some() {}
+            match ranges.next_if(|r| *r.0 == from && r.1.0 == to) {
+                Some((_, range)) => range.1 = stamp,
+                None => return Some(((from, to), stamp)),
+            }
+        }
+        None
     }
 
-    /// The same of a span that begins in a range, if any holds it.
-    fn holds_at(&self, range: usize, (from, to): Span, stamp: u64) -> bool {
+    pub fn holds(&self, (from, to): Span, stamp: u64) -> bool {
         let mut at = from;
-        for (own, by) in &self.ranges[range..] {
-            if at >= to || own.0 > at || *by != stamp {
-                break;
+        while at < to {
+            match self.ranges.range(..=at).next_back() {
+                Some((_, &(end, s))) if end > at && s == stamp => at = end,
+                _ => return false,
             }
-            at = own.1;
         }
-        at >= to
+        true
     }
 
     /// True if all of these are held; those of one piece of memory in order.
-    pub fn hold_all(&self, mut reads: impl Iterator<Item = (Span, u64)>) -> bool {
-        let mut at = 0;
-        reads.all(|(span, stamp)| {
-            // It is in the same range or the next in most cases: to look for it takes longer.
-            let has = |at: &usize| {
-                self.ranges.get(*at).is_some_and(|r| r.0.0 <= span.0 && span.0 < r.0.1)
-            };
-            at = [at, at + 1].into_iter().find(has).unwrap_or_else(|| self.first_behind(span.0));
-            self.holds_at(at, span, stamp)
-        })
+    pub fn hold_all(&self, reads: impl Iterator<Item = (Span, u64)>) -> bool {
+        let mut ranges = self.ranges.range(..0);
+        // The range in which the last span began.
+        let mut at = (0, 0, 0);
+        for ((from, to), stamp) in reads {
+            // The next range is the next in most cases: to look for it takes longer.
+            for _ in 0..2 {
+                if at.1 <= from
+                    && let Some((&s, &(end, stamp))) = ranges.next()
+                {
+                    at = (s, end, stamp);
+                }
+            }
+            if !(at.0 <= from && from < at.1) {
+                ranges = self.ranges.range(from..);
+                at = match self.ranges.range(..=from).next_back() {
+                    Some((&s, &(end, stamp))) => (s, end, stamp),
+                    None => (0, 0, 0),
+                };
+                if at.0 == from {
+                    ranges.next();
+                }
+            }
+            let whole = at.2 == stamp && at.0 <= from && to <= at.1;
+            if from < to && !whole && !self.holds((from, to), stamp) {
+                return false;
+            }
+        }
+        true
     }
 
     /// How many ranges there are.
@@ -99,7 +110,7 @@ impl Arena {
 
     /// All ranges in order, with their stamps.
     pub fn ranges(&self) -> impl Iterator<Item = (Span, u64)> {
-        self.ranges.iter().copied()
+        self.ranges.iter().map(|(&from, &(to, stamp))| ((from, to), stamp))
     }
 }
 

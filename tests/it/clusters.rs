@@ -154,7 +154,9 @@ fn a_killed_rank_is_named_by_those_that_are_left() {
                 state.iter().find_map(|s| line.split_once(s)).unwrap_or_else(|| panic!("{err}"));
             let place = place.1;
             let collective = place.contains(" #") && place.contains(" over ");
-            let transfer = place.starts_with("recv of %") && place.contains(" from rank ")
+            let receives =
+                ["recv of %", "post of a recv of %"].iter().any(|s| place.starts_with(s));
+            let transfer = receives && place.contains(" from rank ")
                 || place.starts_with("send of %") && place.contains(" to rank ");
             let wait = place.starts_with("the wait for rank ");
             let kernel = place.starts_with('@');

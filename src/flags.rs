@@ -8,7 +8,7 @@ mod shared;
 mod text;
 mod values;
 
-pub use begun::begun;
+pub use begun::{begun, unknown};
 use clap::Args;
 pub use rate::Rate;
 use serde::{Deserialize, Serialize};
@@ -22,6 +22,15 @@ use std::path::Path;
 pub use text::{Brought, default_microbatch};
 use values::*;
 pub use values::{AXES, bytes_of, memory, memory_of, whole};
+
+/// The flag of an option of options.toml; what has no flag of this name stays as it is.
+pub fn flag_of(option: &str) -> String {
+    let all = Flags::augment_args(clap::Command::new("flags"));
+    match all.get_arguments().any(|a| a.get_id() == option) {
+        true => format!("--{}", option.replace('_', "-")),
+        false => option.into(),
+    }
+}
 
 /// Declares the flags, and how those of a file fill the holes of the command line's.
 macro_rules! flags {

@@ -185,23 +185,22 @@ fn compile_legal(model: &Path, o: &Options, manager: Manager) -> Result<Output> 
     let read_ms = since.elapsed().as_secs_f64() * 1e3;
     let mut before = vec![("read", read_ms)];
     let searches = search::searches(o);
-    if let (true, Some((pass, _))) = (searches, &manager.from) {
-        let what =
-            format!("--from {} starts in the middle: nothing is searched for there", pass.name);
+    if let (true, Some(begin)) = (searches, &manager.from) {
+        let pass = begin.pass.name;
+        let what = format!("--from {pass} starts in the middle: nothing is searched for there");
         return Err(Diag::new("flag", what)
             .rule("--loss-chunks auto, --recompute fit and --schedule search compile a model from its beginning")
             .help("give the values that the program was written with in place of auto, fit and search"));
     }
-    if let Some((pass, program)) = &manager.from {
-        flags::begun(pass, program, o)?;
-    }
+    manager.from.as_ref().map_or(Ok(()), |begin| flags::begun(begin, o))?;
+    let unknown = manager.from.as_ref().and_then(flags::unknown);
     let search::Found { options: o, notes, warnings } = search::resolve(&input, o)?;
     if searches {
         before.push(("search", since.elapsed().as_secs_f64() * 1e3 - read_ms));
     }
     let mut done = finish(input, &o, manager, since, before)?;
     done.notes.splice(..0, notes);
-    done.warnings.splice(..0, warnings);
+    done.warnings.splice(..0, unknown.into_iter().chain(warnings));
     Ok(done)
 }
 

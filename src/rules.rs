@@ -421,16 +421,13 @@ fn foldings(f: &Facts, o: &Options) -> Vec<String> {
     let experts = f.experts.map_or(1, |x| x.experts);
     let mut out: Vec<String> =
         divisors_near(experts, o.ep, |_| true).iter().map(|n| format!("ep={n}")).collect();
-    out.extend(
-        o.etp
-            .map(|etp| {
-                let less = divisors_near(etp.max(o.axis("tp")), etp, |n| n != etp);
-                less.iter().map(|n| format!("etp={n}")).collect::<Vec<_>>()
-            })
-            .unwrap_or_default(),
-    );
-    let ranks = o.ep * o.etp();
-    out.extend([ranks, ranks * o.axis("dp_shard")].map(|n| format!("dp_shard={n}")));
+    let less = divisors_near(o.etp().max(o.axis("tp")), o.etp(), |n| n != o.etp());
+    out.extend(less.iter().map(|n| format!("etp={n}")));
+    // What tp and cp have of these ranks, dp_shard need not have.
+    let (ranks, others) = (o.ep * o.etp(), o.axis("tp") * o.axis("cp"));
+    let rest = (ranks % others == 0).then_some(ranks / others);
+    let shards = rest.into_iter().chain([ranks, ranks * o.axis("dp_shard")]);
+    out.extend(shards.map(|n| format!("dp_shard={n}")));
     out
 }
 

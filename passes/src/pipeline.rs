@@ -101,8 +101,18 @@ pub struct Manager<'a> {
     pub trial: bool,
     /// Leaves out the pass of this name: what it makes better is not to be in what is compared.
     pub without: Option<&'static str>,
-    /// Begins with this pass, of this module, in place of the source's.
-    pub from: Option<(&'static Pass, Module)>,
+    /// Begins in the middle, in place of with the source.
+    pub from: Option<Begin>,
+}
+
+/// Where a compilation begins that is not one of a source.
+pub struct Begin {
+    /// The first pass.
+    pub pass: &'static Pass,
+    /// What it takes.
+    pub module: Module,
+    /// The options of the passes before it, if they are known.
+    pub made: Option<Options>,
 }
 
 impl<'a> Manager<'a> {
@@ -152,7 +162,7 @@ fn through<'o>(
     check_rows(&source.module.funcs[0], o.mode == Mode::Train, &still)?;
     schedule::possible(o)?;
     let (begin, module) = match manager.from.take() {
-        Some((pass, module)) => {
+        Some(Begin { pass, module, .. }) => {
             on_mesh(&module, o)?;
             (pass.name, module)
         }

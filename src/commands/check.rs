@@ -37,12 +37,12 @@ pub fn check(model: &Path, flags: Flags, as_json: bool) -> Result<i32> {
                 bubble = Some(done.report.bubble);
                 bubble_words = bubble_line(&done.stored.plan);
                 done.notes.iter().chain(&flags.unasked(&asked)).for_each(note);
-                gained(&done, &model, &asked).iter().for_each(note);
+                gained(&done, &model, &asked, &flags).iter().for_each(note);
                 price = done.propagated.price;
                 family = done.stored.family;
             }
             Err(d) if as_json => {
-                let d = advise(d, &model, &asked, flags.memory.as_deref());
+                let d = advise(d, &model, &asked, &flags);
                 let rule = d.rule.unwrap_or(d.message);
                 let values = vec![];
                 found.push(Violation {
@@ -53,7 +53,7 @@ pub fn check(model: &Path, flags: Flags, as_json: bool) -> Result<i32> {
                     ..Violation::default()
                 });
             }
-            Err(d) => return Err(advise(d, &model, &asked, flags.memory.as_deref())),
+            Err(d) => return Err(advise(d, &model, &asked, &flags)),
         }
     }
     let meshes = match &facts {

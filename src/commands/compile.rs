@@ -35,11 +35,11 @@ pub fn compile(
             .at("--device cuda")
             .help("add -o DIR"));
     }
-    let typed = flags.memory.as_deref();
     doing("compiling");
     let (mut done, dump) = passes.compile(&flags.own_mesh()?, |manager: Manager| {
-        crate::compile_with(&model, &o, manager).map_err(|d| advise(d, &model, &o, typed))
+        crate::compile_with(&model, &o, manager).map_err(|d| advise(d, &model, &o, &flags))
     })?;
+    passes.keep(&done.stored.options)?;
     doing("proving");
     if prove.is_some() || out.is_some() {
         done.prove(passes.proof(prove)).map_err(|d| passes.said(d))?;

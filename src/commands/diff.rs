@@ -6,7 +6,7 @@ use super::show;
 use crate::compare::{
     Amount, Cause, Change, Comparison, How, Line, MODEL, PRICES, Row, Sent, What, compare,
 };
-use crate::flags::Flags;
+use crate::flags::flag_of;
 use crate::machine::device;
 use crate::plan_dir;
 use crate::report::bytes;
@@ -172,20 +172,11 @@ fn options(all: &[Change]) -> String {
             (Some(why), None) => format!("not by itself: {why}"),
             (Some(why), Some(_)) => format!("neither by itself nor left out: {why}"),
         };
-        t.add_row([flag(&c.option), values, refused]);
+        t.add_row([flag_of(&c.option), values, refused]);
     }
     match t.is_empty() {
         true => "the options are the same\n".into(),
         false => format!("options\n{}", trimmed(&t)),
-    }
-}
-
-/// The flag of an option of options.toml; what has no flag of this name stays as it is.
-fn flag(option: &str) -> String {
-    let all = Flags::augment_args(clap::Command::new("flags"));
-    match all.get_arguments().any(|a| a.get_id() == option) {
-        true => format!("--{}", option.replace('_', "-")),
-        false => option.into(),
     }
 }
 

@@ -78,9 +78,17 @@ fn before_end(limit: Option<&str>) -> u64 {
     }
 }
 
-/// Inside single quotes of a shell.
+/// In quotes of a shell, on one line: what has line ends in those of bash.
 pub(super) fn quoted(text: &str) -> String {
-    format!("'{}'", text.replace('\'', r"'\''"))
+    if !text.contains(char::is_control) {
+        return format!("'{}'", text.replace('\'', r"'\''"));
+    }
+    let one = |c: char| match c {
+        '\'' | '\\' => format!("\\{c}"),
+        c if c.is_control() => c.to_string().bytes().map(|b| format!("\\x{b:02x}")).collect(),
+        c => c.to_string(),
+    };
+    format!("$'{}'", text.chars().map(one).collect::<String>())
 }
 
 /// What differs from plan to plan.

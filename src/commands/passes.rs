@@ -16,7 +16,7 @@ use shardc_ir::text;
 use shardc_ir::verify::verify;
 use shardc_ir::weights::Weight;
 use shardc_passes::options::Options;
-use shardc_passes::pipeline::{self, Manager, PASSES, Pass};
+use shardc_passes::pipeline::{self, Begin, Manager, PASSES, Pass};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -27,7 +27,7 @@ pub struct Watched {
     /// Print the program after a pass
     #[arg(long, value_name = "PASS", help_heading = "Passes")]
     dump_after: Option<String>,
-    /// Write the program after each pass to a folder: 01-experts.ir, ...
+    /// Write the program after each pass to a folder: 01-experts.ir, ..., and options.toml
     #[arg(long, value_name = "DIR", help_heading = "Passes")]
     dump_all: Option<PathBuf>,
     /// Verify the program after each pass
@@ -46,6 +46,12 @@ const PROGRAM: FileFormat = FileFormat {
     name: "a program",
     is: |head| head.starts_with(b"mesh") || head.starts_with(b"func"),
 };
+
+/// Beside the programs of `--dump-all`: the options that they were made with.
+const OPTIONS: &str = "options.toml";
+const HEAD: &str = "# What shardc compiled these programs with: --from compares.\n";
+const MADE_WITH: FileFormat =
+    FileFormat { name: "options of programs", is: |head| head.starts_with(HEAD.as_bytes()) };
 
 impl Watched {
     /// How a plan is proved: of a program that somebody may have changed it is not left open what it computes.
@@ -84,7 +90,7 @@ impl Watched {
         let last = self.dump_after.as_deref().map(|p| find(p, "--dump-after")).transpose()?;
         let from = self.from.as_deref().map(|from| begin(&from[0], Path::new(&from[1]), mesh));
         let from = from.transpose()?;
-        if let (Some(last), Some((first, _))) = (last, &from)
+        if let (Some(last), Some(Begin { pass: first, .. })) = (last, &from)
             && place(last.name) < place(first.name)
         {
             let what = format!("`{}` does not run: it comes before `{}`", last.name, first.name);
@@ -101,7 +107,7 @@ impl Watched {
                 dump = Some(text::print_between(m));
             }
             if let Some(dir) = self.dump_all.as_ref().filter(|_| failed.is_none()) {
-                failed = write(&dir.join(file(pass)), &text::print_between(m)).err();
+                failed = write(&dir.join(file(pass)), &PROGRAM, &text::print_between(m)).err();
             }
         };
         let goes_on = from.is_some();
@@ -111,6 +117,16 @@ impl Watched {
             false => done(manager),
         }?;
         failed.map_or(Ok((out, dump)), Err)
+    }
+
+    /// Writes beside the programs with which options they were made, for those who begin with one of them.
+    ///
+    /// # Errors
+    /// Those of writing.
+    pub fn keep(&self, o: &Options) -> Result<()> {
+        let Some(dir) = &self.dump_all else { return Ok(()) };
+        let text = toml::to_string(o).expect("options are plain data");
+        write(&dir.join(OPTIONS), &MADE_WITH, &format!("{HEAD}{text}"))
     }
 }
 
@@ -144,7 +160,8 @@ fn dumps(dir: &Path) -> Result<()> {
     }
     let failed = |e: &std::io::Error| files::io_error("cannot write to the folder", dir, e);
     std::fs::create_dir_all(dir).map_err(|e| failed(&e))?;
-    for old in pipeline::names().map(|p| dir.join(file(p))).filter(|f| f.is_file()) {
+    let own = pipeline::names().map(file).chain([OPTIONS.to_string()]);
+    for old in own.map(|p| dir.join(p)).filter(|f| f.is_file()) {
         std::fs::remove_file(old).map_err(|e| failed(&e))?;
     }
     Ok(())
@@ -173,8 +190,8 @@ fn attempt<T>(what: &str, run: impl FnOnce() -> Result<T>) -> Result<T> {
     })
 }
 
-fn write(path: &Path, text: &str) -> Result<()> {
-    files::replace(path, &PROGRAM, |out| {
+fn write(path: &Path, kind: &FileFormat, text: &str) -> Result<()> {
+    files::replace(path, kind, |out| {
         let fail = |e: &std::io::Error| files::io_error("cannot write the file", path, e);
         out.write_all(text.as_bytes()).map_err(|e| fail(&e))
     })
@@ -222,7 +239,7 @@ fn likely(m: &Module) -> Phase {
     }
 }
 
-fn begin(pass: &str, path: &Path, mesh: &Mesh) -> Result<(&'static Pass, Module)> {
+fn begin(pass: &str, path: &Path, mesh: &Mesh) -> Result<Begin> {
     let pass = find(pass, "--from")?;
     if place(pass.name) < place("propagate") {
         return Err(Diag::new("pass", format!("--from cannot begin with `{}`", pass.name))
@@ -230,7 +247,20 @@ fn begin(pass: &str, path: &Path, mesh: &Mesh) -> Result<(&'static Pass, Module)
             .rule("until `annotate` is done, a family's recipe is not in the text")
             .help("use --from propagate or a later pass, or change the model.ir of a plan"));
     }
-    Ok((pass, read(path, mesh)?.module))
+    let beside = path.with_file_name(OPTIONS);
+    let made = beside.is_file().then(|| {
+        let text = files::read_text(&beside, MAX_TEXT)?;
+        toml::from_str(&text).map_err(|e| {
+            Diag::new(
+                "file",
+                format!("it does not say what programs were made with: {}", e.message()),
+            )
+            .at(beside.display().to_string())
+            .rule("options.toml beside the program of --from is that of --dump-all")
+            .help("write the programs again, or remove it")
+        })
+    });
+    Ok(Begin { pass, module: read(path, mesh)?.module, made: made.transpose()? })
 }
 
 /// Refuses flags that ask for what an earlier pass makes of a program: its text has it as it is.
@@ -270,7 +300,7 @@ pub fn opt(path: &Path, name: &str, flags: &Flags, out: Option<&Path>, json: boo
     };
     let text = text::print_between(&done);
     match out {
-        Some(path) => write(path, &text)?,
+        Some(path) => write(path, &PROGRAM, &text)?,
         None if json => {
             let phase = done.phase.name();
             show(json_line("opt", json!({ "pass": name, "phase": phase, "text": text })));

@@ -102,9 +102,12 @@ impl Plan {
             let no = || bad("--what-if", given, "for example --what-if nic=100,memory=141GiB");
             let (name, value) = given.split_once('=').ok_or_else(no)?;
             let value = match name {
-                "memory" => memory_of("--what-if memory", value)? as f64,
+                "memory" => memory_of("--what-if memory=", value)? as f64,
                 _ => value.parse().map_err(|_| no())?,
             };
+            if !(value > 0.0 && value.is_finite()) && Device::NUMBERS.contains(&name) {
+                return Err(bad("--what-if", given, &format!("give {name} a positive number")));
+            }
             d = d.with(name, value).map_err(|d| match Device::NUMBERS.contains(&name) {
                 true => d.at(format!("--what-if {given}")),
                 false => what_if::unknown(name, d.at(format!("--what-if {given}"))),

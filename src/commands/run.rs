@@ -20,7 +20,7 @@ use crate::plan_dir;
 use crate::proof::Outcome;
 use crate::signals;
 use crate::terminal::{note, warn};
-use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::builder::{PossibleValuesParser, RangedU64ValueParser, TypedValueParser};
 use dump::observed;
 pub use dump::parameter;
 use feed::Feed;
@@ -108,7 +108,7 @@ pub struct Run {
     pub connections: Connections,
     /// Threads per rank, at most the number of cores [default: the cores available to the process, divided by the
     /// ranks that share them]
-    #[arg(long)]
+    #[arg(long, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
     pub threads: Option<usize>,
     /// Where ranks run: cpu, or cuda, with rank r on device r modulo the number of devices
     #[arg(long, value_enum, default_value_t)]
@@ -310,7 +310,12 @@ fn run_in(dir: &Path, how: &Run, job: Option<&Job>, as_json: bool) -> Result<i32
     let stored = &if how.dump.is_some() { observed(&stored, leads)? } else { stored };
     let plan = &stored.plan;
     let s = &plan.settings;
-    let trace = how.trace.as_deref().filter(|_| leads).map(trace::Trace::new).transpose()?;
+    let trace = how
+        .trace
+        .as_deref()
+        .filter(|_| leads)
+        .map(|f| trace::Trace::new(f, &stored))
+        .transpose()?;
     how.dump.iter().filter(|_| leads).try_for_each(|file| DUMP.check(file))?;
     how.metrics.iter().filter(|_| leads).try_for_each(|file| metrics::METRICS.check(file))?;
     let start = match &how.resume {

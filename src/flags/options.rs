@@ -249,7 +249,7 @@ impl Flags {
     }
 
     /// Refuses what says how something is cut, where prices do.
-    pub(super) fn left_to_price(&self, o: &Options) -> Result<()> {
+    pub fn left_to_price(&self, o: &Options) -> Result<()> {
         let asked = [
             ("another --shard", !o.shard.is_empty()),
             ("--zero", self.zero.is_some()),

@@ -2,7 +2,7 @@
 
 use serde::Deserialize;
 use shardc_cost::device::Device;
-use shardc_ir::diag::{Diag, Result};
+use shardc_ir::diag::{Diag, Result, count};
 use shardc_ir::files;
 use shardc_ir::loss_scale::is_scale;
 use shardc_ir::names::nearest;
@@ -82,9 +82,14 @@ pub fn memory_of(flag: &str, text: &str) -> Result<usize> {
     let unit = if n < 4096.0 { "GiB" } else { "MiB" };
     let given = text.trim();
     Err(Diag::new("flag", format!("{given} is bytes: did you mean {given}{unit}?"))
-        .at(format!("{flag} {given}"))
+        .at(valued(flag, given))
         .rule("less than 1 MiB is written with its unit")
-        .help(format!("use {flag} {given}{unit}, or {given}B for so few bytes")))
+        .help(format!("use {}{unit}, or {given}B for so few bytes", valued(flag, given))))
+}
+
+/// A flag with its value; one that ends in `=` is a number of a list.
+fn valued(flag: &str, value: &str) -> String {
+    if flag.ends_with('=') { format!("{flag}{value}") } else { format!("{flag} {value}") }
 }
 
 /// The units of bytes in lower case: of each power in its short form, of 1000 and of 1024.
@@ -112,8 +117,8 @@ pub fn bytes_of(flag: &str, text: &str) -> Result<usize> {
     match bytes.filter(|b| *b >= 1.0 && *b <= 2f64.powi(60)) {
         Some(b) => Ok(b as usize),
         None => Err(Diag::new("flag", format!("`{text}` is not an amount of memory"))
-            .at(format!("{flag} {text}"))
-            .help(format!("for example {flag} 24GiB, 80GB or 1500000000"))),
+            .at(valued(flag, text))
+            .help(format!("for example {}, 80GB or 1500000000", valued(flag, "24GiB")))),
     }
 }
 
@@ -166,10 +171,13 @@ pub(super) fn speeds(text: &str, ranks: usize) -> Result<Vec<f64>> {
     if positive && all.len() == ranks && text.matches(',').count() + 1 == ranks {
         return Ok(all);
     }
-    Err(Diag::new("flag", format!("`{text}` is not {ranks} positive numbers"))
-        .at(format!("--speeds {text}"))
-        .rule("one speed per rank of the pipeline")
-        .help(format!("for example --speeds {}", vec!["1"; ranks].join(","))))
+    Err(Diag::new(
+        "flag",
+        format!("`{text}` is not {}", count(ranks, "positive number", "positive numbers")),
+    )
+    .at(format!("--speeds {text}"))
+    .rule("one speed per rank of the pipeline")
+    .help(format!("for example --speeds {}", vec!["1"; ranks].join(","))))
 }
 
 /// `memory = 1000` and `memory = "24GiB"` in a file.

@@ -20,38 +20,65 @@ pub struct Event {
     pub args: Vec<(&'static str, String)>,
 }
 
-/// The trace of all ranks as JSON. `names`: of each rank, as the viewer shows it; `plan`: the hash of what ran.
-pub fn chrome(plan: &str, names: &[String], events: &[Event]) -> String {
-    let mut sorted: Vec<&Event> = events.iter().collect();
-    // What encloses others comes before them.
-    sorted.sort_by(|a, b| {
-        let start = a.start_us.total_cmp(&b.start_us);
-        a.rank.cmp(&b.rank).then(start).then(b.end_us.total_cmp(&a.end_us))
-    });
-    let mut tracks = Tracks::default();
-    let mut slices = vec![];
-    for e in sorted {
-        let track = tracks.of(e);
-        slices.push(slice(e, track));
-        slices.extend(arrow(e, track));
+/// The trace of all ranks as JSON, step after step. It holds nothing of the steps before.
+#[derive(Default)]
+pub struct Chrome {
+    tracks: Tracks,
+    /// Ranks of which there was an event.
+    ranks: usize,
+    begun: bool,
+}
+
+impl Chrome {
+    /// How the file begins; `plan`: the hash of what ran.
+    pub fn head(plan: &str) -> String {
+        let about = json!({ "plan": plan });
+        format!("{{\"displayTimeUnit\":\"ms\",\"otherData\":{about},\"traceEvents\":[\n")
     }
-    let ranks = events.iter().map(|e| e.rank + 1).max().unwrap_or(0).max(names.len());
-    let mut all = vec![];
-    for rank in 0..ranks {
-        let name = names.get(rank).cloned().unwrap_or_else(|| format!("rank {rank}"));
-        all.push(about(rank, None, "process_name", json!({ "name": name })));
-        all.push(about(rank, None, "process_sort_index", json!({ "sort_index": rank })));
+
+    /// Events of all ranks, none of which began before those that were added earlier.
+    pub fn add(&mut self, events: &[Event]) -> String {
+        let mut sorted: Vec<&Event> = events.iter().collect();
+        // What encloses others comes before them.
+        sorted.sort_by(|a, b| {
+            let start = a.start_us.total_cmp(&b.start_us);
+            a.rank.cmp(&b.rank).then(start).then(b.end_us.total_cmp(&a.end_us))
+        });
+        let mut slices = vec![];
+        for e in sorted {
+            self.ranks = self.ranks.max(e.rank + 1);
+            let track = self.tracks.of(e);
+            slices.push(slice(e, track));
+            slices.extend(arrow(e, track));
+        }
+        self.lines(&slices)
     }
-    for ((rank, track), name) in &tracks.names {
-        all.push(about(*rank, Some(*track), "thread_name", json!({ "name": name })));
-        all.push(about(*rank, Some(*track), "thread_sort_index", json!({ "sort_index": track })));
+
+    /// How it ends. `names`: of each rank, as the viewer shows it.
+    pub fn end(mut self, names: &[String]) -> String {
+        let mut all = vec![];
+        for rank in 0..self.ranks.max(names.len()) {
+            let name = names.get(rank).cloned().unwrap_or_else(|| format!("rank {rank}"));
+            all.push(about(rank, None, "process_name", json!({ "name": name })));
+            all.push(about(rank, None, "process_sort_index", json!({ "sort_index": rank })));
+        }
+        for ((rank, track), name) in &self.tracks.names {
+            all.push(about(*rank, Some(*track), "thread_name", json!({ "name": name })));
+            let index = json!({ "sort_index": track });
+            all.push(about(*rank, Some(*track), "thread_sort_index", index));
+        }
+        self.lines(&all) + "\n]}\n"
     }
-    all.extend(slices);
-    // One event per line, for people with grep.
-    let lines: Vec<String> = all.iter().map(Value::to_string).collect();
-    let about = json!({ "plan": plan });
-    let lines = lines.join(",\n");
-    format!("{{\"displayTimeUnit\":\"ms\",\"otherData\":{about},\"traceEvents\":[\n{lines}\n]}}\n")
+
+    /// One event per line, for people with grep.
+    fn lines(&mut self, all: &[Value]) -> String {
+        let mut out = String::new();
+        for v in all {
+            out += if std::mem::replace(&mut self.begun, true) { ",\n" } else { "" };
+            out += &v.to_string();
+        }
+        out
+    }
 }
 
 /// What the viewer shall call a rank or one of its tracks.
@@ -130,8 +157,10 @@ mod tests {
     }
 
     fn parse(names: &[String], events: &[Event]) -> Vec<Value> {
-        let v: Value =
-            serde_json::from_str(&chrome("1a", names, events)).expect("the trace is JSON");
+        let mut chrome = Chrome::default();
+        let (events, head) = (chrome.add(events), Chrome::head("1a"));
+        let text = head + &events + &chrome.end(names);
+        let v: Value = serde_json::from_str(&text).expect("the trace is JSON");
         v["traceEvents"].as_array().expect("events are a list").clone()
     }
 
@@ -193,6 +222,24 @@ mod tests {
         let tids: Vec<u64> = of(&all, "X").iter().filter_map(|v| v["tid"].as_u64()).collect();
         assert_eq!(tids, [1000, 3000, 3001, 1000, 1000, 3000]);
         assert!(all.iter().any(|v| v["args"]["name"] == "send 2"));
+    }
+
+    #[test]
+    fn steps_follow_each_other() {
+        let mut chrome = Chrome::default();
+        let steps: String = (0..3)
+            .map(|i| {
+                let at = 10.0 * f64::from(i);
+                let over = event(1, "send", at + 1.0, at + 5.0);
+                chrome.add(&[event(1, "send", at, at + 3.0), over])
+            })
+            .collect();
+        let text = Chrome::head("1a") + &steps + &chrome.end(&[]);
+        let v: Value = serde_json::from_str(&text).expect("the trace is JSON");
+        let all = v["traceEvents"].as_array().expect("a list");
+        let tids: Vec<u64> = of(all, "X").iter().filter_map(|v| v["tid"].as_u64()).collect();
+        assert_eq!(tids, [3000, 3001, 3000, 3001, 3000, 3001]);
+        assert_eq!(all.iter().filter(|v| v["name"] == "thread_name").count(), 2);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 
 use super::ways::mesh_text;
 use super::{Price, Prices, all, searches, settled, trial};
+use crate::flags::{Flags, default_microbatch};
 use crate::report::bytes;
 use crate::{Input, Output, read_model, rules};
 use shardc_ir::diag::{Diag, Result};
@@ -94,9 +95,9 @@ struct Tried {
     price: Price,
 }
 
-/// The refusal of a plan that does not fit, with ways out; `typed` is what `--memory` was given.
-pub fn advise(d: Diag, model: &Path, o: &Options, typed: Option<&str>) -> Diag {
-    let d = match typed.filter(|_| d.code == "out-of-memory") {
+/// The refusal of a plan that does not fit, with ways out, of which the flags leave `--shard auto` or do not.
+pub fn advise(d: Diag, model: &Path, o: &Options, flags: &Flags) -> Diag {
+    let d = match flags.memory.as_deref().filter(|_| d.code == "out-of-memory") {
         Some(text) => d.at(format!("--memory {text}")),
         None => d,
     };
@@ -106,7 +107,7 @@ pub fn advise(d: Diag, model: &Path, o: &Options, typed: Option<&str>) -> Diag {
     // The model compiled up to its memory a moment ago; if it does not now, there is no advice.
     let lines = read_model(model, o).and_then(|input| {
         let o = crate::options_for(&input, o)?;
-        lines(&input, &o, limit)
+        lines(&input, &o, limit, flags.left_to_price(&o).is_ok())
     });
     let own = d.help.clone();
     let mut d = Diag { help: lines.unwrap_or_default(), ..d };
@@ -116,7 +117,7 @@ pub fn advise(d: Diag, model: &Path, o: &Options, typed: Option<&str>) -> Diag {
 
 /// What to do, each line compiled: first on the ranks there are, with one change, then with several;
 /// only if nothing fits there, on more ranks.
-fn lines(input: &Input, asked: &Options, limit: usize) -> Result<Vec<String>> {
+fn lines(input: &Input, asked: &Options, limit: usize, auto: bool) -> Result<Vec<String>> {
     let o = &settled(input, asked)?;
     let base = trial(input, o, o)?;
     let prices = &Prices::of(o)?;
@@ -127,7 +128,7 @@ fn lines(input: &Input, asked: &Options, limit: usize) -> Result<Vec<String>> {
         changes.iter().for_each(|c| c.apply(&mut options));
         if options.auto {
             // With other layouts asked for, the flag is refused.
-            if !leaves_layouts(&Options { auto: false, ..options.clone() }) {
+            if !auto || !leaves_layouts(&Options { auto: false, ..options.clone() }) {
                 return None;
             }
             // As the flag would: corrected by the peak of the plan.
@@ -271,11 +272,10 @@ fn flags(t: &Tried, asked: &Options) -> String {
     if t.changes.iter().any(meshes) {
         out.push(format!("--mesh {}", mesh_text(&t.options)));
     }
-    // Without the flag a microbatch is the whole batch of a rank.
-    let whole = t.options.global_batch / t.options.data_parallel().max(1);
-    let all = asked.global_batch / asked.data_parallel().max(1);
+    // One that is not the default was asked for, and stays.
     let changed = t.options.microbatch != asked.microbatch;
-    if changed || (t.options.microbatch != whole && whole != all) {
+    let by_default = asked.microbatch == default_microbatch(asked);
+    if changed || (by_default && t.options.microbatch != default_microbatch(&t.options)) {
         out.push(format!("--microbatch {}", t.options.microbatch));
     }
     out.join(" ")
@@ -347,7 +347,8 @@ fn leaves_layouts(o: &Options) -> bool {
 }
 
 /// What `--shard auto` would gain, if it is much, and no flag is in its way.
-pub fn gained(done: &Output, model: &Path, o: &Options) -> Option<String> {
+pub fn gained(done: &Output, model: &Path, o: &Options, flags: &Flags) -> Option<String> {
+    flags.left_to_price(o).ok()?;
     let by_price = Options { auto: true, ..o.clone() };
     let other =
         leaves_layouts(o).then(|| crate::compile(model, &by_price, &mut |_, _| {}))?.ok()?;

@@ -130,8 +130,15 @@ pub fn is_long(o: &Options) -> bool {
     actions(o) > ACTIONS
 }
 
+/// Whether there is a speed of each rank of the pipeline, if of any: as the flag asks.
+fn has_all_speeds(o: &Options) -> bool {
+    o.speeds.is_empty() || o.speeds.len() == o.axis("pp")
+}
+
 fn compiles(model: &Path, o: &Options) -> bool {
-    !is_long(o) && crate::compile_legal(model, o, Manager::new(&mut |_, _| {})).is_ok()
+    !is_long(o)
+        && has_all_speeds(o)
+        && crate::compile_legal(model, o, Manager::new(&mut |_, _| {})).is_ok()
 }
 
 /// Options with further changes until no rule is violated, and these changes.
@@ -174,6 +181,8 @@ fn written(o: &Options, new: &Options, all: &[&String]) -> String {
     words.extend(flags.map(|c| c.replace("no --", "without --")));
     let silent = new.microbatch == o.microbatch || words.iter().any(|w| w.contains("--microbatch"));
     words.extend((!silent).then(|| format!("--microbatch {}", new.microbatch)));
+    // What is to be left out comes last, so that nobody takes what follows for a part of it.
+    words.sort_by_key(|w| w.starts_with("without"));
     words.join(" ")
 }
 
@@ -247,7 +256,7 @@ fn with(o: &Options, change: &str) -> Option<Options> {
     if of_default && !own_microbatch {
         new.microbatch = flags::default_microbatch(&new);
     }
-    Some(new)
+    has_all_speeds(&new).then_some(new)
 }
 
 /// Gives an axis another size, or adds it where it belongs.

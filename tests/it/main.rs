@@ -49,6 +49,7 @@ mod memory;
 mod meshes;
 mod metrics;
 mod mutations;
+mod offers;
 mod orders;
 mod passes;
 mod pictures;

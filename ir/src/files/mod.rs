@@ -10,7 +10,7 @@ pub mod trust;
 mod write;
 
 pub use place::Place;
-pub use write::{FileFormat, Staged, create, replace, sweep};
+pub use write::{FileFormat, Growing, Staged, create, replace, sweep};
 
 use crate::diag::{Diag, Result};
 use rustix::fs::OFlags;

@@ -226,22 +226,72 @@ pub fn replace(
     form: &FileFormat,
     write: impl FnOnce(&mut dyn Write) -> Result<()>,
 ) -> Result<()> {
-    let named = |d: Diag| Diag { place: Some(path.display().to_string()), ..d };
-    let place = Place::of(path).map_err(named)?;
-    form.check(place.path()).map_err(named)?;
-    let staged = Staged::new(&place)?;
-    create(staged.path(), write).and_then(|()| staged.publish()).map_err(named)
+    let mut file = Growing::new(path, form)?;
+    write(&mut file.out).map_err(|d| named(path, d))?;
+    file.publish()
+}
+
+fn named(path: &Path, d: Diag) -> Diag {
+    Diag { place: Some(path.display().to_string()), ..d }
+}
+
+/// A file of a kind that is written bit by bit beside its place, and is in it when it is published. If it never is,
+/// what was there is unchanged.
+pub struct Growing {
+    path: PathBuf,
+    staged: Staged,
+    out: io::BufWriter<File>,
+}
+
+impl Growing {
+    /// Nothing yet.
+    ///
+    /// # Errors
+    /// Those of [`FileFormat::check`], and `file`.
+    pub fn new(path: &Path, form: &FileFormat) -> Result<Growing> {
+        let place = Place::of(path).map_err(|d| named(path, d))?;
+        form.check(place.path()).map_err(|d| named(path, d))?;
+        let staged = Staged::new(&place)?;
+        let out = created(staged.path()).map_err(|d| named(path, d))?;
+        Ok(Growing { path: path.into(), staged, out })
+    }
+
+    /// Adds bytes.
+    ///
+    /// # Errors
+    /// `file`.
+    pub fn write(&mut self, bytes: &[u8]) -> Result<()> {
+        self.out.write_all(bytes).map_err(|e| io_error("cannot write the file", &self.path, &e))
+    }
+
+    /// Flushes it to disk, and puts it into its place.
+    ///
+    /// # Errors
+    /// `file`.
+    pub fn publish(self) -> Result<()> {
+        let Growing { path, staged, out } = self;
+        flushed(staged.path(), out).and_then(|()| staged.publish()).map_err(|d| named(&path, d))
+    }
 }
 
 /// Creates a file and flushes it to disk.
 ///
 /// # Errors
 /// `file`, and those of `write`.
-#[expect(clippy::disallowed_methods, reason = "this is where files are made")]
 pub fn create(path: &Path, write: impl FnOnce(&mut dyn Write) -> Result<()>) -> Result<()> {
-    let fail = |e: &io::Error| io_error("cannot write the file", path, e);
-    let mut out = io::BufWriter::with_capacity(1 << 20, File::create(path).map_err(|e| fail(&e))?);
+    let mut out = created(path)?;
     write(&mut out)?;
+    flushed(path, out)
+}
+
+#[expect(clippy::disallowed_methods, reason = "this is where files are made")]
+fn created(path: &Path) -> Result<io::BufWriter<File>> {
+    let file = File::create(path).map_err(|e| io_error("cannot write the file", path, &e))?;
+    Ok(io::BufWriter::with_capacity(1 << 20, file))
+}
+
+fn flushed(path: &Path, out: io::BufWriter<File>) -> Result<()> {
+    let fail = |e: &io::Error| io_error("cannot write the file", path, e);
     let file = out.into_inner().map_err(|e| fail(e.error()))?;
     file.sync_all().map_err(|e| fail(&e))
 }

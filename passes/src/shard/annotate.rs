@@ -127,7 +127,7 @@ pub fn annotate(
     }
     let others = o.shard.iter().filter(|r| !on_grid(r));
     others.into_iter().try_for_each(|r| asked::apply(&mesh, f, weights, r, o))?;
-    check_inputs(&mesh, f, batch, o)?;
+    asked::check_inputs(&mesh, f, batch, o)?;
     Ok(mesh)
 }
 
@@ -191,7 +191,7 @@ fn left_to_price(mut mesh: Mesh, own: &Mesh, f: &mut Func, o: &Options) -> Resul
             f.annotations.entry(a.value).or_insert(new);
         }
     }
-    check_inputs(&mesh, f, batch, o)?;
+    asked::check_inputs(&mesh, f, batch, o)?;
     Ok(mesh)
 }
 
@@ -352,29 +352,6 @@ fn heads(f: &Func, tp: AtomSet, cp: AtomSet, new: &mut Vec<(Value, Annotation)>)
             new.extend(user.outs.iter().map(|&v| annotation(v, &tokens)));
         }
     }
-}
-
-/// All inputs of a batch must be cut into rows alike, or ranks would pair tokens with the labels of
-/// other rows; with several microbatches that is the split over the data-parallel axes.
-fn check_inputs(mesh: &Mesh, f: &Func, batch: AtomSet, o: &Options) -> Result<()> {
-    for a in &f.args {
-        let Some(role) = a.role.as_ref().filter(|_| a.input().is_some_and(|i| i.batch)) else {
-            continue;
-        };
-        let (ty, note) = (f.ty(a.value), f.annotations.get(&a.value));
-        let Some(note) = note else { continue };
-        let rows = note.dims[0].atoms;
-        let ways: usize = rows.iter().map(|x| mesh.size(x)).product();
-        let moved = o.microbatches() > 1 && rows.set() != batch;
-        if moved || ty.dims[0].size % ways != 0 {
-            let what = format!("the rows of `{}` cannot be cut {ways} ways here", role.name);
-            return Err(Diag::new("shard", what)
-                .at(format!("--shard '{}=…'", role.name))
-                .rule("rows are cut over dp; otherwise only evenly, and with 1 microbatch")
-                .help(format!("leave dim 0 to dp, or use --microbatch {}", o.global_batch)));
-        }
-    }
-    Ok(())
 }
 
 /// What a product makes of a weight: the value, on which side of a block, and what cuts its last dim.

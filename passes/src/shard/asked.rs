@@ -302,3 +302,38 @@ fn annotation(
     }
     Ok(a)
 }
+
+/// All inputs of a batch must be cut into rows alike, or ranks would pair tokens with the labels of
+/// other rows; with several microbatches that is the split over the data-parallel axes, which those have then that
+/// are left open.
+pub fn check_inputs(mesh: &Mesh, f: &mut Func, batch: AtomSet, o: &Options) -> Result<()> {
+    for a in &f.args {
+        let Some(role) = a.role.as_ref().filter(|_| a.input().is_some_and(|i| i.batch)) else {
+            continue;
+        };
+        let Some(note) = f.annotations.get_mut(&a.value) else { continue };
+        let first = &mut note.dims[0];
+        if o.microbatches() > 1 && first.open && first.atoms.set().within(batch) {
+            first.atoms = AtomList::collect(batch.iter()).unwrap_or_default();
+        }
+        let (rows, ty) = (first.atoms, &f.values[a.value.0 as usize].ty);
+        let ways: usize = rows.iter().map(|x| mesh.size(x)).product();
+        let moved = o.microbatches() > 1 && rows.set() != batch;
+        if moved || ty.dims[0].size % ways != 0 {
+            let name = &role.name;
+            let what = match moved {
+                true => format!("the rows of `{name}` are cut over other axes than dp"),
+                false => format!("the rows of `{name}` cannot be cut {ways} ways here"),
+            };
+            let d = Diag::new("shard", what)
+                .at(format!("--shard '{name}=…'"))
+                .rule("rows are cut over dp; otherwise only evenly, and with 1 microbatch");
+            let dp = if batch.is_empty() { "-".into() } else { mesh.names(batch, "*") };
+            let rows = o.global_batch / o.data_parallel().max(1);
+            let alone = moved.then(|| format!(", or use --microbatch {rows}"));
+            let alone = alone.unwrap_or_default();
+            return Err(d.help(format!("name dp for dim 0: --shard '{name}={dp},…'{alone}")));
+        }
+    }
+    Ok(())
+}

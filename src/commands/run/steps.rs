@@ -167,7 +167,7 @@ impl Leader<'_> {
             _nothing_new => None,
         };
         saved.iter().for_each(note);
-        if let Some(t) = &self.trace {
+        if let Some(t) = self.trace.take() {
             t.write(self.stored)?;
         }
         if let (Some(file), Some(first)) = (&self.how.dump, first) {

@@ -1,50 +1,59 @@
 //! `run --trace`: what every rank did and when, as one file for a trace viewer.
 
-use crate::pictures::trace::{Event, chrome};
+use crate::pictures::trace::{Chrome, Event};
 use crate::plan_dir::Stored;
 use crate::report::Experts;
-use shardc_ir::diag::Result;
-use shardc_ir::files::{self, FileFormat};
+use crate::terminal::warn;
+use shardc_ir::diag::{Diag, Result};
+use shardc_ir::files::{FileFormat, Growing};
 use shardc_ir::func::{FuncKind, FusedWithNext, Node};
 use shardc_ir::mesh::PIPELINE;
 use shardc_ir::plan::{Call, Instr, Plan, Transfer};
 use shardc_ir::schedule::ActionKind;
 use shardc_runtime::{Done, Timing};
 use std::collections::HashMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// What `--trace` writes.
 const TRACE: FileFormat =
     FileFormat { name: "a trace", is: |begin| begin.starts_with(b"{\"displayTimeUnit\"") };
 
-/// Events of all steps so far.
+/// The file, which grows with the run beside its place.
 pub struct Trace {
-    file: PathBuf,
-    events: Vec<Event>,
+    file: Growing,
+    text: Chrome,
+    /// Why nothing more is written.
+    lost: Option<Diag>,
     /// Messages sent and received so far, by giver and taker.
     sent: HashMap<(usize, usize), u64>,
     received: HashMap<(usize, usize), u64>,
 }
 
 impl Trace {
-    /// To a file.
+    /// To a file, of a run of this plan.
     ///
     /// # Errors
-    /// Those of [`FileFormat::check`].
-    pub fn new(file: &Path) -> Result<Trace> {
-        TRACE.check(file)?;
+    /// Those of [`Growing`].
+    pub fn new(file: &Path, stored: &Stored) -> Result<Trace> {
+        let mut file = Growing::new(file, &TRACE)?;
+        file.write(Chrome::head(&stored.hash()).as_bytes())?;
         let (sent, received) = (HashMap::new(), HashMap::new());
-        Ok(Trace { file: file.to_path_buf(), events: vec![], sent, received })
+        Ok(Trace { file, text: Chrome::default(), lost: None, sent, received })
     }
 
-    /// Adds what the ranks did in a step.
+    /// Adds what the ranks did in a step. What cannot be written ends the trace, and not the run.
     pub fn add(&mut self, plan: &Plan, step: usize, timings: &[Vec<Timing>]) {
+        if self.lost.is_some() {
+            return;
+        }
         let experts = Experts::of(plan);
+        let mut events = vec![];
         for (rank, all) in timings.iter().enumerate() {
-            for t in all {
-                let event = self.event((plan, &experts), rank, t, step);
-                self.events.extend(event);
-            }
+            events.extend(all.iter().filter_map(|t| self.event((plan, &experts), rank, t, step)));
+        }
+        if let Err(d) = self.file.write(self.text.add(&events).as_bytes()) {
+            warn(&[d.clone().why("the run goes on without a trace")]);
+            self.lost = Some(d);
         }
     }
 
@@ -109,11 +118,14 @@ impl Trace {
         (*n << 24) | ((from as u64) << 12) | to as u64
     }
 
-    /// Writes the file.
+    /// Puts the file in its place.
     ///
     /// # Errors
-    /// `output` and `file` if it cannot be written.
-    pub fn write(&self, stored: &Stored) -> Result<()> {
+    /// `output` and `file` if it could not be written.
+    pub fn write(mut self, stored: &Stored) -> Result<()> {
+        if let Some(d) = self.lost {
+            return Err(d);
+        }
         let mesh = &stored.plan.module.mesh;
         let name = |r: usize| {
             let at = crate::commands::inspect::coordinates(mesh, r);
@@ -121,11 +133,8 @@ impl Trace {
             format!("rank {r} {}", at.join(" ")).trim_end().to_string()
         };
         let names: Vec<String> = (0..mesh.ranks()).map(name).collect();
-        let (file, text) = (&self.file, chrome(&stored.hash(), &names, &self.events));
-        files::replace(file, &TRACE, |out| {
-            let fail = |e| files::io_error("cannot write the file", file, &e);
-            out.write_all(text.as_bytes()).map_err(fail)
-        })
+        self.file.write(self.text.end(&names).as_bytes())?;
+        self.file.publish()
     }
 }
 

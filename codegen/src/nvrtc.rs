@@ -74,7 +74,8 @@ pub fn compile(source: &Source, arch: &str) -> Result<Compiled> {
     Ok(Compiled { cubin: program.cubin()?, usage: usage(&log), losses: losses(&log) })
 }
 
-/// The instructions of a text for an architecture, as text (PTX).
+/// The instructions of a text for an architecture, as text (PTX); for a virtual one such as `compute_90a`
+/// nothing else is made.
 ///
 /// # Errors
 /// Those of [`compile`].

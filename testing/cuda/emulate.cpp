@@ -35,6 +35,12 @@ struct Product {
     bool bf16;
 };
 
+// Sums of products under way, which are no numbers where they lie, and what they have been till now.
+struct Sums {
+    float* at;
+    std::vector<float> values;
+};
+
 struct Fiber : Thread {
     void* stack;
     bool done;
@@ -42,11 +48,10 @@ struct Fiber : Thread {
     std::vector<Copy> copies;
     std::vector<size_t> groups;
     unsigned exchanges;
-    // Products of its group of warps: those under way, how many of them each time ends with, and what their
-    // sums have been till now.
+    // Products of its group of warps: those under way, how many of them each time ends with, and their sums.
     std::vector<Product> products;
     std::vector<size_t> times;
-    std::map<float*, float> sums;
+    std::vector<Sums> sums;
     bool begun;
     // What it has written to shared memory is shown to groups at the next barrier.
     bool showing;
@@ -106,8 +111,9 @@ static void yield(unsigned first, unsigned count) {
     Block* b = mine();
     Fiber* me = emulated::me();
     for (unsigned step = 1; step <= count; step++) {
-        const unsigned turn = me->number - first + (b->reversed ? count - step : step);
-        Fiber* next = &b->fibers[first + turn % count];
+        unsigned turn = me->number - first + (b->reversed ? count - step : step);
+        if (turn >= count) turn -= count;
+        Fiber* next = &b->fibers[first + turn];
         if (next->done) continue;
         if (next == me) return;
         b->running = next;
@@ -317,14 +323,17 @@ static void matrices(unsigned (&r)[4], const void* mine, bool transposed) {
     exchange(0);
 }
 
+// What a lane holds of the operands of a product.
 struct Fragments {
-    const unsigned* a;
-    unsigned b[2];
+    float a[4][2], b[2][2];
 };
 
 static float half_of(unsigned x, int i, bool bf16) {
     const uint16_t half = (uint16_t)(i ? x >> 16 : x);
     return bf16 ? of_bf16(half) : of_f16(half);
+}
+static void wide(float (&to)[2], unsigned x, bool bf16) {
+    for (int i = 0; i < 2; i++) to[i] = half_of(x, i, bf16);
 }
 
 }  // namespace emulated
@@ -334,7 +343,10 @@ void load_matrices_transposed(unsigned (&r)[4], const void* row) { matrices(r, r
 
 void emulated::multiply_add(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1,
                             bool bf16) {
-    const Fragments mine = {a, {b0, b1}};
+    Fragments mine;
+    for (int i = 0; i < 4; i++) wide(mine.a[i], a[i], bf16);
+    wide(mine.b[0], b0, bf16);
+    wide(mine.b[1], b1, bf16);
     const uint64_t* shown = exchange((uint64_t)&mine);
     const int g = lane() / 4, t = lane() % 4;
     for (int k = 0; k < 16; k++) {
@@ -343,8 +355,7 @@ void emulated::multiply_add(float (&c)[4], const unsigned (&a)[4], unsigned b0, 
         const Fragments& row = *(const Fragments*)shown[g * 4 + holder];
         for (int e = 0; e < 4; e++) {
             const Fragments& col = *(const Fragments*)shown[(2 * t + (e & 1)) * 4 + holder];
-            c[e] += half_of(row.a[upper * 2 + e / 2], k & 1, bf16) *
-                    half_of(col.b[upper], k & 1, bf16);
+            c[e] += row.a[upper * 2 + e / 2][k & 1] * col.b[upper][k & 1];
         }
     }
     exchange(0);
@@ -392,18 +403,33 @@ static unsigned address(const void* at) {
     return byte;
 }
 
+// The sums of products under way that lie here.
+static Sums* sums_at(const float* at) {
+    Fiber* me = emulated::me();
+    const auto found = std::find_if(me->sums.begin(), me->sums.end(),
+                                    [=](const Sums& s) { return s.at == at; });
+    return found == me->sums.end() ? nullptr : &*found;
+}
+
 static void issue(float (*sums)[4], int n, bool add, Product p) {
     Fiber* me = emulated::me();
     if (!me->begun) fail("a product of a group without a fence before it");
     p.sums = sums;
     p.n = n;
     me->products.push_back(p);
-    float* each = &sums[0][0];
-    for (int i = 0; i < n * 4; i++) {
-        const bool first = me->sums.emplace(each + i, add ? each[i] : 0.0f).second;
-        if (!add && !first) fail("sums begin anew while products are added to them");
-        each[i] = NAN;
+    float* at = &sums[0][0];
+    const Sums* before = sums_at(at);
+    if (before && !add) fail("sums begin anew while products are added to them");
+    for (const Sums& s : me->sums) {
+        const bool apart = at + n * 4 <= s.at || s.at + s.values.size() <= at;
+        if (!apart && (s.at != at || s.values.size() != (size_t)n * 4)) fail("sums share a part");
     }
+    if (!before) {
+        std::vector<float> values(n * 4, 0.0f);
+        if (add) std::copy(at, at + n * 4, values.begin());
+        me->sums.push_back({at, std::move(values)});
+    }
+    std::fill(at, at + n * 4, NAN);
 }
 
 static bool same(const Product& x, const Product& y) {
@@ -453,27 +479,46 @@ static float element(uint64_t operand, bool down, unsigned i, unsigned k, bool b
     return half_of(half, 0, bf16);
 }
 
-static void multiply(Product& p) {
+// What a lane shows of a product: of the lines whose sums it holds, elements that others of its warp need
+// too, read once for all of them.
+struct Parts {
+    const unsigned* rows;
+    float a[2][4], b[2 * 32][2];
+};
+
+static void multiply(const Product& p) {
     Fiber* me = emulated::me();
-    const uint64_t* shown = exchange((uint64_t)p.rows);
-    const int g = lane() / 4, t = lane() % 4 * 2, row = me->number % 128 / 32 * 16 + g;
+    const int g = lane() / 4, t = lane() % 4, row = me->number % 128 / 32 * 16 + g;
+    Parts mine;
+    mine.rows = p.rows;
+    for (int h = 0; h < 2 && !p.in_registers; h++) {
+        for (int k = 0; k < 4; k++) {
+            mine.a[h][k] = element(p.a, p.down_a, row + h * 8, t * 4 + k, p.bf16);
+        }
+    }
+    for (int i = 0; i < p.n * 2; i++) {
+        const int column = i / 2 * 8 + t * 2 + i % 2;
+        for (int k = 0; k < 2; k++) {
+            mine.b[i][k] = element(p.b, p.down_b, column, g * 2 + k, p.bf16);
+        }
+    }
+    const uint64_t* shown = exchange((uint64_t)&mine);
+    auto of = [=](int row, int column) { return (const Parts*)shown[row * 4 + column]; };
     float a[2][16];
     for (int k = 0; k < 16; k++) {
         for (int h = 0; h < 2; h++) {
             // As for multiply_add.
-            const unsigned* held = (const unsigned*)shown[g * 4 + k / 2 % 4];
-            a[h][k] = p.in_registers ? half_of(held[k / 8 * 2 + h], k & 1, p.bf16)
-                                     : element(p.a, p.down_a, row + h * 8, k, p.bf16);
+            a[h][k] = p.in_registers ? half_of(of(g, k / 2 % 4)->rows[k / 8 * 2 + h], k & 1, p.bf16)
+                                     : of(g, k / 4)->a[h][k % 4];
         }
     }
-    for (int n = 0; n < p.n; n++) {
-        for (int e = 0; e < 2; e++) {
-            float &upper = me->sums[&p.sums[n][e]], &lower = me->sums[&p.sums[n][e + 2]];
-            for (int k = 0; k < 16; k++) {
-                const float b = element(p.b, p.down_b, n * 8 + t + e, k, p.bf16);
-                upper += a[0][k] * b;
-                lower += a[1][k] * b;
-            }
+    float* const sums = sums_at(&p.sums[0][0])->values.data();
+    for (int i = 0; i < p.n * 2; i++) {
+        float &upper = sums[i / 2 * 4 + i % 2], &lower = sums[i / 2 * 4 + i % 2 + 2];
+        for (int k = 0; k < 16; k++) {
+            const float b = of(k / 2, t)->b[i][k % 2];
+            upper += a[0][k] * b;
+            lower += a[1][k] * b;
         }
     }
     exchange(0);
@@ -508,7 +553,7 @@ void emulated::group_wait(size_t left) {
     me->times.erase(me->times.begin(), me->times.begin() + times);
     for (size_t& t : me->times) t -= n;
     if (!me->products.empty()) return;
-    for (auto [at, sum] : me->sums) *at = sum;
+    for (const Sums& s : me->sums) std::copy(s.values.begin(), s.values.end(), s.at);
     me->sums.clear();
 }
 void emulated::multiply_shared(float (*c)[4], int n, bool down_a, bool down_b, bool add, uint64_t a,

@@ -8,10 +8,13 @@
 // same for all kernels is compiled once, in emulate.cpp, and this file includes little: some hundred
 // texts of kernels are compiled with it.
 #pragma once
+// The headers of C as they are, not those of the library of C++, which have 160 others in them.
+#define _GLIBCXX_INCLUDE_NEXT_C_HEADERS
 #include <math.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#undef _GLIBCXX_INCLUDE_NEXT_C_HEADERS
 
 #define EMULATED
 #define KERNEL static

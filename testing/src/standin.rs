@@ -28,7 +28,8 @@ pub fn make(to: &Path) -> Option<()> {
         let name = format!("-Wl,-soname,{name}");
         made(&["-shared", "-fvisibility-inlines-hidden", &name], source, library)
     };
-    let object = ["-c", "-march=native", "-fno-strict-aliasing", "-fvisibility=hidden"];
+    // Most of the time of kernels is spent in it.
+    let object = ["-c", "-O2", "-march=native", "-fno-strict-aliasing", "-fvisibility=hidden"];
     made(&object, "emulate.cpp", "emulate.o")?;
     one("driver.cpp", "libcuda.so.1", "libcuda.so")?;
     one("compiler.cpp", "libnvrtc.so.13", "libnvrtc.so")?;

@@ -25,6 +25,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 const FIXTURES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures");
@@ -171,10 +172,37 @@ const TARGETS: &[Target] = &[
     },
 ];
 
-/// A folder with all bases. Each worker has one.
-fn bases(worker: usize) -> PathBuf {
-    let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("fuzz").join(worker.to_string());
-    let _ = std::fs::remove_dir_all(&dir);
+/// What `f` of a worker makes of 0, 1, 2 and so on, which workers take in turn as long as there are `more`.
+fn each<T: Send>(
+    workers: usize,
+    more: impl Fn(usize) -> bool + Sync,
+    f: impl Fn(usize, usize) -> T + Sync,
+) -> Vec<T> {
+    let (next, made) = (AtomicUsize::new(0), Mutex::new(BTreeMap::new()));
+    let work = |worker: usize| {
+        loop {
+            let i = next.fetch_add(1, Ordering::Relaxed);
+            if !more(i) {
+                return;
+            }
+            let one = f(worker, i);
+            made.lock().expect("a lock").insert(i, one);
+        }
+    };
+    std::thread::scope(|s| {
+        let work = &work;
+        let all: Vec<_> = (0..workers).map(|w| s.spawn(move || work(w))).collect();
+        all.into_iter().for_each(|w| w.join().expect("a worker"));
+    });
+    made.into_inner().expect("a lock").into_values().collect()
+}
+
+/// Folders of so many workers, each with all bases, which are made once.
+fn bases(workers: usize) -> Vec<PathBuf> {
+    let root = Path::new(env!("CARGO_TARGET_TMPDIR")).join("fuzz");
+    let _ = std::fs::remove_dir_all(&root);
+    let dirs: Vec<PathBuf> = (0..workers).map(|w| root.join(w.to_string())).collect();
+    let dir = &dirs[0];
     let copy = |from: &str, to: &str, names: &[&str]| {
         std::fs::create_dir_all(dir.join(to)).expect("a folder");
         for name in names {
@@ -217,12 +245,16 @@ fn bases(worker: usize) -> PathBuf {
         "run plan --steps 1 --kernels interpreted --save ckpt --save-every 1",
         "run pipe --steps 1 --kernels interpreted --trace times.json",
     ] {
-        let out = run(&dir, &line.split(' ').collect::<Vec<_>>(), &[]);
+        let out = run(dir, &line.split(' ').collect::<Vec<_>>(), &[]);
         assert!(out.good(), "{line}: {}", out.err);
     }
     std::fs::copy(dir.join("plan/model.ir"), dir.join("model.ir")).expect("a copy");
     std::fs::copy(dir.join("pipe/schedule.csv"), dir.join("order.csv")).expect("a copy");
-    dir
+    for other in &dirs[1..] {
+        let copied = Command::new("cp").arg("-R").args([dir, other]).status().expect("cp");
+        assert!(copied.success(), "a copy of {dir:?}");
+    }
+    dirs
 }
 
 fn run(dir: &Path, args: &[&str], variables: &[(&str, String)]) -> Ran {
@@ -307,40 +339,31 @@ fn no_mutant_does_more_than_be_refused() {
     let cores = std::thread::available_parallelism().map_or(2, |n| n.get().max(2));
     let workers = number("FUZZ_WORKERS").map_or(cores, |n| n as usize);
     let tally = Mutex::new(Tally::default());
-    let work = |worker: usize| {
-        let dir = bases(worker);
-        let of = |t: &Target| {
-            let own: Vec<(&str, String)> =
-                t.variables.iter().map(|(n, v)| (*n, v.to_string())).collect();
-            let out = run(&dir, &t.command.split(' ').collect::<Vec<_>>(), &own);
-            let _ = std::fs::remove_dir_all(dir.join("out"));
-            assert!(out.good(), "{}: {}", t.name, out.err);
-            out.results()
-        };
-        let results: Vec<String> = TARGETS.iter().map(of).collect();
-        let start = Instant::now();
-        for round in 0.. {
-            for (i, t) in TARGETS.iter().enumerate() {
-                let mut draw = Draw::new(seed, (round * workers + worker) as u64, i as u64);
-                if let Some((outcome, ran, defect)) = mutant(&dir, t, &results[i], &mut draw) {
-                    let mut all = tally.lock().expect("a lock");
-                    all.seconds = all.seconds.max(ran.seconds);
-                    all.resident = all.resident.max(ran.resident);
-                    *all.outcomes.entry((i, outcome.clone())).or_default() += 1;
-                    if defect {
-                        all.defects.push(format!("{}: {outcome}, {}", t.name, draw.seed()));
-                    }
-                }
-                // Every target has one mutant, whatever time there is.
-                if round > 0 && start.elapsed() > Duration::from_secs(seconds) {
-                    return;
-                }
-            }
+    let dirs = bases(workers);
+    let results = each(workers, |i| i < TARGETS.len(), |worker, i| {
+        let (dir, t) = (&dirs[worker], &TARGETS[i]);
+        let own: Vec<(&str, String)> =
+            t.variables.iter().map(|(n, v)| (*n, v.to_string())).collect();
+        let out = run(dir, &t.command.split(' ').collect::<Vec<_>>(), &own);
+        let _ = std::fs::remove_dir_all(dir.join("out"));
+        assert!(out.good(), "{}: {}", t.name, out.err);
+        out.results()
+    });
+    let start = Instant::now();
+    // Every target has one mutant, whatever time there is.
+    let more = |n: usize| n < TARGETS.len() || start.elapsed() < Duration::from_secs(seconds);
+    each(workers, more, |worker, n| {
+        let (round, i) = (n / TARGETS.len(), n % TARGETS.len());
+        let (t, mut draw) = (&TARGETS[i], Draw::new(seed, round as u64, i as u64));
+        let made = mutant(&dirs[worker], t, &results[i], &mut draw);
+        let Some((outcome, ran, defect)) = made else { return };
+        let mut all = tally.lock().expect("a lock");
+        all.seconds = all.seconds.max(ran.seconds);
+        all.resident = all.resident.max(ran.resident);
+        *all.outcomes.entry((i, outcome.clone())).or_default() += 1;
+        if defect {
+            all.defects.push(format!("{}: {outcome}, {}", t.name, draw.seed()));
         }
-    };
-    std::thread::scope(|s| {
-        let all: Vec<_> = (0..workers).map(|w| s.spawn(move || work(w))).collect();
-        all.into_iter().for_each(|w| w.join().expect("a worker"));
     });
     let tally = tally.into_inner().expect("a lock");
     report(&tally, seed);

@@ -16,7 +16,6 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 /// One mutant in so many is run with compiled kernels, and as processes.
@@ -163,7 +162,8 @@ struct Tally {
 /// One mutant of a plan: edited, made right, read, and run if it is believed.
 fn mutant(dir: &Path, library: &Path, base: usize, draw: &mut Draw, tally: &Mutex<Tally>) {
     let kind = Kind::drawn(draw);
-    let (own, plan) = (dir.join(format!("base-{base}")), dir.join("mutant"));
+    let root = dir.parent().expect("a folder");
+    let (own, plan) = (root.join(format!("base-{base}")), dir.join("mutant"));
     let before = texts(&own);
     let mut t = before.clone();
     for _ in 0..=draw.below(8) / 6 {
@@ -179,7 +179,7 @@ fn mutant(dir: &Path, library: &Path, base: usize, draw: &mut Draw, tally: &Mute
     let seed = draw.seed();
     let held = |what: String| {
         let name = format!("lie-{base}-{kind:?}-{seed}");
-        let kept = dir.parent().expect("a folder").join("defects").join(&name);
+        let kept = root.join("defects").join(&name);
         std::fs::create_dir_all(kept.join("programs")).expect("a folder");
         put(&kept, &texts(&plan));
         for file in ["model.ir", "config.json"] {
@@ -246,22 +246,25 @@ fn lying_plans_stay_in_their_memory() {
     let late = || seconds.is_some_and(|s| since.elapsed().as_secs() >= s);
     let seed = number("SEED").unwrap_or(1);
     let cores = std::thread::available_parallelism().map_or(2, |n| n.get());
-    // Each compiles all plans for itself first.
     let workers = number("FUZZ_WORKERS").map_or(cores.min(8), |n| n as usize);
     let root = Path::new(env!("CARGO_TARGET_TMPDIR")).join("lies");
     let _ = std::fs::remove_dir_all(&root);
     std::fs::create_dir_all(&root).expect("a folder");
     let Some(library) = guard(&root) else { return skip(Tool::Cpp, "guard pages") };
-    let (next, tally) = (AtomicU64::new(0), Mutex::new(Tally::default()));
-    let work = |worker: usize| {
-        let dir = root.join(worker.to_string());
+    let dirs: Vec<PathBuf> = (0..workers).map(|w| root.join(w.to_string())).collect();
+    for dir in &dirs {
         std::fs::create_dir_all(dir.join("mutant/programs")).expect("a folder");
-        for (i, (model, ranks, flags)) in PLANS.iter().enumerate() {
-            let plan = dir.join(format!("base-{i}"));
+    }
+    crate::each(
+        workers,
+        |i| i < PLANS.len(),
+        |worker, i| {
+            let ((model, ranks, flags), dir) = (PLANS[i], &dirs[worker]);
+            let plan = root.join(format!("base-{i}"));
             let mut c = Command::new(limits::shardc());
             c.arg("compile").arg(Path::new(crate::FIXTURES).join(model)).args(["--seq", "8"]);
-            c.args(*flags).arg("-o").arg(&plan);
-            let made = limits::run(c, &dir);
+            c.args(flags).arg("-o").arg(&plan);
+            let made = limits::run(c, dir);
             assert!(made.good(), "{model} {flags:?}: {}", made.err);
             for how in [
                 How::Interpreted,
@@ -269,36 +272,23 @@ fn lying_plans_stay_in_their_memory() {
                 #[cfg(feature = "mpi")]
                 How::Processes,
             ] {
-                let guarded = run(&dir, &plan, *ranks, how, Some(&library));
-                let plain = run(&dir, &plan, *ranks, how, None);
+                let guarded = run(dir, &plan, ranks, how, Some(&library));
+                let plain = run(dir, &plan, ranks, how, None);
                 assert!(guarded.good() && plain.good(), "{model}: {} {}", guarded.err, plain.err);
                 assert_eq!(guarded.results(), plain.results(), "{model} {flags:?} {how:?}");
                 let maps = guarded.err.matches("guarded ").count();
-                let processes = if how == How::Processes { *ranks } else { 1 };
+                let processes = if how == How::Processes { ranks } else { 1 };
                 assert_eq!(maps, processes, "{model} {how:?}: {}", guarded.err);
                 assert!(!guarded.err.contains("guarded 0"), "{model}: {}", guarded.err);
             }
-        }
-        loop {
-            let i = next.fetch_add(1, Ordering::Relaxed);
-            if i >= mutants || late() {
-                return;
-            }
-            let base = i as usize % PLANS.len();
-            let mut draw = Draw::new(seed, i, 1000 + base as u64);
-            mutant(&dir, &library, base, &mut draw, &tally);
-        }
-    };
-    std::thread::scope(|s| {
-        let all: Vec<_> = (0..workers)
-            .map(|w| {
-                s.spawn({
-                    let work = &work;
-                    move || work(w)
-                })
-            })
-            .collect();
-        all.into_iter().for_each(|w| w.join().expect("a worker"));
+        },
+    );
+    let tally = Mutex::new(Tally::default());
+    let more = |i: usize| (i as u64) < mutants && !late();
+    crate::each(workers, more, |worker, i| {
+        let base = i % PLANS.len();
+        let mut draw = Draw::new(seed, i as u64, 1000 + base as u64);
+        mutant(&dirs[worker], &library, base, &mut draw, &tally);
     });
     let tally = tally.into_inner().expect("a lock");
     report(&tally, seed);

@@ -167,6 +167,8 @@ fn runner(sanitize: bool) -> &'static [PathBuf; 2] {
         ["emulate.cpp", "run.cpp"].map(|source| {
             let made = unique("object");
             let mut command = compile(sanitize);
+            // Most of the time of kernels is spent in it.
+            command.args((!sanitize).then_some("-O2"));
             command.arg("-c").arg(standin::sources().join(source));
             run_compiler(command.arg("-o").arg(&made));
             let object = made.with_file_name(format!("{source}-{sanitize}.o"));

@@ -4,13 +4,15 @@ use super::cases::{cases, kernel};
 use super::programs::{BIAS, RESIDUAL, SWIGLU, function};
 use shardc_codegen::cuda::limits::Limits;
 use shardc_codegen::cuda::{collective, launches};
-use shardc_codegen::{launch, nvrtc};
-use shardc_ir::diag::Exit;
+use shardc_codegen::nvrtc::{self, Compiled};
+use shardc_codegen::launch;
+use shardc_ir::diag::{Exit, Result};
 use shardc_ir::group::launches as groups;
-use shardc_ir::launch::Launch;
+use shardc_ir::launch::{Launch, Source};
 use shardc_ir::mesh::Mesh;
 use shardc_testing::{Tool, skip, taken};
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, OnceLock};
 
 /// Compiles what a sample runs.
 fn check(text: &str, most: u32) {
@@ -33,7 +35,8 @@ pub fn compile(text: &str, archs: &[&str], launches: impl Fn(&Limits) -> Vec<Lau
             sources.entry(l.source.clone()).or_insert_with(Vec::new).push(l);
         }
         for (source, launches) in &sources {
-            let compiled = match nvrtc::compile(source, arch) {
+            let compiled = compiled(source, arch);
+            let compiled = match compiled.get().expect("it is made") {
                 Ok(c) => c,
                 Err(d) if d.code == "missing-library" => {
                     assert_eq!(d.exit, Exit::Environment);
@@ -66,6 +69,15 @@ pub fn compile(text: &str, archs: &[&str], launches: impl Fn(&Limits) -> Vec<Lau
             }
         }
     }
+}
+
+/// What a text becomes for an architecture. Several tests have some texts: each is compiled once.
+fn compiled(source: &Arc<Source>, arch: &str) -> Arc<OnceLock<Result<Compiled>>> {
+    static MADE: Mutex<BTreeMap<(Arc<Source>, String), Arc<OnceLock<Result<Compiled>>>>> =
+        Mutex::new(BTreeMap::new());
+    let made = MADE.lock().unwrap().entry((source.clone(), arch.into())).or_default().clone();
+    made.get_or_init(|| nvrtc::compile(source, arch));
+    made
 }
 
 /// Where heads are wide, tiles are smaller on sm_89.
@@ -163,7 +175,10 @@ fn groups_multiply_on_hopper() {
     ] {
         let case = cases(text, |_| {}).swap_remove(0);
         for l in launches(&case.kernel, &Limits::of("sm_80")).expect("a written kernel") {
-            for (arch, groups) in [("sm_80", false), ("sm_90", false), ("sm_90a", true)] {
+            // Of a virtual architecture there is a text alone.
+            for (arch, groups) in
+                [("compute_80", false), ("compute_90", false), ("compute_90a", true)]
+            {
                 let made = nvrtc::instructions(&l.source, arch);
                 if made.as_ref().is_err_and(|d| d.code == "missing-library") {
                     skip(Tool::Nvrtc, &format!("products of {text} would have been looked at"));
@@ -179,7 +194,8 @@ fn groups_multiply_on_hopper() {
                 assert!(found.iter().eq(want), "{text} for {arch}: {found:?}");
                 assert_eq!(made.contains("mma.sync"), !groups, "{text} for {arch}");
             }
-            let compiled = nvrtc::compile(&l.source, "sm_90a").unwrap();
+            let compiled = compiled(&l.source, "sm_90a");
+            let compiled = compiled.get().expect("it is made").as_ref().unwrap();
             let u = compiled.usage.iter().find(|u| u.entry == l.entry).expect("an entry point");
             assert_eq!(u.shared % 1024, 0, "{text}: {u:?}");
         }

@@ -163,7 +163,7 @@ fn every_schedule() {
     let mut one = OneRank::default();
     let mut moved = 0;
     for (i, n) in Named::ALL.into_iter().enumerate() {
-        for p in [2, 4] {
+        for (j, p) in [2, 4].into_iter().enumerate() {
             let fits = |m: &usize| legal(n, p, n.default_chunks(), *m).is_ok();
             let m = (1..=2 * p).rev().find(fits).expect("one is legal");
             let with = |axis: &'static str| pipeline(&[("pp", p), (axis, 2)], named(n), m);
@@ -172,7 +172,7 @@ fn every_schedule() {
                 Options { zero: 1, ..with("dp_shard") },
                 Options { recompute: Recompute::Full, ..with("cp") },
             ];
-            for (_, o) in all.into_iter().enumerate().filter(|(k, _)| taken(i + k + p / 2, 3)) {
+            for (_, o) in all.into_iter().enumerate().filter(|(k, _)| taken(i + 3 * j + k, 6)) {
                 let o = on_devices(o);
                 let what = format!("{} {:?} zero={}", n.name(), o.mesh, o.zero);
                 let model = Fixture::open("llama_deep").model(&o);

@@ -75,7 +75,7 @@ const MESHES: &[Row] = &[
 #[test]
 fn factorisations() {
     for (m, &(mesh, ep, etp, sp, rows)) in MESHES.iter().enumerate() {
-        for (_, name) in EXPERTS.iter().enumerate().filter(|(f, _)| taken(m + f, 5)) {
+        for (_, name) in EXPERTS.iter().enumerate().filter(|(f, _)| taken(m + f, 6)) {
             eprintln!("{name} {mesh:?} ep={ep} etp={etp} sp={sp}");
             train_and_compare(name, &on(mesh, ep, etp, sp, rows));
         }
@@ -89,7 +89,7 @@ fn zero() {
             let meshes = [(&[("dp_shard", 4)][..], 2), (&[("dp_shard", 2), ("tp", 2)], 2)];
             let first = f + stage as usize;
             for (_, (mesh, ep)) in
-                meshes.into_iter().enumerate().filter(|(m, _)| taken(first + m, 2))
+                meshes.into_iter().enumerate().filter(|(m, _)| taken(first + 3 * m, 6))
             {
                 train_and_compare(
                     name,
@@ -147,7 +147,7 @@ fn draw(s: &Stream, i: u64) -> Option<(&'static str, Options)> {
 fn sweep() {
     let number = |name: &str| std::env::var(name).ok().and_then(|n| n.parse::<u64>().ok());
     let s = Stream::new(number("SEED").unwrap_or(1), "experts", 0);
-    let mut left = number("SWEEP").unwrap_or(samples(12, 200));
+    let mut left = number("SWEEP").unwrap_or(samples(6, 200));
     for i in 0.. {
         if left == 0 {
             break;

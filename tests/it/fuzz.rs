@@ -340,15 +340,19 @@ fn no_mutant_does_more_than_be_refused() {
     let workers = number("FUZZ_WORKERS").map_or(cores, |n| n as usize);
     let tally = Mutex::new(Tally::default());
     let dirs = bases(workers);
-    let results = each(workers, |i| i < TARGETS.len(), |worker, i| {
-        let (dir, t) = (&dirs[worker], &TARGETS[i]);
-        let own: Vec<(&str, String)> =
-            t.variables.iter().map(|(n, v)| (*n, v.to_string())).collect();
-        let out = run(dir, &t.command.split(' ').collect::<Vec<_>>(), &own);
-        let _ = std::fs::remove_dir_all(dir.join("out"));
-        assert!(out.good(), "{}: {}", t.name, out.err);
-        out.results()
-    });
+    let results = each(
+        workers,
+        |i| i < TARGETS.len(),
+        |worker, i| {
+            let (dir, t) = (&dirs[worker], &TARGETS[i]);
+            let own: Vec<(&str, String)> =
+                t.variables.iter().map(|(n, v)| (*n, v.to_string())).collect();
+            let out = run(dir, &t.command.split(' ').collect::<Vec<_>>(), &own);
+            let _ = std::fs::remove_dir_all(dir.join("out"));
+            assert!(out.good(), "{}: {}", t.name, out.err);
+            out.results()
+        },
+    );
     let start = Instant::now();
     // Every target has one mutant, whatever time there is.
     let more = |n: usize| n < TARGETS.len() || start.elapsed() < Duration::from_secs(seconds);

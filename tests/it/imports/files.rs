@@ -149,7 +149,7 @@ fn broken_archives_never_panic() {
     }
     let at = whole.windows(12).position(|w| w == b"graph_module").expect("a program");
     let mut imported = 0;
-    for seed in 0..samples(150, 4_000) {
+    for seed in 0..samples(75, 4_000) {
         let mut draw = Draw::new(seed, 0);
         let mut bytes = whole.clone();
         for _ in 0..1 + draw.below(4) {
@@ -197,7 +197,7 @@ fn odd_numbers_never_panic() {
         json!("x"),
         json!(null),
     ];
-    for seed in 0..samples(200, 5_000) {
+    for seed in 0..samples(100, 5_000) {
         let mut draw = Draw::new(seed, 1);
         let name = ["llama.pt2", "phi3.pt2", "gemma3.pt2"][draw.below(3)];
         let _read_or_refused = edited(&scratch, name, |j| {

@@ -13,7 +13,7 @@ use shardc_ir::ops::Sends;
 use shardc_ir::plan::{Plan, calls};
 use shardc_ir::schedule::{Times, replay};
 use shardc_passes::options::{CpMode, CpSplit, Options, Order, Transport};
-use shardc_testing::{nightly, samples};
+use shardc_testing::{nightly, samples, taken};
 use std::collections::BTreeSet;
 use std::path::Path;
 
@@ -114,7 +114,7 @@ fn every_collective_of_every_family_has_a_price() {
         Options { etp: Some(2), ..options(&[("tp", 2)], true, 2) },
     ];
     let mut kinds = BTreeSet::new();
-    for fixture in [
+    let fixtures = [
         "llama_gqa",
         "mistral_window",
         "qwen2",
@@ -129,9 +129,11 @@ fn every_collective_of_every_family_has_a_price() {
         "qwen3_moe",
         "deepseek_v3",
         "glm4_moe",
-    ] {
+    ];
+    for (f, fixture) in fixtures.into_iter().enumerate() {
         let has = ["mixtral", "qwen3_moe", "deepseek_v3", "glm4_moe"].contains(&fixture);
         let all = dense.iter().chain(sparse.iter().filter(|_| has));
+        let all = all.enumerate().filter(|(i, _)| taken(f + i, 2)).map(|(_, o)| o);
         let mut done = 0;
         for o in all.cloned().map(on) {
             let path = Path::new(FIXTURES).join(fixture);
@@ -159,7 +161,7 @@ fn every_collective_of_every_family_has_a_price() {
                 assert_eq!(exchanges, own.map(|c| c.count).sum::<usize>(), "{fixture}");
             }
         }
-        assert!(done >= 5, "{fixture}: {done}");
+        assert!(done >= samples(2, 5), "{fixture}: {done}");
     }
     for op in ["all_reduce", "all_gather", "reduce_scatter", "all_to_all"] {
         assert!(kinds.contains(op), "{op} of {kinds:?}");

@@ -155,7 +155,7 @@ fn exchanges(each: usize) {
 
 #[test]
 fn exchanged_operands_are_refused() {
-    exchanges(samples(20, 230) as usize);
+    exchanges(samples(12, 230) as usize);
 }
 
 /// A mistake of a class: changes a node, or says that the class has none there.

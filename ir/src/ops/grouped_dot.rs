@@ -100,10 +100,10 @@ impl OpDef for GroupedDot {
         let mut out = Tensor::full(&cx.out_shape(0), f64::NAN);
         let experts = counts.shape[1];
         each_row(counts, x.shape[2], |g, e, z, c| {
-            for o in 0..w.shape[1] {
-                *out.at_mut(&[g, z, c, o]) = (0..w.shape[2])
-                    .map(|i| x.at(&[g, z, c, i]) * w.at(&[g * experts + e, o, i]))
-                    .sum();
+            let row = x.row(&[g, z, c]);
+            for (o, to) in out.row_mut(&[g, z, c]).iter_mut().enumerate() {
+                let weights = w.row(&[g * experts + e, o]);
+                *to = row.iter().zip(weights).map(|(x, w)| x * w).sum();
             }
         });
         vec![out]

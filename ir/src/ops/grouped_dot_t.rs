@@ -39,10 +39,11 @@ impl OpDef for GroupedDotT {
         let mut out = Tensor::full(&cx.out_shape(0), f64::NAN);
         let experts = counts.shape[1];
         grouped_dot::each_row(counts, x.shape[2], |g, e, z, c| {
-            for i in 0..w.shape[2] {
-                *out.at_mut(&[g, z, c, i]) = (0..w.shape[1])
-                    .map(|o| x.at(&[g, z, c, o]) * w.at(&[g * experts + e, o, i]))
-                    .sum();
+            let to = out.row_mut(&[g, z, c]);
+            to.fill(0.0);
+            for (o, x) in x.row(&[g, z, c]).iter().enumerate() {
+                let weights = w.row(&[g * experts + e, o]);
+                to.iter_mut().zip(weights).for_each(|(to, w)| *to += x * w);
             }
         });
         vec![out]

@@ -38,11 +38,10 @@ impl OpDef for GroupedOuter {
         let mut out = Tensor::full(&cx.out_shape(0), 0.0);
         let experts = counts.shape[1];
         grouped_dot::each_row(counts, y.shape[2], |g, e, z, c| {
-            for o in 0..y.shape[3] {
-                for i in 0..x.shape[3] {
-                    *out.at_mut(&[g * experts + e, o, i]) +=
-                        y.at(&[g, z, c, o]) * x.at(&[g, z, c, i]);
-                }
+            let row = x.row(&[g, z, c]);
+            for (o, y) in y.row(&[g, z, c]).iter().enumerate() {
+                let to = out.row_mut(&[g * experts + e, o]);
+                to.iter_mut().zip(row).for_each(|(to, x)| *to += y * x);
             }
         });
         vec![out]

@@ -36,10 +36,9 @@ impl OpDef for RowDots {
     }
     fn eval(&self, cx: &EvalCx, ins: &[&Tensor]) -> Vec<Tensor> {
         let mut out = Tensor::full(&cx.out_shape(0), 0.0);
-        let width = ins[0].shape[3];
         dispatch::each_copy(ins[1], &ins[0].shape, |z, t, k, g, c| {
-            let dot = (0..width).map(|h| ins[0].at(&[g, z, c, h]) * ins[2].at(&[z, t, h])).sum();
-            *out.at_mut(&[z, t, k]) = dot;
+            let pairs = ins[0].row(&[g, z, c]).iter().zip(ins[2].row(&[z, t]));
+            *out.at_mut(&[z, t, k]) = pairs.map(|(x, y)| x * y).sum();
         });
         vec![out]
     }

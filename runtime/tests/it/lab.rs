@@ -12,7 +12,7 @@ use shardc_ir::group::launches;
 use shardc_ir::interp::{self, Precision};
 use shardc_ir::kernel::{Block, Elem, View};
 use shardc_ir::mesh::Mesh;
-use shardc_ir::tensor::{self, Tensor, each_index};
+use shardc_ir::tensor::{self, Tensor, each_offset};
 use shardc_ir::types::{DType, Type};
 use shardc_runtime::alarm::Alarm;
 use shardc_runtime::exec::Executor;
@@ -67,9 +67,9 @@ fn bf16(x: f64) -> u32 {
 pub fn lay(mesh: &Mesh, ty: &Type, t: &Tensor) -> Vec<f32> {
     let strides = tensor::strides(&ty.chunks(mesh));
     let mut out = room(ty.local_bytes(mesh));
-    each_index(&t.shape, |i| {
-        let at: usize = i.iter().zip(&strides).map(|(i, s)| i * s).sum();
-        set(&mut out, ty.dtype, at, t.at(i));
+    let mut numbers = t.data.iter();
+    each_offset(&t.shape, [&strides], |[at]| {
+        set(&mut out, ty.dtype, at, *numbers.next().expect("one for each index"));
     });
     out
 }
@@ -77,9 +77,9 @@ pub fn lay(mesh: &Mesh, ty: &Type, t: &Tensor) -> Vec<f32> {
 /// The true piece in a rank's padded storage.
 pub fn unlay(mesh: &Mesh, ty: &Type, coords: &[usize], data: &[f32]) -> Tensor {
     let strides = tensor::strides(&ty.chunks(mesh));
-    Tensor::from_fn(&ty.lens(mesh, coords), |i| {
-        get(data, ty.dtype, i.iter().zip(&strides).map(|(i, s)| i * s).sum())
-    })
+    let (shape, mut numbers) = (ty.lens(mesh, coords), vec![]);
+    each_offset(&shape, [&strides], |[at]| numbers.push(get(data, ty.dtype, at)));
+    Tensor::new(&shape, numbers)
 }
 
 /// All elements of a dense tensor.

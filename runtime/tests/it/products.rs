@@ -9,7 +9,7 @@ use shardc_ir::mesh::Mesh;
 use shardc_ir::ops::Mask;
 use shardc_runtime::exec::Executor;
 use shardc_runtime::threads::Threads;
-use shardc_testing::samples;
+use shardc_testing::{samples, taken};
 use std::time::Duration;
 
 /// Memory of elements of one kind; all of it is NaN at first.
@@ -497,8 +497,10 @@ fn attention_of_hostile_positions() {
         (Mask { left: None, right: Some(9), chunk: Some(50) }, None),
     ];
     for (i, (q_pos, k_pos)) in positions.into_iter().enumerate() {
-        for elem in [Elem::F32, Elem::BF16, Elem::F16] {
-            for (mask, softcap) in masks {
+        for (e, elem) in [Elem::F32, Elem::BF16, Elem::F16].into_iter().enumerate() {
+            for (_, (mask, softcap)) in
+                masks.into_iter().enumerate().filter(|(m, _)| taken(i + e + m, 3))
+            {
                 let (batch, repeat) = (1 + i % 2, 1 + (i + 1) % 2);
                 let (q_pos, k_pos) = (q_pos.clone(), k_pos.clone());
                 let widths = d.one(&[[5, 5], [8, 3], [16, 16]]);

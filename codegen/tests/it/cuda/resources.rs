@@ -71,11 +71,13 @@ pub fn compile(text: &str, archs: &[&str], launches: impl Fn(&Limits) -> Vec<Lau
     }
 }
 
+/// What a text became, once it has.
+type Made = Arc<OnceLock<Result<Compiled>>>;
+
 /// What a text becomes for an architecture. Several tests have some texts: each is compiled once.
-fn compiled(source: &Arc<Source>, arch: &str) -> Arc<OnceLock<Result<Compiled>>> {
-    static MADE: Mutex<BTreeMap<(Arc<Source>, String), Arc<OnceLock<Result<Compiled>>>>> =
-        Mutex::new(BTreeMap::new());
-    let made = MADE.lock().unwrap().entry((source.clone(), arch.into())).or_default().clone();
+fn compiled(source: &Arc<Source>, arch: &str) -> Made {
+    static ALL: Mutex<BTreeMap<(Arc<Source>, String), Made>> = Mutex::new(BTreeMap::new());
+    let made = ALL.lock().unwrap().entry((source.clone(), arch.into())).or_default().clone();
     made.get_or_init(|| nvrtc::compile(source, arch));
     made
 }

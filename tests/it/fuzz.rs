@@ -3,7 +3,7 @@
 //! processor time or 1 GiB of memory, and where a hash covers the file no result but the one before.
 //! `fuzz/plans.rs` has plans that lie, under guard pages.
 //!
-//! Every base ends with status 0 before it is mutated. `FUZZ_SECONDS` (10; `.ci/nightly` has 600), `FUZZ_WORKERS`
+//! Every base ends with status 0 before it is mutated. `FUZZ_SECONDS` (5; `.ci/nightly` has 600), `FUZZ_WORKERS`
 //! (as many as cores) and `SEED` say how long, how many at once and which; `SHARDC_BIN` names another build of
 //! the command. A defect is kept in the folder of the test with what it needs. Its own test program: it needs the
 //! command, and nothing else that takes long to build.

@@ -2,7 +2,7 @@
 //! for a step, between guard pages and in memory full of NaN. Nobody leaves the memory of a rank, and nobody
 //! reads what was never written, but for rows of experts: a run in plain memory gives the same.
 //!
-//! `PLANS` (300; `.ci/nightly` has 3,000) mutants, or as many as `FUZZ_SECONDS` has time for, drawn by `SEED`. Most run as threads with interpreted
+//! `PLANS` (150; `.ci/nightly` has 3,000) mutants, or as many as `FUZZ_SECONDS` has time for, drawn by `SEED`. Most run as threads with interpreted
 //! kernels, one in [`COMPILED`] with compiled ones, and one in [`PROCESSES`] as processes over MPI, if that is
 //! built.
 

@@ -26,7 +26,7 @@ impl Case {
         let args: Vec<_> = s.ins.iter().map(|t| f.arg(t.clone(), Name::parse("x"), None)).collect();
         let outs: Vec<_> = s.types().into_iter().map(|t| f.value(t, Name::parse("y"))).collect();
         f.results = outs.iter().map(|&value| Port { value, role: None }).collect();
-        f.nodes.push(Node::new(s.op.clone(), args.clone(), outs.clone(), Scope(0)));
+        f.nodes.push(Node::new(s.op.clone(), &args, &outs, Scope(0)));
         let types: Vec<&Type> = args.iter().chain(&outs).map(|&v| f.ty(v)).collect();
         let (ins, results) = types.split_at(args.len());
         let mut memory: Vec<_> = types.iter().map(|t| (t.dtype, t.local_bytes(&mesh))).collect();

@@ -59,7 +59,7 @@ impl Broadcast {
     /// All operands have the same dims.
     pub const SAME: Broadcast = Broadcast(None);
     pub fn new(text: &str, ranks: &[usize]) -> Broadcast {
-        Broadcast(Some(Arc::new(Rule::new(text, ranks))))
+        Broadcast(Some(Rule::shared(text, ranks)))
     }
     pub fn rule(&self, ranks: &[usize]) -> Cow<'_, Rule> {
         match &self.0 {
@@ -123,7 +123,7 @@ impl Attr for Broadcast {
 
 impl RuleAttr {
     pub fn new(text: &str, ranks: &[usize]) -> RuleAttr {
-        RuleAttr(Arc::new(Rule::new(text, ranks)))
+        RuleAttr(Rule::shared(text, ranks))
     }
 }
 

@@ -1,6 +1,7 @@
 //! Appends typed nodes to a function.
 
-use crate::func::{Func, Hint, Name, Node, Scope, Value};
+use crate::alike;
+use crate::func::{Func, Hint, Name, Node, Scope, Typed, Value};
 use crate::infer::TypeError;
 use crate::mesh::Mesh;
 use crate::ops::Op;
@@ -52,17 +53,39 @@ impl<'a> Builder<'a> {
         declared: &[Option<&Type>],
         hints: &[&'static str],
     ) -> Result<SmallVec<[Value; 2]>, TypeError> {
-        let types: SmallVec<[&Type; 4]> = ins.iter().map(|&v| self.f.ty(v)).collect();
-        let outs = op.def().types(self.mesh, &types, declared)?;
-        drop(types);
+        let outs = self.types(&op, ins, declared)?;
         let mut values = SmallVec::new();
         for (i, ty) in outs.into_iter().enumerate() {
             let hint = hints.get(i).copied().unwrap_or(op.mnemonic());
             let name = self.named(hint);
             values.push(self.f.value(ty, name));
         }
-        self.f.nodes.push(Node::new(op, ins.iter().copied(), values.clone(), self.scope));
+        self.f.nodes.push(Node::new(op, ins, &values, self.scope));
         Ok(values)
+    }
+
+    /// The types of an op's results. Where none is declared they follow from op and operands.
+    fn types(
+        &mut self,
+        op: &Op,
+        ins: &[Value],
+        declared: &[Option<&Type>],
+    ) -> Result<SmallVec<[Type; 2]>, TypeError> {
+        let Func { typed, values, .. } = &mut *self.f;
+        let ty = |v: &Value| &values[v.0 as usize].ty;
+        let same = |x: &Typed| x.op == *op && x.ins.iter().eq(ins.iter().map(ty));
+        let follow = declared.iter().all(Option::is_none);
+        let key = alike::key(std::iter::once(op), ins.iter().map(ty));
+        if follow && let Some(known) = typed.find(key, same) {
+            return Ok(known.outs.clone());
+        }
+        let types: SmallVec<[&Type; 4]> = ins.iter().map(ty).collect();
+        let outs = op.def().types(self.mesh, &types, declared)?;
+        if follow {
+            let ins = ins.iter().map(|v| ty(v).clone()).collect();
+            typed.add(key, Typed { op: op.clone(), ins, outs: outs.clone() });
+        }
+        Ok(outs)
     }
 
     fn must(

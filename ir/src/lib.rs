@@ -4,6 +4,7 @@
 //! op is evaluated in f64, on one device or on all ranks in lockstep ([`interp`]).
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
+pub mod alike;
 pub mod attr;
 pub mod boxes;
 pub mod builder;

@@ -10,7 +10,7 @@ use crate::maps::HashMap;
 use smallvec::SmallVec;
 use std::borrow::Cow;
 use std::fmt;
-use std::sync::{LazyLock, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, LazyLock, OnceLock, PoisonError, RwLock};
 
 /// A loop of an op. Letters from `..` print as `0`, `1`, ….
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
@@ -125,20 +125,29 @@ impl Rule {
     /// The rule of an op, which the project wrote itself: it is parsed once per process for operands of
     /// these ranks, and kept.
     pub(crate) fn known(text: &str, ranks: &[usize]) -> Cow<'static, Rule> {
-        type ByRanks = Vec<(SmallVec<[usize; 8]>, &'static Rule)>;
+        Cow::Borrowed(Rule::kept(text, ranks))
+    }
+
+    /// The same, for what has its rule for itself.
+    pub(crate) fn shared(text: &str, ranks: &[usize]) -> Arc<Rule> {
+        Rule::kept(text, ranks).clone()
+    }
+
+    fn kept(text: &str, ranks: &[usize]) -> &'static Arc<Rule> {
+        type ByRanks = Vec<(SmallVec<[usize; 8]>, &'static Arc<Rule>)>;
         static ALL: LazyLock<RwLock<HashMap<String, ByRanks>>> = LazyLock::new(Default::default);
         let find = |all: &HashMap<String, ByRanks>| {
             all.get(text)?.iter().find(|x| x.0[..] == *ranks).map(|x| x.1)
         };
         let known = find(&ALL.read().unwrap_or_else(PoisonError::into_inner));
-        Cow::Borrowed(known.unwrap_or_else(|| {
+        known.unwrap_or_else(|| {
             let mut all = ALL.write().unwrap_or_else(PoisonError::into_inner);
             find(&all).unwrap_or_else(|| {
-                let rule: &'static Rule = Box::leak(Box::new(Rule::new(text, ranks)));
+                let rule: &'static _ = Box::leak(Box::new(Arc::new(Rule::new(text, ranks))));
                 all.entry(text.into()).or_default().push((ranks.into(), rule));
                 rule
             })
-        }))
+        })
     }
 
     /// A rule of given dims.

@@ -6,26 +6,24 @@ mod between;
 mod messages;
 mod problems;
 
+use crate::alike::{self, Alike};
 use crate::diag::{Diag, Spot};
 use crate::func::{Func, Module, Name, Node, Port, Role, RoleKind, Value};
 use crate::group::{HorizontalFusion, KERNEL_KINDS, launches};
 use crate::infer::TypeError;
 use crate::maps::{HashMap, HashSet};
 use crate::mesh::{AtomSet, Mesh, PIPELINE};
-use crate::ops::{DOCS, Op};
+use crate::ops::DOCS;
 use crate::phase::Phase;
 use crate::text::{MAX_DIMS, is_path, node_text, type_text};
 use crate::types::{AtomList, DType, MAX_ELEMENTS, Type};
 use problems::Problems;
 use smallvec::SmallVec;
 use std::collections::BTreeSet;
-use std::mem::{Discriminant, discriminant};
 
 /// Most different problems that are told, and most that are looked at.
 const MAX_TOLD: usize = 1000;
 const MAX_FOUND: usize = 20_000;
-/// Most nodes of one kind that others are compared with.
-const MAX_RIGHT: usize = 16;
 
 /// Checks a whole module for a phase.
 ///
@@ -47,7 +45,7 @@ pub fn verify(m: &Module, phase: Phase) -> Result<(), Vec<Diag>> {
     }
     for f in &m.funcs {
         let made = vec![Maker::None; f.values.len()];
-        let mut c = Checker { mesh: &m.mesh, f, phase, made, right: HashMap::default() };
+        let mut c = Checker { mesh: &m.mesh, f, phase, made, right: Alike::default() };
         if c.values(&mut p) {
             c.nodes(&mut p);
             c.roles(&mut fed, &mut p);
@@ -72,8 +70,8 @@ struct Checker<'a> {
     f: &'a Func,
     phase: Phase,
     made: Vec<Maker>,
-    /// By kind of op: some nodes whose types are right. Those of most layers are like these.
-    right: HashMap<Discriminant<Op>, Vec<&'a Node>>,
+    /// Nodes whose types are right. Those of most layers are like these.
+    right: Alike<&'a Node>,
 }
 
 impl<'a> Checker<'a> {
@@ -246,7 +244,7 @@ impl<'a> Checker<'a> {
         let f = self.f;
         let mut found = HorizontalFusion::of(f);
         for x in launches(f).iter().filter(|x| x.nodes.len() > 1) {
-            if x.form_among(&mut found).is_some() {
+            if x.has_form(&mut found) {
                 continue;
             }
             let nodes = &f.nodes[x.nodes.clone()];
@@ -333,8 +331,8 @@ impl<'a> Checker<'a> {
             a.len() == b.len() && a.iter().zip(b).all(|(a, b)| ty(a) == ty(b))
         };
         let is_like = |x: &&Node| x.op == n.op && same(&x.ins, &n.ins) && same(&x.outs, &n.outs);
-        let kind = discriminant(&n.op);
-        if self.right.get(&kind).is_some_and(|known| known.iter().any(is_like)) {
+        let key = alike::key(std::iter::once(&n.op), n.ins.iter().chain(&n.outs).map(ty));
+        if self.right.find(key, is_like).is_some() {
             return;
         }
         let ins: SmallVec<[&Type; 8]> = n.ins.iter().map(ty).collect();
@@ -366,9 +364,8 @@ impl<'a> Checker<'a> {
                 p.push(self.layer(n), || self.wrong_result(n, *o, t, own));
             }
         }
-        let known = self.right.entry(kind).or_default();
-        if right && known.len() < MAX_RIGHT {
-            known.push(n);
+        if right {
+            self.right.add(key, n);
         }
     }
 

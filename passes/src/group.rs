@@ -51,6 +51,8 @@ struct Groups<'a> {
     of: Vec<usize>,
     /// By group: its nodes, in order; empty if it joined another.
     members: Vec<Members>,
+    /// By group: how many tensors its nodes name.
+    named: Vec<usize>,
     /// By group: its loops, if they were asked for.
     loops: Vec<Option<Loops>>,
     /// The groups in an order in which all that one reads is made before it, with gaps.
@@ -134,6 +136,7 @@ impl<'a> Groups<'a> {
             roles: Roles::of(f),
             loops: (0..count).map(|_| None).collect(),
             facts,
+            named: f.nodes.iter().map(|n| n.ins.len() + n.outs.len()).collect(),
             of: (0..count).collect(),
             members: (0..count).map(|i| Members::from_slice(&[i])).collect(),
             order: (0..count).map(Some).collect(),
@@ -340,8 +343,7 @@ impl<'a> Groups<'a> {
 
     /// True if a kernel of these groups reads and writes too many tensors.
     fn is_wide(&self, both: [usize; 2]) -> bool {
-        let named = |i: usize| self.f.nodes[i].ins.len() + self.f.nodes[i].outs.len();
-        if self.nodes(both).map(named).sum::<usize>() <= MOST {
+        if both.map(|g| self.named[g]).iter().sum::<usize>() <= MOST {
             return false;
         }
         let outside =
@@ -386,6 +388,7 @@ impl<'a> Groups<'a> {
         all.extend_from_slice(&self.members[b]);
         all.sort_unstable();
         all.iter().for_each(|&i| self.of[i] = b);
+        self.named[b] += self.named[a];
         self.members[a].clear();
         self.members[b] = all;
         let new: SmallVec<[usize; 16]> =

@@ -134,14 +134,14 @@ pub fn precision(f: &mut Func, half: DType) {
         let (out, scope) = (n.outs[0], n.scope);
         if back.is_some() {
             let name = f.name(out).clone();
-            let hint = format!("{}_f32", name.hint).into();
+            let hint = name.hint + "_f32";
             n.outs[0] = f.value(f.ty(out).clone(), Name { hint, dup: 0, ..name });
         }
         let made = n.outs[0];
         f.nodes.push(n);
         if let Some(to) = back {
             f.values[out.0 as usize].ty.dtype = to;
-            f.nodes.push(Node::new(Cast { to }, [made], [out], scope));
+            f.nodes.push(Node::new(Cast { to }, &[made], &[out], scope));
         }
     }
     // A sum over microbatches takes many small numbers into a large one.
@@ -175,8 +175,7 @@ impl Pass {
             let name = f.name(v).clone();
             let hint = format!("{}_{}", name.hint, to.name()).into();
             let new = f.value(Type { dtype: to, ..f.ty(v).clone() }, Name { hint, dup: 0, ..name });
-            let (ins, outs) = ([v], [new]);
-            f.nodes.push(Node::new(Cast { to }, ins, outs, scope));
+            f.nodes.push(Node::new(Cast { to }, &[v], &[new], scope));
             new
         })
     }

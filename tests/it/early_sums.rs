@@ -436,7 +436,7 @@ fn a_sum_of_what_two_functions_add_to_is_refused() {
     let r = last.results.iter().position(|r| r.is(RoleKind::Grad, &name)).expect("its total");
     let total = last.results[r].value;
     let made = last.value(ty, last.name(total).clone());
-    last.nodes.push(Node::new(op, [total], [made], Scope::default()));
+    last.nodes.push(Node::new(op, &[total], &[made], Scope::default()));
     last.results[r].value = made;
     sum(&mut last.results[r]);
     m.funcs.insert(end, last);

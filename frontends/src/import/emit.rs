@@ -127,7 +127,8 @@ fn rebuilt(l: &Lower) -> (Func, Vec<Weight>) {
                 v
             })
             .collect();
-        let mut made = Node::new(n.op.clone(), n.ins.iter().map(|v| map[v]), outs, scope);
+        let ins: Vec<Value> = n.ins.iter().map(|v| map[v]).collect();
+        let mut made = Node::new(n.op.clone(), &ins, &outs, scope);
         made.note.clone_from(&n.note);
         f.nodes.push(made);
     }

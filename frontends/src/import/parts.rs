@@ -121,15 +121,15 @@ fn products(l: &mut Lower, f: &Fused) -> Vec<Node> {
         let ins: Vec<Value> = product.ins.iter().map(|&v| if v == w { part } else { v }).collect();
         let dot = Dot { rule: rule.clone() };
         let Some((bias, s)) = f.bias.zip(sum.as_ref()) else {
-            out.push(Node::new(dot, ins, [r.out], product.scope));
+            out.push(Node::new(dot, &ins, &[r.out], product.scope));
             continue;
         };
         let name = l.draft.name(product.outs[0]).clone();
         let y = l.draft.value(l.draft.ty(r.out).clone(), name);
-        out.push(Node::new(dot, ins, [y], product.scope));
+        out.push(Node::new(dot, &ins, &[y], product.scope));
         let b = parameter(l, bias, i, TensorSlice { dim: 0, start: r.start, len: r.len });
         let Op::Add(Add { rule }) = &s.op else { continue };
-        out.push(Node::new(Add { rule: rule.clone() }, [y, b], [r.out], s.scope));
+        out.push(Node::new(Add { rule: rule.clone() }, &[y, b], &[r.out], s.scope));
     }
     out
 }

@@ -13,6 +13,7 @@ pub use name::{Hint, Name};
 pub use params::{ParamLayout, Step};
 pub use role::{Port, Role, RoleKind, RoleName, Slot, sent};
 
+use crate::alike::Alike;
 use crate::maps::HashMap;
 use crate::mesh::Mesh;
 use crate::ops::Op;
@@ -87,16 +88,11 @@ impl Part {
 
 impl Node {
     /// A node that belongs to forward, and has nothing in common with the next one.
-    pub fn new(
-        op: impl Into<Op>,
-        ins: impl IntoIterator<Item = Value>,
-        outs: impl IntoIterator<Item = Value>,
-        scope: Scope,
-    ) -> Node {
+    pub fn new(op: impl Into<Op>, ins: &[Value], outs: &[Value], scope: Scope) -> Node {
         Node {
             op: op.into(),
-            ins: ins.into_iter().collect(),
-            outs: outs.into_iter().collect(),
+            ins: SmallVec::from_slice(ins),
+            outs: SmallVec::from_slice(outs),
             scope,
             note: None,
             fused: FusedWithNext::No,
@@ -156,9 +152,19 @@ pub struct Func {
     pub values: Vec<ValueInfo>,
     pub scopes: Vec<ScopeInfo>,
     pub annotations: BTreeMap<Value, Annotation>,
+    /// What ops made of operands, on one mesh: those of most layers make the same.
+    pub(crate) typed: Alike<Typed>,
     /// Per name without its `.N`: the numbers in use.
     taken: HashMap<(bool, Option<u32>, Hint), Taken>,
     scope_ids: HashMap<Arc<str>, Scope>,
+}
+
+/// What an op makes of operands of some types.
+#[derive(Clone, Debug)]
+pub(crate) struct Typed {
+    pub op: Op,
+    pub ins: SmallVec<[Type; 4]>,
+    pub outs: SmallVec<[Type; 2]>,
 }
 
 /// Functions over one mesh.

@@ -58,6 +58,14 @@ impl From<String> for Hint {
     }
 }
 
+/// The word with more behind it.
+impl std::ops::Add<&str> for Hint {
+    type Output = Hint;
+    fn add(self, more: &str) -> Hint {
+        [&self, more].concat().into()
+    }
+}
+
 impl std::ops::Deref for Hint {
     type Target = str;
     fn deref(&self) -> &str {

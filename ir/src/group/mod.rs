@@ -1,17 +1,21 @@
 //! Nodes that run as one launch: which of them are one kernel, which loops that has, and which values of
 //! theirs the rest of the function sees.
 
+mod answers;
 mod space;
 
 pub use space::{Axes, IterationSpace, Loops, rule_of};
 
+use crate::alike::Alike;
 use crate::attr::Broadcast;
 use crate::func::{Func, FusedWithNext, Node, Port, Role, Value};
 use crate::maps::{HashMap, HashSet};
 use crate::ops::{FusionClass, Op, Sends};
 use crate::rule::{Rule, has_letter};
 use crate::types::DType;
+use answers::Answer;
 use smallvec::SmallVec;
+use std::cell::RefCell;
 use std::mem::discriminant;
 use std::ops::Range;
 
@@ -34,6 +38,8 @@ pub struct Roles<'a> {
     f: &'a Func,
     /// By value: the argument over which it is written, whose role it has as a result, or a sum of it over ranks.
     over: Vec<Option<Value>>,
+    /// What was asked of launches.
+    answers: RefCell<Alike<Answer>>,
 }
 
 impl<'a> Roles<'a> {
@@ -51,7 +57,7 @@ impl<'a> Roles<'a> {
             over[v.0 as usize] = args.get(role).copied().or(over[v.0 as usize]);
         }
         f.grad_totals().iter().for_each(|g| over[g.total.0 as usize] = Some(g.before));
-        Roles { f, over }
+        Roles { f, over, answers: RefCell::default() }
     }
 
     /// True if these are a matrix product and the sum of a tensor and this product, which is written
@@ -126,9 +132,10 @@ pub struct HorizontalFusion<'a> {
     root: Vec<Value>,
     /// By root of a result: the argument of its role, over which it is written.
     over: Vec<Option<Value>>,
-    /// Roots.
-    written: HashSet<Value>,
-    read: HashSet<Value>,
+    /// By root: whether these kernels write and read it, which it has the number of these kernels for.
+    written: Vec<u32>,
+    read: Vec<u32>,
+    number: u32,
 }
 
 impl<'a> HorizontalFusion<'a> {
@@ -139,8 +146,8 @@ impl<'a> HorizontalFusion<'a> {
             let own = &mut over[root[v].0 as usize];
             *own = roles.over[v].or(*own);
         }
-        let (written, read) = (HashSet::default(), HashSet::default());
-        HorizontalFusion { roles, root, over, written, read }
+        let [written, read] = [(); 2].map(|()| vec![0; f.values.len()]);
+        HorizontalFusion { roles, root, over, written, read, number: 1 }
     }
 
     /// Adds a kernel, if it is over rows, reads nothing that the others write, be it over an argument, and
@@ -148,29 +155,25 @@ impl<'a> HorizontalFusion<'a> {
     pub fn add(&mut self, x: &Launch) -> bool {
         let f = self.roles.f;
         let nodes = &f.nodes[x.nodes.clone()];
-        let over_rows = match nodes {
-            [n] => !n.op.def().is_view() && IterationSpace::of(f, nodes.iter()).is_some(),
-            _several => matches!(x.kernel(&self.roles), Some(KernelKind::Rows(_))),
-        };
-        let root = |v: &Value| self.root[v.0 as usize];
-        let read: Vec<Value> = x.ins.iter().map(root).collect();
-        let made = nodes.iter().flat_map(|n| &n.outs).map(root);
-        let written: Vec<Value> =
-            made.flat_map(|v| [Some(v), self.over[v.0 as usize]]).flatten().collect();
-        let apart = !read.iter().any(|v| self.written.contains(v))
-            && !written.iter().any(|v| self.read.contains(v));
-        if !over_rows || !apart {
-            return false;
+        let kernel_is_rows =
+            |a: &Answer| matches!(a.kernel(&self.roles), Some(KernelKind::Rows(_)));
+        let over_rows = self.roles.answer(x, kernel_is_rows);
+        let (root, over, number) = (&self.root, &self.over, self.number);
+        let reads = || x.ins.iter().map(|v| root[v.0 as usize].0 as usize);
+        let made = || nodes.iter().flat_map(|n| &n.outs).map(|v| root[v.0 as usize].0 as usize);
+        let writes = || made().flat_map(|v| [Some(v), over[v].map(|o| o.0 as usize)]).flatten();
+        let apart = !reads().any(|v| self.written[v] == number)
+            && !writes().any(|v| self.read[v] == number);
+        if over_rows && apart {
+            writes().for_each(|v| self.written[v] = number);
+            reads().for_each(|v| self.read[v] = number);
         }
-        self.written.extend(written);
-        self.read.extend(read);
-        true
+        over_rows && apart
     }
 
     /// Forgets the kernels.
     pub fn clear(&mut self) {
-        self.written.clear();
-        self.read.clear();
+        self.number += 1;
     }
 }
 
@@ -197,22 +200,33 @@ pub const KERNEL_KINDS: &str = "joined nodes (&) are element-wise work and folds
 impl Launch {
     /// What kernel it is, if its nodes are several; `None` if they are none.
     pub fn form(&self, f: &Func) -> Option<KernelKind> {
-        self.form_among(&mut HorizontalFusion::of(f))
-    }
-
-    /// The same, of a function of which several launches are asked for; forgets the kernels found before.
-    pub fn form_among(&self, found: &mut HorizontalFusion) -> Option<KernelKind> {
-        let f = found.roles.f;
+        let mut found = HorizontalFusion::of(f);
         if !self.is_several(f) {
             return self.kernel(&found.roles);
         }
-        found.clear();
-        let kernels = self.kernels(f);
-        if f.nodes[self.nodes.start].op.collective().is_some() {
-            return self.exchanges(f).then_some(KernelKind::Exchanges(kernels));
+        let exchanges = f.nodes[self.nodes.start].op.collective().is_some();
+        let form = if exchanges { KernelKind::Exchanges } else { KernelKind::HorizontalFusion };
+        self.has_form(&mut found).then(|| form(self.kernels(f)))
+    }
+
+    /// True if it is some kernel, of a function of which several launches of several nodes are asked for; forgets the
+    /// kernels found before.
+    pub fn has_form(&self, found: &mut HorizontalFusion) -> bool {
+        let f = found.roles.f;
+        if !self.is_several(f) {
+            return found.roles.answer(self, |a| a.kernel(&found.roles).is_some());
         }
-        let apart = kernels.iter().all(|x| found.add(x));
-        apart.then_some(KernelKind::HorizontalFusion(kernels))
+        if f.nodes[self.nodes.start].op.collective().is_some() {
+            return self.exchanges(f);
+        }
+        found.clear();
+        self.kernels(f).iter().all(|x| found.add(x))
+    }
+
+    /// True if it is a product and element-wise work on its result.
+    pub fn has_epilogue(&self, roles: &Roles) -> bool {
+        let is = |a: &Answer| matches!(a.kernel(roles), Some(KernelKind::Epilogue(_)));
+        roles.f.nodes[self.nodes.start].op.is_matrix_product() && roles.answer(self, is)
     }
 
     /// What kernel it is, if its nodes are several and one kernel.
@@ -279,46 +293,10 @@ impl Launch {
 
     /// The same, by result.
     pub fn overs(&self, roles: &Roles) -> Vec<Values> {
-        let f = roles.f;
-        if self.is_several(f) {
-            return self.overs_of_several(roles);
+        match self.is_several(roles.f) {
+            true => self.overs_of_several(roles),
+            false => roles.answer(self, |a| a.overs(roles, self)),
         }
-        let alike = |s: &IterationSpace, but: &[Value]| -> Vec<Values> {
-            let free = self.ins.iter().filter(|v| !but.contains(v)).map(|&v| (v, s.axes(v)));
-            let free: SmallVec<[_; 16]> = free.collect();
-            let over = |own| free.iter().filter(move |x| x.1 == own).map(|x| x.0).collect();
-            self.outs.iter().map(|&o| over(s.axes(o))).collect()
-        };
-        let mut all: Vec<Values> = match &f.nodes[self.nodes.clone()] {
-            [n] => {
-                let alike = |j: usize, k: usize| {
-                    let rule = rule_of(f, n);
-                    rule.ins[j] == rule.outs[k]
-                };
-                let over = |k: usize| {
-                    let j = n.op.def().in_place(k)?;
-                    (n.op.collective().is_some() || alike(j, k)).then_some(n.ins[j])
-                };
-                (0..self.outs.len()).map(|k| over(k).into_iter().collect()).collect()
-            }
-            nodes => match self.kernel(roles).expect("joined nodes are one kernel") {
-                KernelKind::Sum => vec![std::iter::once(nodes[1].ins[0]).collect()],
-                KernelKind::Rows(s) => alike(&s, &[]),
-                // A product reads its operands again and again.
-                KernelKind::Epilogue(s) => alike(&s, &nodes[0].ins),
-                KernelKind::HorizontalFusion(_) | KernelKind::Exchanges(_) => {
-                    panic!("it is one kernel")
-                }
-            },
-        };
-        let same = |v: Value, o: Value| {
-            let (a, b) = (f.ty(v), f.ty(o));
-            a.dims == b.dims && a.dtype == b.dtype
-        };
-        for (over, &o) in all.iter_mut().zip(&self.outs) {
-            over.retain(|v| same(*v, o));
-        }
-        all
     }
 
     fn overs_of_several(&self, roles: &Roles) -> Vec<Values> {

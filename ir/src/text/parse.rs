@@ -348,7 +348,7 @@ impl<'t> Parser<'t> {
             let f = self.c.needs("the end of the line");
             return Err(f.help("put each op on a line of its own"));
         }
-        f.nodes.push(Node { note, fused, ..Node::new(op, ins, outs, scope) });
+        f.nodes.push(Node { note, fused, ..Node::new(op, &ins, &outs, scope) });
         Ok(())
     }
 

@@ -191,7 +191,7 @@ impl Reverse<'_> {
             let mut b = Builder::new(self.mesh, &mut self.f);
             b.scope = n.scope;
             *v = convert(&mut b, *v, to);
-            let hint = format!("{}_wide", name.hint).into();
+            let hint = name.hint + "_wide";
             b.f.rename(*v, Name { hint, dup: 0, ..name });
             self.on.resize(self.f.values.len(), false);
             self.on[v.0 as usize] = on;

@@ -301,7 +301,7 @@ impl Split<'_> {
             self.map[o.0 as usize] = (Some(home), new);
             outs.push(new);
         }
-        let node = Node { note: n.note.clone(), ..Node::new(n.op.clone(), ins, outs, scope) };
+        let node = Node { note: n.note.clone(), ..Node::new(n.op.clone(), &ins, &outs, scope) };
         self.func(home).nodes.push(node);
     }
 
@@ -340,13 +340,13 @@ pub(crate) fn accumulate(f: &mut Func, v: Value, role: Role) {
     let name = f.name(v).clone();
     let acc = f.arg(
         ty.clone(),
-        Name { hint: format!("{}_acc", name.hint).into(), dup: 0, ..name.clone() },
+        Name { hint: name.hint + "_acc", dup: 0, ..name.clone() },
         Some(role.clone()),
     );
-    let sum = f.value(ty, Name { hint: format!("{}_total", name.hint).into(), dup: 0, ..name });
+    let sum = f.value(ty, Name { hint: name.hint + "_total", dup: 0, ..name });
     let scope =
         f.nodes.iter().rev().find(|n| n.outs.contains(&v)).map(|n| n.scope).unwrap_or_default();
-    f.nodes.push(Node::new(Add::same(), [acc, v], [sum], scope));
+    f.nodes.push(Node::new(Add::same(), &[acc, v], &[sum], scope));
     f.results.push(Port { value: sum, role: Some(role) });
 }
 

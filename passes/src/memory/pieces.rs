@@ -374,8 +374,13 @@ impl<'a> Search<'a> {
             let first = rest.partition_point(|&i| lives[i].0 < from);
             let last = rest.partition_point(|&i| lives[i].0 < to);
             self.left.pay(last - first + steps.len())?;
-            let fits = (first..last).filter(|&r| lives[rest[r]].1 <= to);
-            match fits.max_by_key(|&r| (&keys[rest[r]], Reverse(r))) {
+            let mut most: Option<(&K, usize)> = None;
+            for (r, &i) in (first..).zip(&rest[first..last]) {
+                if lives[i].1 <= to && most.is_none_or(|m| keys[i] > *m.0) {
+                    most = Some((&keys[i], r));
+                }
+            }
+            match most.map(|m| m.1) {
                 Some(r) => {
                     let i = rest.remove(r);
                     offsets[i] = height;

@@ -68,7 +68,7 @@ fn segment(
                 };
                 let ins: Vec<Value> = ins.iter().map(|&r| value(r, &fresh)).collect();
                 let note = (!rule.is_empty()).then_some(Cow::Borrowed(*rule));
-                f.nodes.push(Node { note, ..Node::new(op.clone(), ins, [out], scope) });
+                f.nodes.push(Node { note, ..Node::new(op.clone(), &ins, &[out], scope) });
             }
         }
     }

@@ -53,6 +53,6 @@ fn copied(f: &mut Func, x: Value, (from, to): (&Dims, &Dims), sizes: &[usize], a
     let ty = Type::new(f.ty(x).dtype, sizes);
     let name = f.name(x).clone();
     let copy = f.value(ty, Name { hint: format!("{}_{hint}", name.hint).into(), dup: 0, ..name });
-    f.nodes.push(Node::new(op, [x], [copy], at));
+    f.nodes.push(Node::new(op, &[x], &[copy], at));
     copy
 }

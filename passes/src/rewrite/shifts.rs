@@ -141,7 +141,7 @@ fn join(f: &mut Func, kept: &[bool]) {
         made[out.0 as usize] = Some((of, both));
         f.nodes.push(Node {
             note: Some(Cow::Borrowed("shift of a shift")),
-            ..Node::new(both.op(), [of], [out], n.scope)
+            ..Node::new(both.op(), &[of], &[out], n.scope)
         });
     }
     f.nodes.retain(|n| !gone[n.outs[0].0 as usize]);
@@ -172,7 +172,7 @@ fn chain(f: &mut Func) {
             }
             nodes.push(Node {
                 note: Some(Cow::Borrowed("from a nearer shift")),
-                ..Node::new(rest.op(), [of], [n.outs[0]], n.scope)
+                ..Node::new(rest.op(), &[of], &[n.outs[0]], n.scope)
             });
             places.push(u);
         }

@@ -16,7 +16,7 @@ mod prices;
 pub use choices::{Choices, Compared};
 pub use pairs::MOST_EXACT;
 
-use super::factors::OpFactors;
+use super::factors::Factors;
 use super::moves::Moves;
 use super::ways::{Chosen, Execution, Group, Place, Stored, Way, ways};
 use super::zero::Zero;
@@ -85,7 +85,7 @@ type Lying = (Variable, Vec<Type>);
 struct Builder<'a> {
     asked: &'a Asked<'a>,
     f: &'a Func,
-    ops: &'a [OpFactors],
+    ops: &'a Factors,
     /// Axes that go one way together; each with whether all ways are open, or only the way of `now`.
     over: Vec<(AtomSet, bool)>,
     now: Option<Chosen>,
@@ -112,7 +112,7 @@ struct Builder<'a> {
 pub(crate) fn choose(
     asked: &Asked,
     f: &Func,
-    ops: &[OpFactors],
+    ops: &Factors,
     active: &[bool],
     trained: &dyn Fn(&str) -> bool,
 ) -> (Chosen, Price, Option<Choices>) {

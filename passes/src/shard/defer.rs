@@ -9,7 +9,7 @@
 //! lie, so that its result is gathered and not they, is of `partition/orders`.)
 
 use super::auto::{Asked, units};
-use super::factors::OpFactors;
+use super::factors::Factors;
 use super::moves::Moves;
 use super::ways::{Chosen, Execution, Way, linear_in, way};
 use crate::choose::{Cost, Problem, Var, within};
@@ -36,7 +36,7 @@ impl Alternative {
 struct Deferral<'a> {
     asked: &'a Asked<'a>,
     f: &'a Func,
-    ops: &'a [OpFactors],
+    ops: &'a Factors,
     active: &'a [bool],
     chosen: &'a Chosen,
     moves: Moves<'a>,
@@ -62,7 +62,7 @@ const LIMIT: usize = 1 << 12;
 pub(super) fn defer(
     asked: &Asked,
     f: &Func,
-    ops: &[OpFactors],
+    ops: &Factors,
     active: &[bool],
     moves: Moves,
     chosen: &mut Chosen,

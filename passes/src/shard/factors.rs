@@ -1,11 +1,13 @@
 //! The loops of ops, by number, and which of them the dims of operands and results are made of.
 
+use shardc_ir::alike::{self, Alike};
 use shardc_ir::boxes::Halo;
-use shardc_ir::func::{Func, Value};
+use shardc_ir::func::{Func, Node, Value};
 use shardc_ir::mesh::{Atom, Mesh};
-use shardc_ir::rule::{Group, LETTERS, Letter, MAX_GROUP, has_letter};
+use shardc_ir::rule::{Dims, Group, LETTERS, Letter, MAX_GROUP, has_letter};
 use shardc_ir::types::AtomList;
 use smallvec::SmallVec;
+use std::ops::{Deref, Index};
 
 /// One loop of an op.
 pub(super) struct Factor {
@@ -17,7 +19,6 @@ pub(super) struct Factor {
 
 /// One operand or result, with the factors (by number) of each dim.
 pub(super) struct Tensor {
-    pub value: Value,
     pub result: bool,
     pub dims: SmallVec<[DimFactors; 4]>,
 }
@@ -29,7 +30,7 @@ pub(super) struct DimFactors {
     all: [u8; MAX_GROUP],
 }
 
-impl std::ops::Deref for DimFactors {
+impl Deref for DimFactors {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
         &self.all[..usize::from(self.len)]
@@ -46,9 +47,70 @@ pub(crate) struct OpFactors {
     shifted: Option<(u8, Halo)>,
 }
 
+/// The factors of all nodes of a function. Those of one op and operands of the same sizes have the same, as the nodes
+/// of most layers do.
+pub(crate) struct Factors {
+    known: Vec<OpFactors>,
+    /// By node.
+    of: Vec<u32>,
+}
+
+impl Factors {
+    pub(crate) fn of(f: &Func) -> Factors {
+        let (mut known, mut of) = (vec![], Vec::with_capacity(f.nodes.len()));
+        let mut alike: Alike<(&Node, u32)> = Alike::default();
+        let sizes = |v: &Value| f.ty(*v).dims.iter().map(|d| d.size);
+        for n in &f.nodes {
+            let same = |x: &&Node| {
+                let ins = || x.ins.iter().zip(&n.ins);
+                x.op == n.op
+                    && x.ins.len() == n.ins.len()
+                    && ins().all(|(a, b)| sizes(a).eq(sizes(b)))
+            };
+            let key = alike::key(std::iter::once(&n.op), n.ins.iter().map(|&v| f.ty(v)));
+            let own = alike.find(key, |x| same(&x.0)).map(|x| x.1);
+            of.push(own.unwrap_or_else(|| {
+                let new = known.len() as u32;
+                known.push(factors(f, n));
+                alike.add(key, (n, new));
+                new
+            }));
+        }
+        Factors { known, of }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.of.len()
+    }
+
+    /// By node.
+    pub(crate) fn iter(&self) -> impl DoubleEndedIterator<Item = &OpFactors> + ExactSizeIterator {
+        self.of.iter().map(|&i| &self.known[i as usize])
+    }
+
+    /// The same number for nodes that are alike, and for no others.
+    pub(crate) fn kind(&self, node: usize) -> u32 {
+        self.of[node]
+    }
+}
+
+impl Index<usize> for Factors {
+    type Output = OpFactors;
+    fn index(&self, node: usize) -> &OpFactors {
+        &self.known[self.of[node] as usize]
+    }
+}
+
+/// A value that a node names: an operand, or behind these a result.
+pub(super) fn named(n: &Node, i: usize) -> Value {
+    match i.checked_sub(n.ins.len()) {
+        None => n.ins[i],
+        Some(o) => n.outs[o],
+    }
+}
+
 /// The letters of a node's rule, with sizes.
-pub(crate) fn factors(f: &Func, node: usize) -> OpFactors {
-    let n = &f.nodes[node];
+fn factors(f: &Func, n: &Node) -> OpFactors {
     let ranks: SmallVec<[usize; 4]> = n.ins.iter().map(|&v| f.ty(v).rank()).collect();
     let rule = n.op.def().rule(&ranks);
     // One loop goes over both letters of a dim that is shifted: the operand's, and the result's.
@@ -80,13 +142,9 @@ pub(crate) fn factors(f: &Func, node: usize) -> OpFactors {
         all.iter_mut().zip(letters).for_each(|(n, &l)| *n = place(l));
         DimFactors { len: letters.len() as u8, all }
     };
-    let tensor = |result, dims: &shardc_ir::rule::Dims, value| Tensor {
-        value,
-        result,
-        dims: dims.iter().map(numbers).collect(),
-    };
-    let ins = rule.ins.iter().zip(&n.ins).map(|(d, &v)| tensor(false, d, v));
-    let outs = rule.outs.iter().zip(&n.outs).map(|(d, &v)| tensor(true, d, v));
+    let tensor =
+        |result| move |dims: &Dims| Tensor { result, dims: dims.iter().map(numbers).collect() };
+    let (ins, outs) = (rule.ins.iter().map(tensor(false)), rule.outs.iter().map(tensor(true)));
     let tensors: SmallVec<[Tensor; 4]> = ins.chain(outs).collect();
     let factors: SmallVec<[Factor; 8]> = letters.iter().map(factor).collect();
     let pointwise = factors.iter().all(|x| !x.reduced)
@@ -171,10 +229,11 @@ impl OpFactors {
     pub(crate) fn is_sum(&self) -> bool {
         self.factors.iter().any(|f| f.reduced)
     }
-    /// Calls `f(tensor, value, is result, dim)` for every dim of every operand and result.
-    pub(crate) fn each_dim(&self, mut f: impl FnMut(usize, Value, bool, usize)) {
+    /// Calls `f(tensor, value, is result, dim)` for every dim of every operand and result of a node.
+    pub(crate) fn each_dim(&self, n: &Node, mut f: impl FnMut(usize, Value, bool, usize)) {
         for (i, t) in self.tensors.iter().enumerate() {
-            (0..t.dims.len()).for_each(|d| f(i, t.value, t.result, d));
+            let v = named(n, i);
+            (0..t.dims.len()).for_each(|d| f(i, v, t.result, d));
         }
     }
     /// Cuts the atoms of dim `d` of tensor `i` at its factors.

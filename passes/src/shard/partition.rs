@@ -15,13 +15,14 @@ pub(crate) use params::step_scope;
 
 use super::auto::{Asked, Choices, Price, choose};
 use super::defer::defer;
-use super::factors::{OpFactors, factors};
+use super::factors::Factors;
 use super::moves::Moves;
 use super::reshard::Resharder;
 use super::ways::{Chosen, Execution, Stored};
 use super::zero::{Zero, zero_axes};
 use crate::depends::active;
 use orders::Orders;
+use shardc_ir::alike::Alike;
 use shardc_ir::func::{Func, FuncKind, Node, ParamLayout, RoleKind, Scope, Value};
 use shardc_ir::mesh::{AtomSet, Mesh};
 use shardc_ir::ops::Op;
@@ -51,7 +52,7 @@ pub fn partition(
     how: How,
 ) -> Partitioned {
     let is_param = params(src);
-    let ops: Vec<OpFactors> = (0..src.nodes.len()).map(|i| factors(src, i)).collect();
+    let ops = Factors::of(src);
     let active = active(src, frozen);
     let mut resharder = Resharder::default();
     let (chosen, grid, price, choices) = match how {
@@ -78,13 +79,14 @@ pub fn partition(
         chosen,
         out: src.like(FuncKind::Forward, 0, 1),
         now: vec![None; src.values.len()],
-        made: vec![SmallVec::new(); src.values.len()],
+        made: vec![vec![]; src.values.len()],
         resharder,
         needs: vec![],
         active,
         grid,
         pieces: vec![false; src.values.len()],
         whole: vec![None; src.values.len()],
+        alike: Alike::default(),
     };
     // Collectives come between.
     p.out.reserve(src.nodes.len() + src.nodes.len() / 2);
@@ -116,7 +118,7 @@ pub enum How<'a> {
 }
 
 /// What the types of values say.
-fn as_asked(orders: &Orders, ops: &[OpFactors], zero: Zero, moves: &mut Moves) -> Chosen {
+fn as_asked(orders: &Orders, ops: &Factors, zero: Zero, moves: &mut Moves) -> Chosen {
     let &Orders { mesh, f: src, is_param, active, .. } = orders;
     let mut run = orders.all(ops, moves);
     spread(mesh, src, ops, &mut run, is_param, active);
@@ -131,7 +133,7 @@ fn as_asked(orders: &Orders, ops: &[OpFactors], zero: Zero, moves: &mut Moves) -
 fn spread(
     mesh: &Mesh,
     src: &Func,
-    ops: &[OpFactors],
+    ops: &Factors,
     run: &mut [Execution],
     is_param: &[bool],
     active: &[bool],
@@ -154,7 +156,7 @@ fn params(f: &Func) -> Vec<bool> {
 fn replicated_mode(
     mesh: &Mesh,
     f: &Func,
-    ops: &[OpFactors],
+    ops: &Factors,
     exec: &[Execution],
     is_param: &[bool],
     active: &[bool],
@@ -232,27 +234,29 @@ fn replicated_mode(
 struct Partition<'a> {
     mesh: &'a Mesh,
     src: &'a Func,
-    ops: Vec<OpFactors>,
+    ops: Factors,
     chosen: Chosen,
     out: Func,
     /// The new value of each source value, in its own layout.
     now: Vec<Option<Value>>,
     /// The same in other layouts, as uses needed them.
-    made: Vec<SmallVec<[(Type, Value, Scope); 2]>>,
+    made: Vec<Vec<(Type, Value, Scope)>>,
     resharder: Resharder,
     /// The layouts that the users of each source value need, in program order.
-    needs: Vec<SmallVec<[Type; 2]>>,
+    needs: Vec<SmallVec<[Type; 1]>>,
     active: Vec<bool>,
     grid: AtomSet,
     /// Parameters that are gathered where they are used.
     pieces: Vec<bool>,
     /// How such a one is gathered if its gradient is reduced at step scope: to this, in these steps.
     whole: Vec<Option<Type>>,
+    /// Nodes of the source and what they became, which others do that are like them.
+    alike: Alike<(usize, usize)>,
 }
 
 impl Partition<'_> {
-    fn all_needs(&self) -> Vec<SmallVec<[Type; 2]>> {
-        let mut needs: Vec<SmallVec<[Type; 2]>> = vec![SmallVec::new(); self.src.values.len()];
+    fn all_needs(&self) -> Vec<SmallVec<[Type; 1]>> {
+        let mut needs: Vec<SmallVec<[Type; 1]>> = vec![SmallVec::new(); self.src.values.len()];
         for (u, n) in self.src.nodes.iter().enumerate() {
             for (j, v) in n.ins.iter().enumerate() {
                 let t = self.required(u, j);
@@ -337,7 +341,7 @@ impl Partition<'_> {
             name.dup = 0;
             let new = self.out.value(s.ty, name);
             let node =
-                Node { note: Some(Cow::Borrowed(note)), ..Node::new(s.op, [at], [new], scope) };
+                Node { note: Some(Cow::Borrowed(note)), ..Node::new(s.op, &[at], &[new], scope) };
             self.out.nodes.push(node);
             at = new;
         }
@@ -348,26 +352,18 @@ impl Partition<'_> {
         let src = self.src;
         let n = &src.nodes[u];
         let ins: SmallVec<[Value; 4]> = (0..n.ins.len()).map(|j| self.operand(u, j)).collect();
-        let run = &self.chosen.run[u];
-        let given: SmallVec<[&Type; 4]> = ins.iter().map(|&v| self.out.ty(v)).collect();
-        let made = run.check(self.mesh, src, &self.ops[u], u, &given);
-        let (op, types) = made.unwrap_or_else(|e| {
-            let shown: Vec<_> =
-                given.iter().map(|t| shardc_ir::text::type_text(self.mesh, t)).collect();
-            panic!("partition: {:?} of ({}): {}; {}", n.op, shown.join(", "), e.message, e.help)
-        });
-        drop(given);
+        let (op, types) = self.run(u, &ins);
         let mut outs: SmallVec<[Value; 2]> = SmallVec::new();
         for (t, &o) in types.into_iter().zip(&n.outs) {
             let mut name = self.src.name(o).clone();
             if !t.partial().is_empty() && !self.stays_pending(o) {
-                name.hint = format!("{}_part", name.hint).into();
+                name.hint = name.hint + "_part";
             }
             outs.push(self.out.value(t, name));
         }
         self.out.nodes.push(Node {
             note: n.note.clone().or(op.layout().map(|_| Cow::Borrowed(CROSSES))),
-            ..Node::new(op.into_owned(), ins, outs.clone(), n.scope)
+            ..Node::new(op, &ins, &outs, n.scope)
         });
         for (&o, v) in n.outs.iter().zip(outs) {
             let mut at = v;
@@ -378,6 +374,33 @@ impl Partition<'_> {
             self.now[o.0 as usize] = Some(at);
             self.fan_out_early(o, Some(u));
         }
+    }
+
+    /// The op that a node runs as, and the types that it makes of these operands.
+    fn run(&mut self, u: usize, ins: &[Value]) -> (Op, SmallVec<[Type; 2]>) {
+        let (src, out, op, run) = (self.src, &self.out, &self.ops[u], &self.chosen.run[u]);
+        let n = &src.nodes[u];
+        let same =
+            |f: &Func, a: &[Value], b: &[Value]| a.iter().zip(b).all(|(a, b)| f.ty(*a) == f.ty(*b));
+        let kind = self.ops.kind(u).into();
+        let known = self.alike.find(kind, |&(other, made)| {
+            self.chosen.run[other] == *run
+                && same(src, &src.nodes[other].outs, &n.outs)
+                && same(out, &out.nodes[made].ins, ins)
+        });
+        if let Some(&(_, made)) = known {
+            let types = out.nodes[made].outs.iter().map(|&o| out.ty(o).clone());
+            return (run.op(n, op).into_owned(), types.collect());
+        }
+        let given: SmallVec<[&Type; 4]> = ins.iter().map(|&v| out.ty(v)).collect();
+        let made = run.check(self.mesh, src, op, u, &given);
+        let (op, types) = made.unwrap_or_else(|e| {
+            let shown: Vec<_> =
+                given.iter().map(|t| shardc_ir::text::type_text(self.mesh, t)).collect();
+            panic!("partition: {:?} of ({}): {}; {}", n.op, shown.join(", "), e.message, e.help)
+        });
+        self.alike.add(kind, (u, out.nodes.len()));
+        (op.into_owned(), types)
     }
 
     /// Brings a fresh result into its own layout; the last value takes the source's name.

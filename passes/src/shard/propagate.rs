@@ -8,7 +8,7 @@
 //! inside each four rounds of ever more ops and factors, a worklist to the fixed point. Shardings
 //! only grow, so it ends. A dim that every user needs whole takes no sharding from elsewhere.
 
-use super::factors::{DimFactors, OpFactors, Tensor, factors, project};
+use super::factors::{DimFactors, Factors, OpFactors, Tensor, named, project};
 use shardc_ir::func::{Annotation, Func, Value};
 use shardc_ir::mesh::{Atom, AtomSet, Mesh};
 use shardc_ir::types::AtomList;
@@ -37,7 +37,7 @@ pub enum Origin {
 struct State<'a> {
     mesh: &'a Mesh,
     f: &'a Func,
-    ops: Vec<OpFactors>,
+    ops: Factors,
     dims: Vec<Dims>,
     /// Atoms of annotations of lower priority, which must wait: not to be used by others now.
     held: Vec<AtomSet>,
@@ -48,7 +48,7 @@ struct State<'a> {
 
 /// Makes the annotated and propagated shardings the types of all values; returns why each stands.
 pub fn propagate(mesh: &Mesh, f: &mut Func) -> Vec<Cause> {
-    let ops: Vec<OpFactors> = (0..f.nodes.len()).map(|i| factors(f, i)).collect();
+    let ops = Factors::of(f);
     let dims =
         f.values.iter().map(|v| v.ty.dims.iter().map(|_| AtomList::EMPTY).collect()).collect();
     let whole = closed_by_use(f, &ops);
@@ -62,7 +62,7 @@ pub fn propagate(mesh: &Mesh, f: &mut Func) -> Vec<Cause> {
         closed: whole.clone(),
         causes: vec![],
     };
-    let users = users(f, &s.ops);
+    let users = users(f);
     let mut priorities: Vec<u8> = f.annotations.values().map(|a| a.priority).collect();
     priorities.sort_unstable();
     priorities.dedup();
@@ -85,11 +85,11 @@ pub fn propagate(mesh: &Mesh, f: &mut Func) -> Vec<Cause> {
 }
 
 /// Nodes that touch each value.
-fn users(f: &Func, ops: &[OpFactors]) -> Vec<SmallVec<[u32; 4]>> {
+fn users(f: &Func) -> Vec<SmallVec<[u32; 4]>> {
     let mut users: Vec<SmallVec<[u32; 4]>> = f.values.iter().map(|_| SmallVec::new()).collect();
-    for (i, op) in ops.iter().enumerate() {
-        for t in &op.tensors {
-            let list = &mut users[t.value.0 as usize];
+    for (i, n) in f.nodes.iter().enumerate() {
+        for v in n.ins.iter().chain(&n.outs) {
+            let list = &mut users[v.0 as usize];
             if list.last() != Some(&(i as u32)) {
                 list.push(i as u32);
             }
@@ -100,7 +100,7 @@ fn users(f: &Func, ops: &[OpFactors]) -> Vec<SmallVec<[u32; 4]>> {
 
 /// Bit per dim of each value: every user needs it whole, directly or through pass-through letters. Not
 /// what somebody asked to split.
-fn closed_by_use(f: &Func, ops: &[OpFactors]) -> Vec<u16> {
+fn closed_by_use(f: &Func, ops: &Factors) -> Vec<u16> {
     let mut asked = vec![0u16; f.values.len()];
     for (v, a) in &f.annotations {
         for (d, _) in a.dims.iter().enumerate().filter(|(_, x)| !x.atoms.is_empty()) {
@@ -109,27 +109,19 @@ fn closed_by_use(f: &Func, ops: &[OpFactors]) -> Vec<u16> {
     }
     let mut used = vec![false; f.values.len()];
     let mut closed = vec![0u16; f.values.len()];
-    for op in ops.iter().rev() {
-        let outs: SmallVec<[&Tensor; 2]> = op.tensors.iter().filter(|t| t.result).collect();
+    for (n, op) in f.nodes.iter().zip(ops.iter()).rev() {
+        let (ins, outs) = op.tensors.split_at(n.ins.len());
         let needs = |fac: u8| {
-            let through = |t: &&Tensor| {
+            let through = |(t, v): (&Tensor, &Value)| {
                 let d = t.dims.iter().position(|d| d[..] == [fac]);
-                d.is_some_and(|d| {
-                    used[t.value.0 as usize] && closed[t.value.0 as usize] >> d & 1 == 1
-                })
+                d.is_some_and(|d| used[v.0 as usize] && closed[v.0 as usize] >> d & 1 == 1)
             };
-            op.factors[fac as usize].whole || outs.iter().any(through)
+            op.factors[fac as usize].whole || outs.iter().zip(&n.outs).any(through)
         };
-        let bits: SmallVec<[(usize, u16); 4]> = op
-            .tensors
-            .iter()
-            .filter(|t| !t.result)
-            .map(|t| {
-                let bit =
-                    |(d, fs): (usize, &DimFactors)| u16::from(fs.len() == 1 && needs(fs[0])) << d;
-                (t.value.0 as usize, t.dims.iter().enumerate().map(bit).sum())
-            })
-            .collect();
+        let bit = |(d, fs): (usize, &DimFactors)| u16::from(fs.len() == 1 && needs(fs[0])) << d;
+        let bits = ins.iter().map(|t| t.dims.iter().enumerate().map(bit).sum());
+        let bits: SmallVec<[(usize, u16); 4]> =
+            n.ins.iter().map(|v| v.0 as usize).zip(bits).collect();
         for (v, b) in bits {
             let b = b & !asked[v];
             closed[v] = if used[v] { closed[v] & b } else { b };
@@ -194,14 +186,13 @@ impl State<'_> {
         priority: u8,
         round: u8,
     ) -> SmallVec<[Value; 4]> {
-        let op = &self.ops[node as usize];
+        let (n, op) = (&self.f.nodes[node as usize], &self.ops[node as usize]);
         let mut grown = SmallVec::new();
         if round < 2 && !op.pointwise {
             return grown;
         }
         // One producer and one user touch a value that is used once.
-        if round == 0 && op.tensors.iter().any(|t| !t.result && users[t.value.0 as usize].len() > 2)
-        {
+        if round == 0 && n.ins.iter().any(|v| users[v.0 as usize].len() > 2) {
             return grown;
         }
         // Longest list per factor, and the tensor it comes from.
@@ -209,7 +200,7 @@ impl State<'_> {
             op.factors.iter().map(|_| (AtomList::EMPTY, usize::MAX)).collect();
         for (ti, t) in op.tensors.iter().enumerate() {
             for (d, fs) in t.dims.iter().enumerate() {
-                let atoms = self.dims[t.value.0 as usize][d];
+                let atoms = self.dims[named(n, ti).0 as usize][d];
                 if atoms.is_empty() {
                     continue;
                 }
@@ -234,15 +225,17 @@ impl State<'_> {
                     && (round == 3 || !op.factors[f].reduced)
             })
             .collect();
-        let size_of =
-            |f: usize| op.tensors.get(best[f].1).map_or(0, |t| self.f.ty(t.value).elements());
+        // Whatever is not empty comes from a tensor.
+        let size_of = |f: usize| self.f.ty(named(n, best[f].1)).elements();
         order.sort_by_key(|&f| (std::cmp::Reverse(size_of(f)), f));
         for f in order {
             let (list, from) = best[f];
-            let source = op.tensors.get(from).map_or(op.tensors[0].value, |t| t.value);
+            let source = named(n, from);
             for results_first in [true, false] {
-                for t in op.tensors.iter().filter(|t| t.result == results_first) {
-                    let v = t.value.0 as usize;
+                let all = op.tensors.iter().enumerate();
+                for (ti, t) in all.filter(|t| t.1.result == results_first) {
+                    let value = named(n, ti);
+                    let v = value.0 as usize;
                     let at = t.dims.iter().position(|d| d.contains(&(f as u8)));
                     let Some(d) = at.filter(|&d| self.closed[v] >> d & 1 == 0) else { continue };
                     let longer = grow(
@@ -258,10 +251,10 @@ impl State<'_> {
                     if let Some(new) = longer {
                         for atom in new.iter().skip(self.dims[v][d].len()) {
                             let from = Origin::Op { node, value: source, priority, round };
-                            self.causes.push(Cause { value: t.value, dim: d, atom, from });
+                            self.causes.push(Cause { value, dim: d, atom, from });
                         }
                         self.dims[v][d] = new;
-                        grown.push(t.value);
+                        grown.push(value);
                     }
                 }
             }

@@ -198,7 +198,7 @@ fn start(f: &mut Func, finish: &Func, sums: &[Sum]) {
         }
         of_layer.extend(key.map(|k| (k, calls.len())));
         let scope = f.scope(&scope.path);
-        let node = Node::new(n.op.clone(), [total], [out], scope);
+        let node = Node::new(n.op.clone(), &[total], &[out], scope);
         calls.push((at, Node { note: n.note.clone(), ..node }));
     }
     calls.sort_by_key(|c| c.0);

@@ -44,12 +44,11 @@ pub fn enter(
         let scope = f.scope(&p.scope);
         for s in &p.steps[..p.prepared] {
             let mut name = p.name.clone();
-            name.hint = format!("{}_f", name.hint).into();
+            name.hint = name.hint + "_f";
             let out = f.value(s.ty.clone(), name);
-            let (ins, outs) = ([*v], [out]);
             let note = (s.op.facts().kind == Kind::Conversion)
                 .then_some("the weight, of its master copy".into());
-            f.nodes.push(Node { note, ..Node::new(s.op.clone(), ins, outs, scope) });
+            f.nodes.push(Node { note, ..Node::new(s.op.clone(), &[*v], &[out], scope) });
             *v = out;
         }
         let role = Role { kind: RoleKind::Ready, name: p.param.name.clone() };

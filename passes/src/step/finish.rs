@@ -226,7 +226,7 @@ fn arguments(
         .iter()
         .map(|p| {
             let state = |s: &Slot| {
-                let hint = format!("{}_{}", p.name.hint, s.name()).into();
+                let hint = [&*p.name.hint, "_", s.name()].concat().into();
                 let role = Role { kind: RoleKind::State(*s), ..p.param.clone() };
                 f.arg(p.stored.clone(), Name { hint, ..p.name.clone() }, Some(role))
             };
@@ -450,10 +450,10 @@ fn update(
     };
     let ins: Vec<Value> = old.chain(scalars).flatten().collect();
     let outs = b.push_n(&["new", "exp_avg", "exp_avg_sq"], op, &ins);
-    let states = slots(o).iter().map(|s| (RoleKind::State(*s), format!("_{}", s.name())));
-    let all = std::iter::once((RoleKind::Param, String::new())).chain(states);
-    for (&value, (kind, what)) in outs.iter().zip(all) {
-        let hint = format!("{}{what}_new", p.name.hint).into();
+    let states = slots(o).iter().map(|s| (RoleKind::State(*s), ["_", s.name()]));
+    let all = std::iter::once((RoleKind::Param, ["", ""])).chain(states);
+    for (&value, (kind, [dash, what])) in outs.iter().zip(all) {
+        let hint = [&p.name.hint, dash, what, "_new"].concat().into();
         b.f.rename(value, Name { hint, ..p.name.clone() });
         b.f.results.push(Port { value, role: Some(Role { kind, ..p.param.clone() }) });
     }

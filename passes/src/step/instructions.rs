@@ -120,10 +120,11 @@ pub fn instructions(
     t: &Timeline,
     index: &Index,
 ) -> Result<Vec<Lists>, String> {
-    let step = Lister::new(m, s, index).step(t)?;
+    let lister = Lister::new(m, s, index);
+    let step = lister.clone().step(t)?;
     let trains = index.evaluate.iter().any(Option::is_some);
     let evaluation = match trains {
-        true => Lister::new(m, s, index).evaluation(t)?,
+        true => lister.evaluation(t)?,
         false => vec![vec![]; s.ranks.len()],
     };
     let both = step.into_iter().zip(evaluation);
@@ -134,6 +135,7 @@ pub fn instructions(
 type Item = (usize, Option<usize>);
 
 /// What one rank of the pipeline makes and others use, by the role that its users know it by.
+#[derive(Clone)]
 struct Crossing {
     role: Role,
     /// Who makes it: rank, function and value.
@@ -172,6 +174,7 @@ fn as_others_know(role: &Role, rank: usize) -> Option<Role> {
     moment(kind).map(|_| Role { kind, name: role.name.clone() })
 }
 
+#[derive(Clone)]
 struct Lister<'a> {
     m: &'a Module,
     s: &'a Schedule,

@@ -110,7 +110,7 @@ impl Once {
                     let made = |i: &Key| values[*i].expect("what it is made of stands before it");
                     let ins: Vec<Value> = ins.iter().map(made).collect();
                     let note = node.note.clone();
-                    f.nodes.push(Node { note, ..Node::new(node.op.clone(), ins, [out], scope) });
+                    f.nodes.push(Node { note, ..Node::new(node.op.clone(), &ins, &[out], scope) });
                     out
                 }
             });

@@ -37,7 +37,7 @@ impl<'a> Corrected<'a> {
         for &of in params.iter().filter(|p| p.trainable) {
             let Some((ty, role)) = counted(of) else { continue };
             let param = f.arg(of.stored.clone(), of.name.clone(), Some(of.param.clone()));
-            let hint = format!("{}_load", of.name.hint).into();
+            let hint = of.name.hint + "_load";
             let load = f.arg(ty, Name { hint, ..of.name.clone() }, Some(role));
             all.push(Corrected { of, param, load });
         }
@@ -64,7 +64,7 @@ impl<'a> Corrected<'a> {
         }
         let by = reshard(b, by, &self.of.stored);
         let new = b.push("new", Add::same(), &[self.param, by]);
-        let hint = format!("{}_new", self.of.name.hint).into();
+        let hint = self.of.name.hint + "_new";
         b.f.rename(new, Name { hint, ..self.of.name.clone() });
         b.f.results.push(Port { value: new, role: Some(self.of.param.clone()) });
     }

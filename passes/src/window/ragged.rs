@@ -107,7 +107,7 @@ impl Counts<'_> {
             let (ins, outs) = ([own], [f.value(want, name)]);
             let note = Some("experts learn how many rows come".into());
             let route = &f.nodes[x.route];
-            Node { note, part: route.part, ..Node::new(op, ins, outs, route.scope) }
+            Node { note, part: route.part, ..Node::new(op, &ins, &outs, route.scope) }
         };
         let v = node.outs[0];
         self.moved.push(Moved { route: x.route, node });
@@ -127,11 +127,11 @@ impl Counts<'_> {
             return m.node.outs[0];
         }
         let name = f.name(v).clone();
-        let name = Name { hint: format!("{}_f", name.hint).into(), ..name };
+        let name = Name { hint: name.hint + "_f", ..name };
         let (part, scope) = (f.nodes[route].part, f.nodes[route].scope);
         let new = f.value(ty, name);
         let note = Some("f: ranks use it differently from here".into());
-        let node = Node { note, part, ..Node::new(FanOut { axes }, [v], [new], scope) };
+        let node = Node { note, part, ..Node::new(FanOut { axes }, &[v], &[new], scope) };
         self.moved.push(Moved { route, node });
         new
     }

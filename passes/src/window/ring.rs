@@ -200,8 +200,8 @@ impl<'a> Ring<'a> {
     fn join(&mut self, own: Value, whole: Value) {
         self.b.f.nodes.push(Node::new(
             FromVarying { axes: self.cp, dim: TOKENS },
-            [own],
-            [whole],
+            &[own],
+            &[whole],
             self.b.scope,
         ));
     }

@@ -1,5 +1,6 @@
 //! What the pass `group` makes launches of.
 
+mod alike;
 mod buckets;
 mod epilogues;
 mod loops;

@@ -122,7 +122,7 @@ fn function(s: &Sample, mesh: &Mesh, letter: Option<Letter>) -> Option<Func> {
     let args: Vec<_> = ins.iter().map(|t| f.arg(t.clone(), Name::parse("x"), None)).collect();
     let outs: Vec<_> = outs.into_iter().map(|t| f.value(t, Name::parse("y"))).collect();
     f.results = outs.iter().map(|&value| Port { value, role: None }).collect();
-    f.nodes.push(Node::new(s.op.clone(), args, outs, Scope(0)));
+    f.nodes.push(Node::new(s.op.clone(), &args, &outs, Scope(0)));
     Some(f)
 }
 

@@ -60,7 +60,7 @@ fn function(s: &Sample, mesh: &Mesh, letter: Option<Letter>) -> Option<Func> {
     let outs: Vec<_> = outs.into_iter().map(|t| f.value(t, Name::parse("y"))).collect();
     f.results = outs.iter().map(|&value| Port { value, role: None }).collect();
     let (op, scope) = (s.op.clone(), Scope(0));
-    f.nodes.push(Node::new(op, args, outs, scope));
+    f.nodes.push(Node::new(op, &args, &outs, scope));
     Some(f)
 }
 

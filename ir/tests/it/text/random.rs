@@ -180,7 +180,7 @@ fn func(name: &str, mesh: &Mesh, d: &mut Dice, samples: &[samples::Sample]) -> F
             f.scopes[scope.0 as usize].stage = d.roll(3);
         }
         let part = Part::ALL[if d.roll(4) == 0 { d.roll(3) } else { 0 }];
-        f.nodes.push(Node { note, part, ..Node::new(op, ins, values, scope) });
+        f.nodes.push(Node { note, part, ..Node::new(op, &ins, &values, scope) });
     }
     for i in 0..f.values.len() {
         if d.roll(3) == 0 {

@@ -198,7 +198,7 @@ impl Writer<'_> {
         let made = made.unwrap_or_else(|e| panic!("chunks: {op:?}: {}; {}", e.message, e.help));
         let outs: Vec<Value> = n.outs.iter().zip(made).map(|(&o, t)| self.value(o, t)).collect();
         self.known.extend(n.outs.iter().copied().zip(outs.iter().copied()));
-        let plain = Node::new(op, ins.iter().copied(), outs, n.scope);
+        let plain = Node::new(op, ins, &outs, n.scope);
         self.new.push(Node { note: n.note.clone(), ..plain });
     }
 
@@ -225,7 +225,7 @@ impl Writer<'_> {
     /// A new value, named after another one, and as nothing before was.
     fn value(&mut self, like: Value, ty: Type) -> Value {
         let name = self.f.name(like).clone();
-        let name = Name { hint: format!("{}_chunk", name.hint).into(), dup: 0, ..name };
+        let name = Name { hint: name.hint + "_chunk", dup: 0, ..name };
         self.f.value(ty, name)
     }
 
@@ -242,7 +242,7 @@ impl Writer<'_> {
             }
             None => self.value(like, ty),
         };
-        self.new.push(Node::new(op, ins.iter().copied(), [out], self.scope));
+        self.new.push(Node::new(op, ins, &[out], self.scope));
         out
     }
 }

@@ -19,21 +19,31 @@ impl Arena {
         if from == to {
             return;
         }
-        // Most of what is written lies where the like of it lay.
-        if let Some(same) = self.ranges.get_mut(&from).filter(|r| r.0 == to) {
-            same.1 = stamp;
-            return;
-        }
-        let ranges = self.ranges.range(..to).rev().map(|(&s, &(end, old))| (s, end, old));
-        let met: SmallVec<[_; 4]> = ranges.take_while(|r| r.1 > from).collect();
-        for (s, end, old) in met {
-            match s < from {
-                true => drop(self.ranges.insert(s, (from, old))),
-                false => drop(self.ranges.remove(&s)),
+        let mut inside: SmallVec<[usize; 4]> = SmallVec::new();
+        let mut behind = None;
+        for (&s, range) in self.ranges.range_mut(..to).rev() {
+            let (end, old) = *range;
+            if end <= from {
+                break;
+            }
+            // Most of what is written lies where the like of it lay.
+            if (s, end) == (from, to) {
+                range.1 = stamp;
+                return;
             }
             if end > to {
-                self.ranges.insert(to, (end, old));
+                behind = Some((end, old));
             }
+            match s < from {
+                true => range.0 = from,
+                false => inside.push(s),
+            }
+        }
+        for s in inside.iter().filter(|&&s| s > from) {
+            self.ranges.remove(s);
+        }
+        if let Some(rest) = behind {
+            self.ranges.insert(to, rest);
         }
         self.ranges.insert(from, (to, stamp));
     }

@@ -16,7 +16,7 @@
 use super::arena::{Slots, Span, Spans};
 use shardc_ir::func::{Func, Value};
 use shardc_ir::group::{Launch, Roles, launches};
-use shardc_ir::maps::{HashMap, HashSet};
+use shardc_ir::maps::HashMap;
 use shardc_ir::plan::{ALIGN, Call, Memory, Place};
 use smallvec::SmallVec;
 use std::ops::Range;
@@ -45,7 +45,11 @@ pub(super) struct Function<'a> {
     roles: Roles<'a>,
     steps: Vec<Step>,
     places: &'a [Place],
-    workspaces: &'a [Place],
+    /// Places that are used, each once: those of most layers are the same.
+    used: Vec<Place>,
+    /// By value, if it is used, and by node of its workspace: the number of its place among these.
+    of_value: Vec<Option<u32>>,
+    of_work: Vec<u32>,
     /// In order of frames and offsets.
     pieces: Vec<Piece>,
     effects: HashMap<Vec<(usize, usize, usize)>, Effect>,
@@ -139,21 +143,35 @@ impl<'a> Function<'a> {
             Step {
                 kernels: if launch.is_several(f) { launch.kernels(f) } else { vec![] },
                 views: views.collect(),
-                has_epilogue: nodes.len() > 1 && roles.epilogue(nodes.iter()).is_some(),
+                has_epilogue: nodes.len() > 1 && launch.has_epilogue(&roles),
                 launch,
             }
         };
         let steps: Vec<Step> = launches(f).into_iter().map(one).collect();
         let (places, workspaces) = (&memory.places[number][..], &memory.workspaces[number][..]);
         let values = steps.iter().flat_map(|s| s.launch.ins.iter().chain(&s.launch.outs));
-        let values = values.copied().chain(f.results.iter().map(|r| r.value));
-        let mut seen = vec![false; f.values.len()];
-        let values = values.filter(|v| !std::mem::replace(&mut seen[v.0 as usize], true));
-        let used = values.map(|v| &places[v.0 as usize]).chain(workspaces);
-        // Of most layers the places are the same.
-        let used: HashSet<Place> = used.filter(|p| p.bytes > 0).copied().collect();
-        let pieces = pieces(used.into_iter().collect());
-        Function { f, roles, steps, places, workspaces, pieces, effects: HashMap::default() }
+        let mut used = vec![];
+        let mut numbers: HashMap<Place, u32> = HashMap::default();
+        let mut number = |p: Place| {
+            *numbers.entry(p).or_insert_with(|| {
+                used.push(p);
+                used.len() as u32 - 1
+            })
+        };
+        let mut of_value = vec![None; f.values.len()];
+        for v in values.copied().chain(f.results.iter().map(|r| r.value)) {
+            let own = &mut of_value[v.0 as usize];
+            *own = own.or_else(|| Some(number(places[v.0 as usize])));
+        }
+        let of_work = workspaces.iter().map(|&p| number(p)).collect();
+        let pieces = pieces(used.iter().filter(|p| p.bytes > 0).copied().collect());
+        let effects = HashMap::default();
+        Function { f, roles, steps, places, used, of_value, of_work, pieces, effects }
+    }
+
+    /// The number of the place of a value that is used.
+    fn number(&self, v: Value) -> u32 {
+        self.of_value[v.0 as usize].expect("launches and results name it")
     }
 
     /// Where its pieces lie in a call; an error if that is outside of the arena.
@@ -227,12 +245,14 @@ struct Replay<'a, 'b> {
     function: &'b Function<'a>,
     call: &'b Call,
     layout: &'b Layout,
-    /// What the call has written so far, and which slots places are.
+    /// What the call has written so far, and by number of a place which slots it is.
     slots: Slots,
-    within: HashMap<Span, Range<usize>>,
+    within: Vec<Range<usize>>,
     next: u64,
     content: Vec<Content>,
-    reads: HashMap<(usize, Span), Read>,
+    /// By value: it was read as an argument.
+    seen: Vec<bool>,
+    reads: Vec<Read>,
 }
 
 impl<'a, 'b> Replay<'a, 'b> {
@@ -242,23 +262,20 @@ impl<'a, 'b> Replay<'a, 'b> {
         for (i, a) in f.args.iter().enumerate() {
             content[a.value.0 as usize] = Content::Arg(i);
         }
-        // Of most layers the places are the same.
-        let places = function.places.iter().chain(function.workspaces);
-        let mut within: HashMap<Span, Range<usize>> =
-            places.map(|&p| (span(call, p), 0..0)).collect();
-        let slots = Slots::of(within.keys().copied());
-        within.iter_mut().for_each(|(span, within)| *within = slots.within(*span));
-        let reads = HashMap::default();
-        Replay { function, call, layout, slots, within, next: 0, content, reads }
+        let spans = || function.used.iter().map(|&p| span(call, p));
+        let slots = Slots::of(spans());
+        let within = spans().map(|span| slots.within(span)).collect();
+        let (seen, reads) = (vec![false; f.values.len()], vec![]);
+        Replay { function, call, layout, slots, within, next: 0, content, seen, reads }
     }
 
     fn place(&self, v: Value) -> Span {
         span(self.call, self.function.places[v.0 as usize])
     }
 
-    fn write(&mut self, p: Place) -> u64 {
+    fn write(&mut self, place: u32) -> u64 {
         self.next += 1;
-        self.slots.write(self.within[&span(self.call, p)].clone(), self.next);
+        self.slots.write(self.within[place as usize].clone(), self.next);
         self.next
     }
 
@@ -268,7 +285,7 @@ impl<'a, 'b> Replay<'a, 'b> {
             for &v in &x.ins {
                 self.read(v)?;
             }
-            for &work in &self.function.workspaces[x.nodes.clone()] {
+            for &work in &self.function.of_work[x.nodes.clone()] {
                 self.write(work);
             }
             let nodes = &f.nodes[x.nodes.clone()];
@@ -279,7 +296,7 @@ impl<'a, 'b> Replay<'a, 'b> {
                 self.written_over(kernel, views)?;
             }
             for &o in x.outs.iter().filter(|o| !views.contains(o)) {
-                let stamp = self.write(self.function.places[o.0 as usize]);
+                let stamp = self.write(self.function.number(o));
                 self.content[o.0 as usize] = Content::Stamp(stamp);
             }
             // A product reads its operands while what becomes of it is written.
@@ -351,15 +368,16 @@ impl<'a, 'b> Replay<'a, 'b> {
 
     fn read(&mut self, v: Value) -> Result<(), String> {
         let (f, span) = (self.function.f, self.place(v));
-        let within = self.within[&span].clone();
+        let within = self.within[self.function.number(v) as usize].clone();
         let holds = match self.content[v.0 as usize] {
             _nothing_to_read if span.0 == span.1 => true,
             Content::None => false,
             Content::Arg(arg) => {
-                let order = self.reads.len();
-                let (piece, part) = self.in_piece(v);
-                let read = Read { piece, span: part, arg, value: v, order };
-                self.reads.entry((arg, span)).or_insert(read);
+                if !std::mem::replace(&mut self.seen[v.0 as usize], true) {
+                    let order = self.reads.len();
+                    let (piece, part) = self.in_piece(v);
+                    self.reads.push(Read { piece, span: part, arg, value: v, order });
+                }
                 self.slots.hold(within, Slots::UNWRITTEN)
             }
             Content::Stamp(stamp) => self.slots.hold(within, stamp),
@@ -381,8 +399,7 @@ impl<'a, 'b> Replay<'a, 'b> {
     }
 
     fn effect(self) -> Effect {
-        let Replay { function, layout, slots, content, reads, .. } = self;
-        let mut reads: Vec<Read> = reads.into_values().collect();
+        let Replay { function, layout, slots, content, mut reads, .. } = self;
         reads.sort_unstable_by_key(|r| (r.piece, r.span, r.order));
         let mut numbers: HashMap<u64, usize> = HashMap::default();
         let results = function.f.results.iter().map(|r| match content[r.value.0 as usize] {

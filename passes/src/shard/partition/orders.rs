@@ -1,10 +1,11 @@
 //! How an op runs where layouts are asked for: as its results want it, or as its operands lie, whichever sends less.
 
 use crate::choose::Cost;
-use crate::shard::factors::OpFactors;
+use crate::shard::factors::{Factors, OpFactors};
 use crate::shard::moves::Moves;
 use crate::shard::ways::Execution;
-use shardc_ir::func::{Func, Port, Value};
+use shardc_ir::alike::Alike;
+use shardc_ir::func::{Func, Node, Port, Value};
 use shardc_ir::mesh::Mesh;
 use shardc_ir::ops::Kind;
 use shardc_ir::types::{AtomList, Type};
@@ -39,20 +40,30 @@ pub struct Orders<'a> {
     pub on_grid: bool,
 }
 
-/// How all ops would run by the first order.
+/// Ways in which an op may run; the first counts unless another sends less.
+type Ways = SmallVec<[Execution; 3]>;
+
+/// How all ops may run.
 struct Known<'a> {
-    ops: &'a [OpFactors],
-    base: &'a [Execution],
+    ops: &'a Factors,
+    /// Of nodes that are alike they are the same.
+    ways: Vec<Ways>,
+    /// By node.
+    of: Vec<u32>,
     /// Nodes that use each value, and as which operand.
-    users: &'a [SmallVec<[(u32, u32); 2]>],
+    users: Vec<SmallVec<[(u32, u32); 2]>>,
 }
 
 impl Known<'_> {
-    /// Whether a value is needed in this layout by another op than `u`.
+    fn ways(&self, u: usize) -> &Ways {
+        &self.ways[self.of[u] as usize]
+    }
+
+    /// Whether a value is needed in this layout by another op than `u`, as they run by the first order.
     fn needed_by_others(&self, f: &Func, u: usize, v: Value, to: &Type) -> bool {
         self.users[v.0 as usize].iter().any(|&(other, j)| {
             let (other, j) = (other as usize, j as usize);
-            let needs = || self.base[other].required(f, &self.ops[other], other, j);
+            let needs = || self.ways(other)[0].required(f, &self.ops[other], other, j);
             other != u && needs().dims == to.dims
         })
     }
@@ -60,47 +71,75 @@ impl Known<'_> {
 
 impl Orders<'_> {
     /// How all ops run.
-    pub fn all(&self, ops: &[OpFactors], moves: &mut Moves) -> Vec<Execution> {
-        let first = |op| execution(self.mesh, self.f, op, self.is_param, &ORDERS[0]);
-        let base: Vec<Execution> = ops.iter().map(first).collect();
-        let mut users: Vec<_> = self.f.values.iter().map(|_| SmallVec::new()).collect();
-        for (u, n) in self.f.nodes.iter().enumerate() {
+    pub fn all(&self, ops: &Factors, moves: &mut Moves) -> Vec<Execution> {
+        let f = self.f;
+        let mut users: Vec<_> = f.values.iter().map(|_| SmallVec::new()).collect();
+        for (u, n) in f.nodes.iter().enumerate() {
             for (j, v) in n.ins.iter().enumerate() {
                 users[v.0 as usize].push((u as u32, j as u32));
             }
         }
-        let known = Known { ops, base: &base, users: &users };
+        let (mut ways, mut of) = (vec![], Vec::with_capacity(ops.len()));
+        let mut alike: Alike<(usize, u32)> = Alike::default();
+        for u in 0..ops.len() {
+            let kind = ops.kind(u).into();
+            let own = alike.find(kind, |x| self.lie_alike(x.0, u)).map(|x| x.1);
+            of.push(own.unwrap_or_else(|| {
+                let new = ways.len() as u32;
+                ways.push(self.ways(u, &ops[u]));
+                alike.add(kind, (u, new));
+                new
+            }));
+        }
+        let known = Known { ops, ways, of, users };
         (0..ops.len()).map(|u| self.execution(u, &known, moves)).collect()
+    }
+
+    /// True if values of two nodes of one op are split alike, and the same of their operands are parameters.
+    fn lie_alike(&self, a: usize, b: usize) -> bool {
+        let [a, b] = [a, b].map(|u| &self.f.nodes[u]);
+        let same = |(a, b): (&Value, &Value)| {
+            let is_param = |v: &Value| self.is_param[v.0 as usize];
+            self.f.ty(*a).dims == self.f.ty(*b).dims && is_param(a) == is_param(b)
+        };
+        a.ins.iter().zip(&b.ins).all(same) && a.outs.iter().zip(&b.outs).all(same)
+    }
+
+    /// The splits of an op's loops by each order.
+    fn ways(&self, u: usize, op: &OpFactors) -> Ways {
+        let n = &self.f.nodes[u];
+        let one = |order| execution(self.mesh, self.f, n, op, self.is_param, order);
+        let mut all: Ways = SmallVec::new();
+        all.push(one(&ORDERS[0]));
+        // What later becomes a ring, or an exchange of rows, has to be as it was asked for.
+        let kind = n.op.facts().kind;
+        if self.on_grid || kind == Kind::Attention || kind.of_experts() {
+            return all;
+        }
+        // Without loops that are summed the second is the first.
+        let other = |order: &&[Says; 3]| order[1] != Says::Sums || op.is_sum();
+        all.extend(ORDERS[1..].iter().filter(other).map(|order| one(order)));
+        // What is shifted is gathered before, or else what crosses is exchanged.
+        if let Some((g, _)) = op.shifted() {
+            let gathered: Ways = all.iter().map(|e| e.whole_in(g)).collect();
+            all.extend(gathered);
+        }
+        all.dedup();
+        all
     }
 
     /// The split of an op's loops that sends least, forward and backward; of equal ones that of the first order.
     fn execution(&self, u: usize, known: &Known, moves: &mut Moves) -> Execution {
-        let op = &known.ops[u];
-        let one = |order| execution(self.mesh, self.f, op, self.is_param, order);
-        // What later becomes a ring, or an exchange of rows, has to be as it was asked for.
-        let kind = self.f.nodes[u].op.facts().kind;
-        if self.on_grid || kind == Kind::Attention || kind.of_experts() {
-            return known.base[u].clone();
-        }
-        // Without loops that are summed the second is the first.
-        let other = |order: &&[Says; 3]| order[1] != Says::Sums || op.is_sum();
-        let others = ORDERS[1..].iter().filter(other).map(|order| one(order));
-        let mut all: SmallVec<[Execution; 3]> =
-            std::iter::once(known.base[u].clone()).chain(others).collect();
-        // What is shifted is gathered before, or else what crosses is exchanged.
-        if let Some((g, _)) = op.shifted() {
-            let gathered = |e: &Execution| e.whole_in(g);
-            let more: SmallVec<[Execution; 3]> = all.iter().map(gathered).collect();
-            all.extend(more);
-        }
-        all.dedup();
-        if all.len() > 1 {
-            let costs: SmallVec<[u64; 6]> =
-                all.iter().map(|e| self.sends(u, e, known, moves)).collect();
-            let least = costs.iter().enumerate().min_by_key(|c| c.1).map_or(0, |c| c.0);
-            all.swap(0, least);
-        }
-        all.swap_remove(0)
+        let all = known.ways(u);
+        let least = match all.len() {
+            1 => 0,
+            _several => {
+                let costs: SmallVec<[u64; 6]> =
+                    all.iter().map(|e| self.sends(u, e, known, moves)).collect();
+                costs.iter().enumerate().min_by_key(|c| c.1).map_or(0, |c| c.0)
+            }
+        };
+        all[least].clone()
     }
 
     /// Picoseconds of what is sent so that an op runs so, between its values as they lie.
@@ -142,6 +181,7 @@ impl Orders<'_> {
 fn execution(
     mesh: &Mesh,
     f: &Func,
+    n: &Node,
     op: &OpFactors,
     is_param: &[bool],
     order: &[Says],
@@ -166,7 +206,7 @@ fn execution(
         e.lists[fac as usize] = new;
     };
     for &says in order {
-        op.each_dim(|i, v, result, d| {
+        op.each_dim(n, |i, v, result, d| {
             let speaks = match says {
                 Says::Params => !result && is_param[v.0 as usize],
                 Says::Results => result,

@@ -255,7 +255,7 @@ impl Writer<'_> {
             matches!(op, Op::Reduce(_)).then_some("summa: the sum is the piece of one rank");
         let note = sent.or(summed).map(Cow::Borrowed);
         let key = (self.place, self.step, self.new.len());
-        let plain = Node::new(op, ins.iter().copied(), [out], self.scope);
+        let plain = Node::new(op, ins, &[out], self.scope);
         let node = Node { note, part: self.part, ..plain };
         self.new.push((key, node));
         out

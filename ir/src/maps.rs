@@ -5,18 +5,11 @@
 
 use foldhash::fast::RandomState;
 pub use foldhash::{HashMap, HashSet};
-use std::hash::{BuildHasher, Hash, Hasher};
+use std::hash::{BuildHasher, Hash};
 use std::sync::LazyLock;
-
-/// What makes one number of several, the same wherever the process asks for it.
-pub(crate) fn hasher() -> impl Hasher {
-    static STATE: LazyLock<RandomState> = LazyLock::new(RandomState::default);
-    STATE.build_hasher()
-}
 
 /// The hash of a value, the same wherever the process asks for it.
 pub(crate) fn hash(value: &(impl Hash + ?Sized)) -> u64 {
-    let mut hasher = hasher();
-    value.hash(&mut hasher);
-    hasher.finish()
+    static STATE: LazyLock<RandomState> = LazyLock::new(RandomState::default);
+    STATE.hash_one(value)
 }

@@ -82,18 +82,25 @@ fn in_place(f: &Func, n: &Node, k: usize) -> Option<usize> {
     (n.op.collective().is_some() || alike()).then_some(j)
 }
 
+/// Most values that a launch names of which is known what others are.
+const MOST: usize = 128;
+
 impl Roles<'_> {
     /// Reads what is known of a launch that is no several kernels.
     pub(super) fn answer<R>(&self, x: &Launch, read: impl FnOnce(&Answer) -> R) -> R {
         let nodes = &self.f.nodes[x.nodes.clone()];
+        let new = || Answer { first: x.clone(), kernel: OnceCell::new(), overs: OnceCell::new() };
+        // To compare many values takes longer than to ask: what sums thousands is one node anyway.
+        if nodes.iter().map(|n| n.ins.len() + n.outs.len()).sum::<usize>() > MOST {
+            return read(&new());
+        }
         let outs = nodes.iter().flat_map(|n| &n.outs);
         let key = alike::key(nodes.iter().map(|n| &n.op), outs.map(|&o| self.f.ty(o)));
         let mut answers = self.answers.borrow_mut();
         if let Some(known) = answers.find(key, |y| self.are_alike(x, &y.first)) {
             return read(known);
         }
-        let (kernel, overs) = Default::default();
-        let new = Answer { first: x.clone(), kernel, overs };
+        let new = new();
         let out = read(&new);
         answers.add(key, new);
         out

@@ -4,12 +4,9 @@
 use super::fold;
 use super::marks::Marks;
 use super::types::{push_number, write_annotation, write_quoted, write_type};
-use crate::alike::{self, Alike};
 use crate::func::{Func, FusedWithNext, Input, Module, Node, Part, Port, RoleKind, Scope, Value};
 use crate::mesh::Mesh;
-use crate::ops::Op;
 use crate::source::Source;
-use crate::types::Type;
 use std::fmt::Write as _;
 use std::ops::Range;
 
@@ -69,7 +66,6 @@ fn print_marked(m: &Module, repeat: Repeat, marks: Option<Marks>, between: bool)
     let mut p = Printer {
         mesh: &m.mesh,
         marks: marks.unwrap_or_default(),
-        written: Written::default(),
         out: String::with_capacity(lines * 128 + 256),
         lines: Vec::with_capacity(lines * 2 + 16),
     };
@@ -98,59 +94,25 @@ pub struct NodeText {
 pub fn node_text(mesh: &Mesh, f: &Func, n: &Node) -> NodeText {
     let mut t = NodeText { text: String::new(), ins: vec![] };
     let name = |v, out: &mut String| f.name(v).write(out);
-    let mut known = (Marks::default(), Written::default());
-    write_node(mesh, f, n, name, &mut t.text, |r| t.ins.push(r), (&known.0, &mut known.1));
+    write_node(mesh, f, n, name, &mut t.text, |r| t.ins.push(r), &Marks::default());
     t
 }
 
-/// Where ops and types stand in what is printed: those of most layers are the same, and copied.
-#[derive(Default)]
-struct Written<'a> {
-    ops: Alike<(&'a Op, Range<usize>)>,
-    types: Alike<(&'a Type, Range<usize>)>,
-}
-
-impl<'a> Written<'a> {
-    fn op(&mut self, mesh: &Mesh, op: &'a Op, out: &mut String) {
-        let key = alike::key(std::iter::once(op), std::iter::empty());
-        match self.ops.find(key, |x| x.0 == op) {
-            Some((_, at)) => out.extend_from_within(at.clone()),
-            None => {
-                let start = out.len();
-                op.write(mesh, out);
-                self.ops.add(key, (op, start..out.len()));
-            }
-        }
-    }
-
-    fn ty(&mut self, mesh: &Mesh, ty: &'a Type, out: &mut String) {
-        let key = alike::key(std::iter::empty(), std::iter::once(ty));
-        match self.types.find(key, |x| x.0 == ty) {
-            Some((_, at)) => out.extend_from_within(at.clone()),
-            None => {
-                let start = out.len();
-                write_type(mesh, ty, out);
-                self.types.add(key, (ty, start..out.len()));
-            }
-        }
-    }
-}
-
-fn write_node<'a>(
+fn write_node(
     mesh: &Mesh,
-    f: &'a Func,
-    n: &'a Node,
+    f: &Func,
+    n: &Node,
     name: impl Fn(Value, &mut String),
     out: &mut String,
     mut operand: impl FnMut(Range<usize>),
-    (marks, written): (&Marks, &mut Written<'a>),
+    marks: &Marks,
 ) {
     for (i, &o) in n.outs.iter().enumerate() {
         out.push_str(if i > 0 { ", " } else { "" });
         name(o, out);
     }
     out.push_str(" = ");
-    written.op(mesh, &n.op, out);
+    n.op.write(mesh, out);
     for (i, &v) in n.ins.iter().enumerate() {
         out.push_str(if i > 0 { ", " } else { " " });
         let start = out.len();
@@ -160,7 +122,7 @@ fn write_node<'a>(
     out.push_str(" : ");
     for (i, &o) in n.outs.iter().enumerate() {
         out.push_str(if i > 0 { ", " } else { "" });
-        written.ty(mesh, f.ty(o), out);
+        write_type(mesh, f.ty(o), out);
         if let Some(a) = f.annotations.get(&o) {
             write_annotation(mesh, a, out);
         }
@@ -195,12 +157,11 @@ impl Names {
 pub(super) struct Printer<'a> {
     pub mesh: &'a Mesh,
     marks: Marks<'a>,
-    written: Written<'a>,
     pub out: String,
     lines: Vec<Line>,
 }
 
-impl<'a> Printer<'a> {
+impl Printer<'_> {
     /// A new line begins here.
     fn line(&mut self, layer: u32) {
         let (start, fused) = (self.out.len(), FusedWithNext::No);
@@ -223,7 +184,7 @@ impl<'a> Printer<'a> {
         self.out.push_str("]\n");
     }
 
-    fn func(&mut self, f: &'a Func) {
+    fn func(&mut self, f: &Func) {
         let names = Names::new(f);
         self.line(NO_LAYER);
         self.out.push_str(if self.out.is_empty() { "" } else { "\n" });
@@ -270,7 +231,7 @@ impl<'a> Printer<'a> {
         self.out.push_str("}\n");
     }
 
-    fn body(&mut self, f: &'a Func, names: &Names) {
+    fn body(&mut self, f: &Func, names: &Names) {
         let (mut place, mut layer) = ((Scope(0), 0, Part::Forward), NO_LAYER);
         for n in &f.nodes {
             let info = f.scope_info(n.scope);
@@ -293,8 +254,7 @@ impl<'a> Printer<'a> {
             self.lines.push(Line { start: self.out.len(), layer, kind: None, fused: n.fused });
             self.out.push_str("  ");
             let name = |v, out: &mut String| out.push_str(names.get(v));
-            let known = (&self.marks, &mut self.written);
-            write_node(self.mesh, f, n, name, &mut self.out, |_| (), known);
+            write_node(self.mesh, f, n, name, &mut self.out, |_| (), &self.marks);
             self.out.push_str(match n.fused {
                 FusedWithNext::No => "",
                 FusedWithNext::Kernel => " &",
@@ -314,7 +274,7 @@ impl<'a> Printer<'a> {
     /// Items on this line, or each on its own.
     fn list(
         &mut self,
-        f: &'a Func,
+        f: &Func,
         ports: &[Port],
         short: bool,
         indent: &str,
@@ -341,8 +301,8 @@ impl<'a> Printer<'a> {
         }
     }
 
-    fn port(&mut self, f: &'a Func, p: &Port) {
-        self.written.ty(self.mesh, f.ty(p.value), &mut self.out);
+    fn port(&mut self, f: &Func, p: &Port) {
+        write_type(self.mesh, f.ty(p.value), &mut self.out);
         if let Some(r) = &p.role {
             self.out.push(' ');
             match r.kind {

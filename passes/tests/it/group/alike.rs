@@ -30,8 +30,19 @@ fn program(seed: u32) -> Func {
             }
         };
         let [x, y] = [(); 2].map(|()| near(&mut roll));
+        // A product and the sum that it is added to.
+        if half == 0 && roll(6) == 0 {
+            let _ = writeln!(lines, "  %p{i} = dot[ab,bc->ac] {x}, {y} : f32[4,4] &");
+            let _ = writeln!(lines, "  %v{i} = add %g.{}, %p{i} : f32[4,4]", 1 + roll(2));
+            results.push(format!("f32[4,4] grad \"{}\"", 1 + roll(2)));
+            names.push(format!("%v{i}"));
+            continue;
+        }
+        let casts = roll(6) == 0;
+        let half = if casts { 1 } else { half };
         let ty = ["f32[4,4]", "bf16[4,4]"][half];
         let op = match roll(5) {
+            _ if casts => format!("cast[bf16] {x}"),
             0 => format!("exp {x}"),
             1 => format!("mul[ab,ba->ab] {x}, {y}"),
             2 | 3 => format!("add {x}, {y}"),

@@ -314,7 +314,7 @@ fn run_in(dir: &Path, how: &Run, job: Option<&Job>, as_json: bool) -> Result<i32
         .trace
         .as_deref()
         .filter(|_| leads)
-        .map(|f| trace::Trace::new(f, &stored))
+        .map(|f| trace::Trace::new(f, stored))
         .transpose()?;
     how.dump.iter().filter(|_| leads).try_for_each(|file| DUMP.check(file))?;
     how.metrics.iter().filter(|_| leads).try_for_each(|file| metrics::METRICS.check(file))?;

@@ -310,12 +310,8 @@ fn run_in(dir: &Path, how: &Run, job: Option<&Job>, as_json: bool) -> Result<i32
     let stored = &if how.dump.is_some() { observed(&stored, leads)? } else { stored };
     let plan = &stored.plan;
     let s = &plan.settings;
-    let trace = how
-        .trace
-        .as_deref()
-        .filter(|_| leads)
-        .map(|f| trace::Trace::new(f, stored))
-        .transpose()?;
+    let trace =
+        how.trace.as_deref().filter(|_| leads).map(|f| trace::Trace::new(f, stored)).transpose()?;
     how.dump.iter().filter(|_| leads).try_for_each(|file| DUMP.check(file))?;
     how.metrics.iter().filter(|_| leads).try_for_each(|file| metrics::METRICS.check(file))?;
     let start = match &how.resume {

@@ -179,6 +179,7 @@ impl<'a> State<'a> {
         let Source { weights, sequence, .. } = &self.source;
         self.warnings.extend(overridden(&self.m.mesh, &self.m.funcs[0], weights, self.o)?);
         self.m.mesh = annotate(&self.m.mesh, &mut self.m.funcs[0], weights, sequence, self.o)?;
+        self.m.funcs[0].forget_types();
         Ok(true)
     }
 

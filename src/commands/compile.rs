@@ -36,10 +36,10 @@ pub fn compile(
             .help("add -o DIR"));
     }
     doing("compiling");
-    let (mut done, dump) = passes.compile(&flags.own_mesh()?, |manager: Manager| {
+    let (mut done, ran) = passes.compile(&flags.own_mesh()?, |manager: Manager| {
         crate::compile_with(&model, &o, manager).map_err(|d| advise(d, &model, &o, &flags))
     })?;
-    passes.keep(&done.stored.options)?;
+    passes.keep(&ran, &done.stored.options)?;
     doing("proving");
     if prove.is_some() || out.is_some() {
         done.prove(passes.proof(prove)).map_err(|d| passes.said(d))?;
@@ -60,11 +60,11 @@ pub fn compile(
     if json {
         let mut report = serde_json::to_value(&done.report).expect("a report is plain data");
         report["options"] = json!(Chosen::of(&done.stored.options));
-        if let Some(text) = dump {
+        if let Some(text) = ran.dump {
             report["program"] = text.into();
         }
         show(json_line("compile", report));
-    } else if let Some(text) = dump {
+    } else if let Some(text) = ran.dump {
         show(text);
     } else {
         show(human(&done.stored, &done.report));

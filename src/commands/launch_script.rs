@@ -80,12 +80,13 @@ fn before_end(limit: Option<&str>) -> u64 {
 
 /// In quotes of a shell, on one line: what has line ends in those of bash.
 pub(super) fn quoted(text: &str) -> String {
-    if !text.contains(char::is_control) {
+    let ends = |c: char| c.is_control() || ['\u{2028}', '\u{2029}'].contains(&c);
+    if !text.contains(ends) {
         return format!("'{}'", text.replace('\'', r"'\''"));
     }
     let one = |c: char| match c {
         '\'' | '\\' => format!("\\{c}"),
-        c if c.is_control() => c.to_string().bytes().map(|b| format!("\\x{b:02x}")).collect(),
+        c if ends(c) => c.to_string().bytes().map(|b| format!("\\x{b:02x}")).collect(),
         c => c.to_string(),
     };
     format!("$'{}'", text.chars().map(one).collect::<String>())

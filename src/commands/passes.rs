@@ -38,6 +38,14 @@ pub struct Watched {
     from: Option<Vec<String>>,
 }
 
+/// What there is of passes that have run.
+pub struct Ran {
+    /// The program that is to be printed.
+    pub dump: Option<String>,
+    /// Whether the options of all passes are known.
+    known: bool,
+}
+
 /// Largest text of a program that is read, in bytes.
 const MAX_TEXT: u64 = 1 << 30;
 
@@ -78,7 +86,7 @@ impl Watched {
         d
     }
 
-    /// Compiles with these wishes, on this mesh where a text has none: what `done` gives, and the program that is to be printed.
+    /// Compiles with these wishes, on this mesh where a text has none: what `done` gives, and what there is to show.
     ///
     /// # Errors
     /// `unknown-pass`, `phase`, those of reading and verifying `--from`'s file, of writing, and of `done`.
@@ -86,7 +94,7 @@ impl Watched {
         &self,
         mesh: &Mesh,
         done: impl FnOnce(Manager) -> Result<T>,
-    ) -> Result<(T, Option<String>)> {
+    ) -> Result<(T, Ran)> {
         let last = self.dump_after.as_deref().map(|p| find(p, "--dump-after")).transpose()?;
         let from = self.from.as_deref().map(|from| begin(&from[0], Path::new(&from[1]), mesh));
         let from = from.transpose()?;
@@ -98,11 +106,12 @@ impl Watched {
                 .at(format!("--dump-after {}", last.name))
                 .help(format!("name `{}` or a later pass", first.name)));
         }
-        if let Some(dir) = &self.dump_all {
-            dumps(dir)?;
-        }
+        self.dump_all.as_deref().map_or(Ok(()), dumps)?;
         let (mut dump, mut failed) = (None, None);
+        // What an earlier run left goes when a pass has run: not if the flags are refused.
+        let mut old = self.dump_all.as_deref();
         let mut watch = |pass: &str, m: &Module| {
+            failed = failed.take().or(old.take().and_then(|dir| cleared(dir).err()));
             if last.is_some_and(|p| p.name == pass) {
                 dump = Some(text::print_between(m));
             }
@@ -111,20 +120,22 @@ impl Watched {
             }
         };
         let goes_on = from.is_some();
+        let known = from.as_ref().is_none_or(|begin| begin.made.is_some());
         let manager = Manager { verify_each: self.verify_each, from, ..Manager::new(&mut watch) };
         let out = match goes_on {
             true => attempt("a pass", || done(manager)),
             false => done(manager),
         }?;
-        failed.map_or(Ok((out, dump)), Err)
+        failed.map_or(Ok((out, Ran { dump, known })), Err)
     }
 
-    /// Writes beside the programs with which options they were made, for those who begin with one of them.
+    /// Writes beside the programs with which options they were made, if that is known, for those who begin with one
+    /// of them.
     ///
     /// # Errors
     /// Those of writing.
-    pub fn keep(&self, o: &Options) -> Result<()> {
-        let Some(dir) = &self.dump_all else { return Ok(()) };
+    pub fn keep(&self, ran: &Ran, o: &Options) -> Result<()> {
+        let Some(dir) = self.dump_all.as_ref().filter(|_| ran.known) else { return Ok(()) };
         let text = toml::to_string(o).expect("options are plain data");
         write(&dir.join(OPTIONS), &MADE_WITH, &format!("{HEAD}{text}"))
     }
@@ -148,21 +159,27 @@ fn file(pass: &str) -> String {
     format!("{:02}-{pass}.ir", place(pass) + 1)
 }
 
-/// Makes the folder of `--dump-all`, and takes away what an earlier run left there.
+/// Makes the folder of `--dump-all`.
 ///
 /// # Errors
-/// `output` for the folder of a plan, `file` if it cannot be made.
+/// `output` for the folder of a plan or with options of somebody else, `file` if it cannot be made.
 fn dumps(dir: &Path) -> Result<()> {
     if dir.join("plan.json").exists() {
         return Err(Diag::new("output", "the folder holds a plan")
             .at(format!("--dump-all {}", dir.display()))
             .help("name another folder for the programs"));
     }
-    let failed = |e: &std::io::Error| files::io_error("cannot write to the folder", dir, e);
-    std::fs::create_dir_all(dir).map_err(|e| failed(&e))?;
+    std::fs::create_dir_all(dir)
+        .map_err(|e| files::io_error("cannot write to the folder", dir, &e))?;
+    MADE_WITH.check(&dir.join(OPTIONS))
+}
+
+/// Takes away what an earlier run left in a folder.
+fn cleared(dir: &Path) -> Result<()> {
     let own = pipeline::names().map(file).chain([OPTIONS.to_string()]);
     for old in own.map(|p| dir.join(p)).filter(|f| f.is_file()) {
-        std::fs::remove_file(old).map_err(|e| failed(&e))?;
+        std::fs::remove_file(old)
+            .map_err(|e| files::io_error("cannot write to the folder", dir, &e))?;
     }
     Ok(())
 }
@@ -190,7 +207,7 @@ fn attempt<T>(what: &str, run: impl FnOnce() -> Result<T>) -> Result<T> {
     })
 }
 
-fn write(path: &Path, kind: &FileFormat, text: &str) -> Result<()> {
+fn write(path: &Path, kind: &'static FileFormat, text: &str) -> Result<()> {
     files::replace(path, kind, |out| {
         let fail = |e: &std::io::Error| files::io_error("cannot write the file", path, e);
         out.write_all(text.as_bytes()).map_err(|e| fail(&e))
@@ -248,8 +265,8 @@ fn begin(pass: &str, path: &Path, mesh: &Mesh) -> Result<Begin> {
             .help("use --from propagate or a later pass, or change the model.ir of a plan"));
     }
     let beside = path.with_file_name(OPTIONS);
-    let made = beside.is_file().then(|| {
-        let text = files::read_text(&beside, MAX_TEXT)?;
+    let text = beside.is_file().then(|| files::read_text(&beside, MAX_TEXT)).transpose()?;
+    let made = text.filter(|text| text.starts_with(HEAD)).map(|text| {
         toml::from_str(&text).map_err(|e| {
             Diag::new(
                 "file",

@@ -2,6 +2,7 @@
 
 use super::flag_of;
 use shardc_ir::diag::{Diag, Result};
+use shardc_ir::plan::Mode;
 use shardc_passes::options::Options;
 use shardc_passes::pipeline::{Begin, names};
 use std::collections::BTreeSet;
@@ -9,24 +10,37 @@ use toml::Table;
 
 /// Options by the first pass that acts on them, by their names in options.toml. On what is not here no pass acts, or
 /// only the last ones, which always run.
-const FIRST: [(&str, &[&str]); 12] = [
+const FIRST: [(&str, &[&str]); 11] = [
     ("experts", &["mode", "seq", "ep", "etp", "moe", "balance", "dropout", "documents"]),
     ("precision", &["dtype"]),
     ("stages", &["schedule", "chunks", "layers", "speeds"]),
     ("annotate", &["global_batch", "microbatch", "shard", "sp", "tp_mode", "cp_mode", "cp_split"]),
-    ("partition", &["auto", "budget", "zero", "zero_accumulate", "observe"]),
-    ("differentiate", &["freeze", "grad_dtype"]),
+    ("partition", &["auto", "zero", "zero_accumulate", "observe", "freeze"]),
+    ("differentiate", &["grad_dtype"]),
     ("chunk-loss", &["loss_chunks"]),
     ("summa", &["tp_steps"]),
     ("split", &["recompute", "reshard_after_forward"]),
     ("step", &["optimizer", "weight_decay", "decay", "clip"]),
-    ("early-sums", &["transport"]),
-    ("group", &["fuse"]),
+    // It looks at what fusion leads to.
+    ("early-sums", &["transport", "fuse"]),
 ];
 
-/// Options that the last passes, or none, act on; and the mesh, which stands in a program.
+/// What else layouts depend on that are chosen by price.
+const PRICED: [&str; 2] = ["memory", "hardware"];
+
+/// Options that the last passes, or none, act on; the mesh, which stands in a program; and the budget, which follows
+/// from the memory.
 #[cfg(test)]
-const LAST: [&str; 7] = ["mesh", "node", "lr", "seed", "loss_scaling", "memory", "hardware"];
+const LAST: [&str; 6] = ["mesh", "node", "lr", "seed", "loss_scaling", "budget"];
+
+/// Options whose flags have other names.
+const WORDS: [(&str, &str); 5] = [
+    ("auto", "--shard auto"),
+    ("ep", "ep in --mesh"),
+    ("etp", "etp in --mesh"),
+    ("moe", "--moe-bound or --moe-capacity"),
+    ("balance", "--moe-aux, --moe-z-loss or --moe-bias-rate"),
+];
 
 /// Refuses options that a pass before the first one would have to act on, and that the program was not made with: the
 /// plan would say that it has them.
@@ -34,15 +48,22 @@ const LAST: [&str; 7] = ["mesh", "node", "lr", "seed", "loss_scaling", "memory",
 /// # Errors
 /// `flag` for such an option.
 pub fn begun(begin: &Begin, o: &Options) -> Result<()> {
-    let Some(made) = &begin.made else { return Ok(()) };
+    let Some(made) = &begin.made else { return shown(begin, o) };
+    if made.mesh != o.mesh {
+        // Another mesh is refused by itself, and other options follow from it.
+        return Ok(());
+    }
+    let auto = made.auto;
     let [made, asked] = [made, o].map(|o| Table::try_from(o).expect("options are plain data"));
     let place = |name: &str| names().position(|n| n == name);
     let all: BTreeSet<&String> = made.keys().chain(asked.keys()).collect();
     let first = begin.pass.name;
     for name in all.into_iter().filter(|n| made.get(*n) != asked.get(*n)) {
-        let row = FIRST.iter().find(|row| row.1.contains(&name.as_str()));
-        let Some((pass, _)) = row.filter(|row| place(row.0) < place(first)) else { continue };
-        let flag = flag_of(name);
+        let row = FIRST.iter().find(|row| row.1.contains(&name.as_str())).map(|row| row.0);
+        let priced = (auto && PRICED.contains(&name.as_str())).then_some("partition");
+        let Some(pass) = row.or(priced).filter(|pass| place(pass) < place(first)) else { continue };
+        let word = WORDS.iter().find(|w| w.0 == name);
+        let flag = word.map_or_else(|| flag_of(name), |w| w.1.to_string());
         let word = |v: Option<&toml::Value>| v.map_or("not set".into(), |v| v.to_string());
         let program = format!("in the program it is {}", word(made.get(name)));
         let what = format!("--from {first} starts behind `{pass}`: {flag} has no effect");
@@ -58,6 +79,31 @@ pub fn begun(begin: &Begin, o: &Options) -> Result<()> {
             }));
     }
     Ok(())
+}
+
+/// Refuses what a program shows that it was not made with, where it is not known with what it was.
+fn shown(begin: &Begin, o: &Options) -> Result<()> {
+    let place = |name: &str| names().position(|n| n == name);
+    let chunks = o.loss_chunks.number()?;
+    let values = || begin.module.funcs.iter().flat_map(|f| &f.values);
+    let chunked = values().any(|v| v.name.hint.ends_with("_chunk"));
+    let half = values().any(|v| v.ty.dtype == o.dtype);
+    let trains = o.mode == Mode::Train;
+    let rows = [
+        ("--loss-chunks", "chunk-loss", trains && chunks > 1 && !chunked),
+        ("--dtype", "precision", o.dtype.is_half() && !half),
+    ];
+    let first = begin.pass.name;
+    match rows.into_iter().find(|row| row.2 && place(row.1) < place(first)) {
+        None => Ok(()),
+        Some((flag, pass, _)) => {
+            let what = format!("--from {first} starts behind `{pass}`: {flag} has no effect");
+            Err(Diag::new("flag", what)
+                .at(flag)
+                .rule("a program continues with the flags that it was compiled with")
+                .help(format!("leave {flag} out, or start at `{pass}` or before it")))
+        }
+    }
 }
 
 /// That nobody knows what a program was made with.
@@ -80,7 +126,8 @@ mod tests {
     #[test]
     fn every_option_has_its_pass() {
         let rows = || FIRST.iter();
-        let mut known: Vec<&str> = rows().flat_map(|r| r.1).chain(&LAST).copied().collect();
+        let known = rows().flat_map(|r| r.1).chain(&LAST).chain(&PRICED);
+        let mut known: Vec<&str> = known.copied().collect();
         known.sort_unstable();
         let all = Options {
             node: Some(1),

@@ -24,7 +24,7 @@ fn programs_go_on_with_their_own_flags() {
     let base = ["compile", &model, "--seq", "16", "--mesh", "pp=2,dp_shard=2,tp=2"];
     let base = [&base[..], &["--microbatch", "1", "--prove", "no"]].concat();
     lab.ok(&[&base[..], &["--dump-all", "dump", "-o", "p"]].concat());
-    let rows: [(&str, &[&str]); 9] = [
+    let rows: [(&str, &[&str]); 10] = [
         ("stages", &["--speeds", "0.5,1"]),
         ("annotate", &["--sp"]),
         ("partition", &["--zero", "3"]),
@@ -32,8 +32,9 @@ fn programs_go_on_with_their_own_flags() {
         ("split", &["--reshard-after-forward", "no"]),
         ("step", &["--clip", "1"]),
         ("step", &["--optimizer", "sgd"]),
+        ("partition", &["--freeze", "lm_head.weight"]),
         ("early-sums", &["--transport", "mpi"]),
-        ("group", &["--fuse", "no"]),
+        ("early-sums", &["--fuse", "no"]),
     ];
     for (acts, flag) in rows {
         let from = |pass, flag: &[&str]| {
@@ -62,8 +63,25 @@ fn programs_go_on_with_their_own_flags() {
     let args = [&base[..], &["--from", "group", "one.ir", "-o", "q", "--zero", "3"]].concat();
     let said = String::from_utf8(lab.ok(&args).stderr).expect("words");
     assert!(said.contains("nothing says with which flags the program of --from group"), "{said}");
+    // Nor is it said then of what comes of it; what a program shows is seen all the same.
+    lab.ok(&[&args[..], &["--dump-all", "new"]].concat());
+    assert!(lab.path("new/19-overlap.ir").exists() && !lab.path("new/options.toml").exists());
+    let half = [&base[..], &["--from", "group", "one.ir", "-o", "q", "--dtype", "bf16"]].concat();
+    assert!(lab.refuses(&half, 2, "flag").contains("starts behind `precision`: --dtype"));
+    // A file of somebody else is no answer, and stays; a broken one of ours is said.
+    let own = std::fs::read_to_string(lab.path("dump/options.toml")).expect("options");
+    let head = own.lines().next().expect("its first line");
     lab.write("options.toml", "zero = \"many\"");
+    lab.ok(&args);
+    lab.write("new/options.toml", "mine = 1");
+    lab.refuses(&[&base[..], &["--dump-all", "new"]].concat(), 2, "output");
+    assert!(lab.path("new/19-overlap.ir").exists() && lab.path("new/options.toml").exists());
+    lab.write("options.toml", format!("{head}\nzero = \"many\"\n"));
     assert!(lab.refuses(&args, 2, "file").contains("options.toml"));
+    // What is refused leaves the programs.
+    let args = ["--from", "schedule", "dump/19-overlap.ir", "--zero", "3", "--dump-all", "dump"];
+    lab.refuses(&[&base[..], &args].concat(), 2, "flag");
+    assert!(lab.path("dump/19-overlap.ir").exists() && lab.path("dump/options.toml").exists());
 }
 
 /// The flags of lines such as `use --sp --microbatch 2: a rank then needs 9.07 MiB`.
@@ -139,6 +157,7 @@ fn open_rows_are_those_of_dp() {
     let said = lab.refuses(&[&base[..], &["no", "--shard", "input_ids=-,-"]].concat(), 2, "shard");
     assert!(said.contains("--shard 'input_ids=dp_replicate,…', or use --microbatch 4"), "{said}");
     lab.ok(&[&base[..], &["own", "--shard", "input_ids=dp_replicate,-"]].concat());
+    lab.refuses(&[&base[..], &["no", "--shard", "input_ids=?,dp_replicate"]].concat(), 2, "shard");
     let whole =
         ["compile", TINY, "--mesh", "dp=2", "--microbatch", "4", "--shard", "input_ids=-,-"];
     lab.ok(&whole);

@@ -223,7 +223,7 @@ impl FileFormat {
 /// Those of [`FileFormat::check`] and of `write`; what was there is then unchanged.
 pub fn replace(
     path: &Path,
-    form: &FileFormat,
+    form: &'static FileFormat,
     write: impl FnOnce(&mut dyn Write) -> Result<()>,
 ) -> Result<()> {
     let mut file = Growing::new(path, form)?;
@@ -239,6 +239,7 @@ fn named(path: &Path, d: Diag) -> Diag {
 /// what was there is unchanged.
 pub struct Growing {
     path: PathBuf,
+    form: &'static FileFormat,
     staged: Staged,
     out: io::BufWriter<File>,
 }
@@ -248,12 +249,12 @@ impl Growing {
     ///
     /// # Errors
     /// Those of [`FileFormat::check`], and `file`.
-    pub fn new(path: &Path, form: &FileFormat) -> Result<Growing> {
+    pub fn new(path: &Path, form: &'static FileFormat) -> Result<Growing> {
         let place = Place::of(path).map_err(|d| named(path, d))?;
         form.check(place.path()).map_err(|d| named(path, d))?;
         let staged = Staged::new(&place)?;
         let out = created(staged.path()).map_err(|d| named(path, d))?;
-        Ok(Growing { path: path.into(), staged, out })
+        Ok(Growing { path: path.into(), form, staged, out })
     }
 
     /// Adds bytes.
@@ -264,13 +265,19 @@ impl Growing {
         self.out.write_all(bytes).map_err(|e| io_error("cannot write the file", &self.path, &e))
     }
 
-    /// Flushes it to disk, and puts it into its place.
+    /// Flushes it to disk, and puts it into its place, which is looked at again: much time may have passed.
     ///
     /// # Errors
-    /// `file`.
+    /// `file`, and those of [`FileFormat::check`].
     pub fn publish(self) -> Result<()> {
-        let Growing { path, staged, out } = self;
-        flushed(staged.path(), out).and_then(|()| staged.publish()).map_err(|d| named(&path, d))
+        let Growing { path, form, staged, out } = self;
+        let put = || {
+            flushed(staged.path(), out)?;
+            let place = Place::of(&path)?;
+            form.check(place.path())?;
+            staged.publish_at(&place)
+        };
+        put().map_err(|d| named(&path, d))
     }
 }
 

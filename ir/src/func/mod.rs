@@ -344,6 +344,11 @@ impl Func {
         sums().filter_map(one).collect()
     }
 
+    /// Forgets of which types ops make what: on another mesh they make others.
+    pub fn forget_types(&mut self) {
+        self.typed = Alike::default();
+    }
+
     /// Removes nodes whose results nobody uses; says of each that was there whether it stays.
     pub fn drop_dead(&mut self) -> Vec<bool> {
         let mut live = vec![false; self.values.len()];

@@ -312,8 +312,9 @@ pub fn check_inputs(mesh: &Mesh, f: &mut Func, batch: AtomSet, o: &Options) -> R
             continue;
         };
         let Some(note) = f.annotations.get_mut(&a.value) else { continue };
+        let taken = note.dims[1..].iter().any(|d| d.atoms.set().meets(batch));
         let first = &mut note.dims[0];
-        if o.microbatches() > 1 && first.open && first.atoms.set().within(batch) {
+        if o.microbatches() > 1 && first.open && first.atoms.set().within(batch) && !taken {
             first.atoms = AtomList::collect(batch.iter()).unwrap_or_default();
         }
         let (rows, ty) = (first.atoms, &f.values[a.value.0 as usize].ty);

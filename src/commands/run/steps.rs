@@ -110,8 +110,9 @@ impl Leader<'_> {
         }
         let stopped = asked().filter(|_| at < steps);
         self.finish(first.as_ref(), stopped.is_some() && at == done, at)?;
+        let traced = self.trace.take().map_or(0, |t| t.write(self.stored));
         self.session.finish();
-        let unwritten = self.metrics.iter().map(Metrics::status).max().unwrap_or(0);
+        let unwritten = self.metrics.iter().map(Metrics::status).max().unwrap_or(0).max(traced);
         let Some(signal) = stopped else { return Ok(out.status().max(unwritten)) };
         let name = signals::name(signal);
         match &self.keeper {
@@ -167,9 +168,6 @@ impl Leader<'_> {
             _nothing_new => None,
         };
         saved.iter().for_each(note);
-        if let Some(t) = self.trace.take() {
-            t.write(self.stored)?;
-        }
         if let (Some(file), Some(first)) = (&self.how.dump, first) {
             dump(file, self.stored, first, &mut self.session)?;
         }

@@ -3,8 +3,8 @@
 use crate::pictures::trace::{Chrome, Event};
 use crate::plan_dir::Stored;
 use crate::report::Experts;
-use crate::terminal::warn;
-use shardc_ir::diag::{Diag, Result};
+use crate::terminal::{fail, warn};
+use shardc_ir::diag::Result;
 use shardc_ir::files::{FileFormat, Growing};
 use shardc_ir::func::{FuncKind, FusedWithNext, Node};
 use shardc_ir::mesh::PIPELINE;
@@ -20,10 +20,9 @@ const TRACE: FileFormat =
 
 /// The file, which grows with the run beside its place.
 pub struct Trace {
-    file: Growing,
+    /// Or why nothing more is written.
+    file: Result<Growing>,
     text: Chrome,
-    /// Why nothing more is written.
-    lost: Option<Diag>,
     /// Messages sent and received so far, by giver and taker.
     sent: HashMap<(usize, usize), u64>,
     received: HashMap<(usize, usize), u64>,
@@ -38,12 +37,12 @@ impl Trace {
         let mut file = Growing::new(file, &TRACE)?;
         file.write(Chrome::head(&stored.hash()).as_bytes())?;
         let (sent, received) = (HashMap::new(), HashMap::new());
-        Ok(Trace { file, text: Chrome::default(), lost: None, sent, received })
+        Ok(Trace { file: Ok(file), text: Chrome::default(), sent, received })
     }
 
     /// Adds what the ranks did in a step. What cannot be written ends the trace, and not the run.
     pub fn add(&mut self, plan: &Plan, step: usize, timings: &[Vec<Timing>]) {
-        if self.lost.is_some() {
+        if self.file.is_err() {
             return;
         }
         let experts = Experts::of(plan);
@@ -51,9 +50,11 @@ impl Trace {
         for (rank, all) in timings.iter().enumerate() {
             events.extend(all.iter().filter_map(|t| self.event((plan, &experts), rank, t, step)));
         }
-        if let Err(d) = self.file.write(self.text.add(&events).as_bytes()) {
+        let text = self.text.add(&events);
+        if let Some(d) = self.file.as_mut().ok().and_then(|f| f.write(text.as_bytes()).err()) {
             warn(&[d.clone().why("the run goes on without a trace")]);
-            self.lost = Some(d);
+            // What there is of it goes, and its room on the disk is free.
+            self.file = Err(d);
         }
     }
 
@@ -118,14 +119,8 @@ impl Trace {
         (*n << 24) | ((from as u64) << 12) | to as u64
     }
 
-    /// Puts the file in its place.
-    ///
-    /// # Errors
-    /// `output` and `file` if it could not be written.
-    pub fn write(mut self, stored: &Stored) -> Result<()> {
-        if let Some(d) = self.lost {
-            return Err(d);
-        }
+    /// Puts the file in its place: the exit status of a run that has done everything else.
+    pub fn write(self, stored: &Stored) -> i32 {
         let mesh = &stored.plan.module.mesh;
         let name = |r: usize| {
             let at = crate::commands::inspect::coordinates(mesh, r);
@@ -133,8 +128,12 @@ impl Trace {
             format!("rank {r} {}", at.join(" ")).trim_end().to_string()
         };
         let names: Vec<String> = (0..mesh.ranks()).map(name).collect();
-        self.file.write(self.text.end(&names).as_bytes())?;
-        self.file.publish()
+        let end = self.text.end(&names);
+        let done = self.file.and_then(|mut file| {
+            file.write(end.as_bytes())?;
+            file.publish()
+        });
+        done.as_ref().err().map_or(0, fail)
     }
 }
 

@@ -106,7 +106,8 @@ impl Plan {
                 _ => value.parse().map_err(|_| no())?,
             };
             if !(value > 0.0 && value.is_finite()) && Device::NUMBERS.contains(&name) {
-                return Err(bad("--what-if", given, &format!("give {name} a positive number")));
+                let d = bad("--what-if", given, &format!("give {name} a positive number"));
+                return Err(Diag { code: "device", ..d });
             }
             d = d.with(name, value).map_err(|d| match Device::NUMBERS.contains(&name) {
                 true => d.at(format!("--what-if {given}")),

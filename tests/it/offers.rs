@@ -171,7 +171,7 @@ fn numbers_of_machines_are_positive() {
     let said = lab.refuses(&[&base[..], &["memory=1"]].concat(), 2, "flag");
     assert!(said.contains("use --what-if memory=1GiB, or 1B"), "{said}");
     for bad in ["nic=-1", "nic=0", "hbm=inf", "link=NaN"] {
-        let said = lab.refuses(&[&base[..], &[bad]].concat(), 2, "flag");
+        let said = lab.refuses(&[&base[..], &[bad]].concat(), 2, "device");
         let name = bad.split_once('=').expect("a name").0;
         assert!(said.contains(&format!("give {name} a positive number")), "{said}");
     }

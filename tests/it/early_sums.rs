@@ -77,7 +77,7 @@ fn rows() -> Vec<(&'static str, Options, bool)> {
         ("llama_gqa", with(options(cp, false, 2), |o| o.cp_mode = CpMode::Ring), true),
         ("llama_gqa", with(options(cp, false, 2), |o| o.cp_mode = CpMode::Ulysses), true),
         ("llama_bias_tied", options(dp, false, 2), true),
-        ("gpt2", with(options(dp, false, 2), |o| o.recompute = Recompute::Full), true),
+        ("gpt2", with(options(dp, false, 1), |o| o.recompute = Recompute::Full), true),
         ("gemma2", with(options(dp, false, 2), |o| o.loss_chunks = LossChunks::Of(2)), true),
         ("qwen3", with(options(dp, false, 2), |o| o.clip = Some(0.1)), true),
         ("llama_mha", zero(shard, 1, 2), true),

@@ -415,6 +415,17 @@ mod tests {
         assert_eq!(before_end(None), 120);
     }
 
+    /// What a shell reads is the name, and each is on one line, whatever ends lines there.
+    #[test]
+    fn names_are_read_as_they_are() {
+        for name in ["plain", "it's", "a\nb: c", "tab\t'\\n\u{2028}z", "\u{7f}\u{85}x \"$y\""] {
+            let quoted = super::quoted(name);
+            assert!(!quoted.contains(['\n', '\u{85}', '\u{2028}']), "{quoted}");
+            let said = Command::new("bash").args(["-c", &format!("printf %s {quoted}")]).output();
+            assert_eq!(String::from_utf8(said.expect("bash").stdout).expect("words"), name);
+        }
+    }
+
     /// A folder of a test's own, with a folder `bin` that has what stands for `ln`, if that is another.
     fn folder(name: &str, ln: Option<&str>) -> PathBuf {
         let name = format!("shardc-secret-{name}-{}", std::process::id());

@@ -59,7 +59,7 @@ const PROGRAM: FileFormat = FileFormat {
 const OPTIONS: &str = "options.toml";
 const HEAD: &str = "# What shardc compiled these programs with: --from compares.\n";
 const MADE_WITH: FileFormat =
-    FileFormat { name: "options of programs", is: |head| head.starts_with(HEAD.as_bytes()) };
+    FileFormat { name: "a file of options", is: |head| head.starts_with(HEAD.as_bytes()) };
 
 impl Watched {
     /// How a plan is proved: of a program that somebody may have changed it is not left open what it computes.

@@ -5,6 +5,7 @@
 mod avx512;
 mod kernels;
 mod packed;
+mod parts;
 mod portable;
 pub(crate) mod room;
 pub(crate) mod then;

@@ -13,14 +13,15 @@ const _: () = assert!(super::packed::fits([ROWS, COLS]));
 pub(super) static WORDS: Kernels = Kernels {
     word: Word::F32,
     tile: [ROWS, COLS],
-    tiles: &tile::F32,
+    rows: &tile::F32[0],
+    steps: &tile::F32[1],
     pack: [pack::panels::<ROWS>, pack::panels::<COLS>],
     few: (Elem::F32, &few::F32S),
     finish: tile::finish_any,
 };
 
 /// For products of bf16 with bf16, if the processor has instructions for them.
-pub(super) static PAIRS: Kernels = Kernels { word: Word::Pair, tiles: &tile::BF16, ..HALVES };
+pub(super) static PAIRS: Kernels = Kernels { word: Word::Pair, rows: &tile::BF16, ..HALVES };
 
 /// The same with words of f32: few rows wait for memory, and bf16 is half of it.
 pub(super) static HALVES: Kernels = Kernels { few: (Elem::BF16, &few::PAIRS), ..WORDS };

@@ -4,9 +4,12 @@ use super::{Stored, portable};
 use shardc_ir::kernel::Elem;
 use smallvec::SmallVec;
 use std::ops::Range;
+use std::sync::OnceLock;
 
 /// Rows of a product that are few.
 pub(super) const FEW: usize = 8;
+/// Words from one step to the next of an operand with adjacent rows that is read as it lies: less.
+const NEAR: usize = 512;
 /// Columns of the widest tile.
 pub(super) const WIDEST: usize = 32;
 
@@ -16,8 +19,9 @@ pub(super) struct Kernels {
     pub word: Word,
     /// Rows and columns of a tile.
     pub tile: [usize; 2],
-    /// By rows of a tile, from 1 to all.
-    pub tiles: &'static [MakeTile],
+    /// By rows of a tile, from 1 to all, for strips of `a` whose rows are adjacent, or whose steps are.
+    pub rows: &'static [MakeTile],
+    pub steps: &'static [MakeTile],
     /// For panels of a tile's rows of `a`, and of its columns of `b`.
     pub pack: [Pack; 2],
     /// By rows, for operands of these elements.
@@ -44,12 +48,32 @@ pub(super) struct Tile {
     pub cols: usize,
 }
 
-/// Sums so many steps of a panel of `a` and one of `b` to a tile.
+/// Words of some rows of `a`, from a row on.
+#[derive(Clone, Copy)]
+pub(super) struct Strip {
+    pub at: *const u32,
+    /// Words from one row to the next: of strips that are packed, in the mean of a panel.
+    row: usize,
+    /// Words from one step to the next if rows are adjacent, from one row to the next if steps are.
+    pub apart: usize,
+    /// Kernels for such strips.
+    pub tiles: &'static [MakeTile],
+}
+
+impl Strip {
+    /// The strip from a row on, which begins a panel if it is packed.
+    pub fn from(self, row: usize) -> Strip {
+        Strip { at: self.at.wrapping_add(row * self.row), ..self }
+    }
+}
+
+/// Sums so many steps of a strip of `a` and a panel of `b` to a tile; the strip's rows or steps are so many
+/// words apart.
 ///
 /// # Safety
-/// The processor has what the kernels are for; panels have so many steps, and the tile's rows and
+/// The processor has what the kernels are for; strip and panel have so many steps, and the tile's rows and
 /// columns are valid.
-pub(super) type MakeTile = unsafe fn(usize, *const u32, *const u32, &Tile);
+pub(super) type MakeTile = unsafe fn(usize, *const u32, usize, *const u32, &Tile);
 
 /// Packs panels of an operand whose columns are k: these rows, and these columns, step by step: a word
 /// per row and step. Panels follow each other. What a panel has too many is 0, and so is the second half
@@ -101,9 +125,31 @@ impl Kernels {
         all.push(of([&portable::any::WORDS, &portable::any::HALVES]));
         all
     }
-    /// The fastest.
+    /// The fastest. The processor is asked once: in a virtual machine, that takes as long as a small product.
     pub fn of(a: Elem, b: Elem) -> &'static Kernels {
-        Kernels::all(a, b)[0]
+        static FASTEST: OnceLock<[&Kernels; 2]> = OnceLock::new();
+        let fastest = |elem| Kernels::all(elem, elem)[0];
+        let [words, halves] = FASTEST.get_or_init(|| [Elem::F32, Elem::BF16].map(fastest));
+        if [a, b] == [Elem::BF16; 2] { halves } else { words }
+    }
+
+    /// An operand as it lies, if tiles can read it so: words, of which steps or rows are adjacent. Each step of
+    /// adjacent rows is in another line of memory, so that steps must be near: else a strip's lines are more
+    /// than a cache holds at addresses that are alike.
+    pub fn strip(&self, a: Stored) -> Option<Strip> {
+        let (at, row) = (a.at.cast_const().cast(), a.row_stride);
+        match (a.elem, a.row_stride, a.col_stride) {
+            (Elem::F32, _, 1) => Some(Strip { at, row, apart: row, tiles: self.steps }),
+            (Elem::F32, 1, apart) if apart < NEAR => {
+                Some(Strip { at, row, apart, tiles: self.rows })
+            }
+            _ => None,
+        }
+    }
+
+    /// Panels of so many steps, one behind the other.
+    pub fn packed(&self, at: *const u32, steps: usize) -> Strip {
+        Strip { at, row: steps, apart: self.tile[0], tiles: self.rows }
     }
 }
 

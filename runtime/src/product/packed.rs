@@ -1,10 +1,12 @@
-//! Products of packed panels. A region of a result is made at a time,
-//! from first to last of k: all threads pack what it needs of both operands, some steps of k, then all
-//! make tiles of it. Where k is cut depends on k alone and no sum is shared between threads, so that
-//! their number does not change a bit.
+//! Products of panels. Where rows of the left operand are adjacent f32, tiles read them as they are, and a
+//! task packs its columns of the right operand; else all threads pack the right operand of a region of the
+//! result, some steps of k at a time, and a task packs its rows of the left one. What a task packs stays in
+//! its cache. Where k is cut depends on k alone and no sum is shared between threads, so that their number
+//! does not change a bit.
 
 use super::Stored;
 use super::kernels::{FEW, Kernels, Tile, WIDEST};
+use super::parts::{self, Parts};
 use super::room::{self, Room};
 use super::then::Epilogue;
 use crate::team;
@@ -14,20 +16,27 @@ use std::cell::Cell;
 use std::ops::Range;
 
 /// Steps of k that are packed at once.
-const STEPS: usize = 512;
-/// Rows and columns of the largest region of a result that one thread makes, in whole tiles; with the
-/// steps it keeps at most 11.6 MB. Several threads make one of twice as many rows, and keep 20.1 MB together.
-/// Larger regions pack less: all of an operand is packed again for every region across it.
+const STEPS: usize = 768;
+/// k is cut into whole ones of so many, for kernels of all processors alike.
+const PIECE: usize = 16;
+/// Rows and columns that a task makes at most, in whole tiles, if it packs its columns: their panels, 786 kB,
+/// stay in its cache while the rows pass. Sums that are not rounded yet are 2.1 MB.
+const OWN_COLUMNS: [usize; 2] = [2064, BLOCK[1]];
+/// Rows of a task that packs them: their panels are 442 kB.
+const OWN_ROWS: usize = 144;
+/// Rows and columns of the largest region of a result for which all threads pack the right operand: panels
+/// of 4.7 MB, and sums that are not rounded yet of 6.3 MB. Several threads make one of twice as many rows.
 const REGION: [usize; 2] = [1032, 1536];
-/// Rows and columns of what a thread makes of a region at once: panels of so many columns stay in its
-/// cache while the next rows pass; so does the block, if an epilogue takes it.
+/// Rows and columns of what a thread makes at once, and of what an epilogue takes.
 const BLOCK: [usize; 2] = THEN;
-/// Rows and columns that a thread packs at once, in whole panels.
-const PACKED: [usize; 2] = [96, 128];
+/// Columns that a thread packs at once for all, in whole panels.
+const PACKED: usize = 128;
 
-/// Whether regions, blocks and what is packed at once are whole tiles of this size, and the widest has room.
+/// Whether tasks, regions, blocks and what is packed at once are whole tiles of this size, and the widest has
+/// room.
 pub(super) const fn fits([rows, cols]: [usize; 2]) -> bool {
-    let (of_rows, of_cols) = ([REGION[0], BLOCK[0], PACKED[0]], [REGION[1], BLOCK[1], PACKED[1]]);
+    let of_rows = [OWN_COLUMNS[0], OWN_ROWS, REGION[0], BLOCK[0]];
+    let of_cols = [OWN_COLUMNS[1], REGION[1], BLOCK[1], PACKED];
     let mut i = 0;
     while i < of_rows.len() {
         if of_rows[i] % rows != 0 || of_cols[i] % cols != 0 {
@@ -58,8 +67,10 @@ pub(super) struct Products<'a, F> {
 }
 
 thread_local! {
-    /// Packed operands, and sums that are not rounded yet.
-    static ROOM: Room = const { Cell::new(Vec::new()) };
+    /// Panels that all threads read, and sums of theirs that are not rounded yet.
+    static SHARED: Room = const { Cell::new(Vec::new()) };
+    /// Panels of a task, and its sums that are not rounded yet.
+    static OWN: Room = const { Cell::new(Vec::new()) };
     /// A block that an epilogue takes.
     static RESULT: Room = const { Cell::new(Vec::new()) };
 }
@@ -72,12 +83,6 @@ fn index(extents: &[usize], mut flat: usize) -> Extents {
         (*i, flat) = (flat % n, flat / n);
     }
     index
-}
-
-/// Cuts `n` into so many ranges of whole units; the last ones may be shorter, or empty.
-fn cut(n: usize, pieces: usize, unit: usize, i: usize) -> Range<usize> {
-    let each = n.div_ceil(pieces.max(1)).next_multiple_of(unit);
-    (i * each).min(n)..((i + 1) * each).min(n)
 }
 
 impl<F: Fn(&[usize], &[usize]) -> [Stored; 3]> Products<'_, F> {
@@ -98,7 +103,7 @@ impl<F: Fn(&[usize], &[usize]) -> [Stored; 3]> Products<'_, F> {
         let work = m * n * results * k * self.sum.iter().product::<usize>();
         let threads = if work < LITTLE { 1 } else { threads };
         // Of many results that are small, each is one thread's.
-        let blocks = Region::blocks(m, n);
+        let blocks = m.div_ceil(BLOCK[0]) * n.div_ceil(BLOCK[1]);
         let small = m <= REGION[0] && n <= REGION[1] && results >= threads.min(blocks);
         let (outside, inside) = if small { (threads, 1) } else { (1, threads) };
         // SAFETY: by the caller; no element is in two results.
@@ -147,7 +152,7 @@ impl<F: Fn(&[usize], &[usize]) -> [Stored; 3]> Products<'_, F> {
                 }
             };
             let whole = Tile { scale: self.scale, read, onto: None, write: out, cols: 0 };
-            let cols = cut(n, pieces, self.unit(kernels), task % pieces);
+            let cols = parts::part(n, pieces, self.unit(kernels), task % pieces);
             for first in cols.clone().step_by(BLOCK[1]) {
                 let width = (cols.end - first).min(BLOCK[1]);
                 let make = |tile: &Tile| tiles(first..first + width, tile);
@@ -182,222 +187,219 @@ impl<F: Fn(&[usize], &[usize]) -> [Stored; 3]> Products<'_, F> {
         });
     }
 
-    /// Makes a result: of each of its regions, for some steps of k after the others, the panels and
-    /// then the tiles.
+    /// Makes a result.
     ///
     /// # Safety
     /// As for [`Products::run`].
     unsafe fn result(&self, at: &[usize], kernels: &Kernels, threads: usize) {
-        let ([m, n, k], [tall, wide]) = (self.size, kernels.tile);
-        let word = kernels.word;
-        let [_, _, out] = (self.at)(at, &index(&self.sum, 0));
-        let pieces = k.div_ceil(STEPS * word.depth()).max(1);
-        let piece = |i: usize| cut(k, pieces, 16, i);
-        let all = if k == 0 { 0 } else { self.sum.iter().product::<usize>() * pieces };
-        let turns = all.max(1);
-        let rows = REGION[0] * threads.clamp(1, 2);
-        let grid = [m.div_ceil(rows), n.div_ceil(REGION[1])];
-        let unit = self.unit(kernels);
-        let largest = [cut(m, grid[0], tall, 0).len(), cut(n, grid[1], unit, 0).len()];
-        let steps = piece(0).len().div_ceil(word.depth());
-        // Panels of `b` begin at a line of the cache.
-        let of_a = (largest[0].next_multiple_of(tall) * steps).next_multiple_of(16);
-        let of_b = largest[1].next_multiple_of(wide) * steps;
+        let ([m, n, k], unit) = (self.size, [kernels.tile[0], self.unit(kernels)]);
+        let [a, _, out] = (self.at)(at, &index(&self.sum, 0));
+        let pieces = k.div_ceil(STEPS * kernels.word.depth()).max(1);
+        let sums = if k == 0 { 0 } else { self.sum.iter().product::<usize>() };
+        let turns = (sums * pieces).max(1);
         // Sums that are not rounded yet, or that are added to what is there when they are whole: so a
         // sum over microbatches is that of their products, in order.
         let elsewhere = out.elem != Elem::F32 || self.accumulate || self.then.is_some();
-        let apart = all > 1 && elsewhere;
-        let sums = if apart { largest[0] * largest[1] } else { 0 };
-        let region =
-            |i: usize| [cut(m, grid[0], tall, i / grid[1]), cut(n, grid[1], unit, i % grid[1])];
-        let mut starts: SmallVec<[usize; 8]> = SmallVec::new();
-        starts.push(0);
-        for r in 0..grid[0] * grid[1] {
-            let [rows, cols] = region(r).map(|x| x.len());
-            for _ in 0..turns {
-                for tasks in [Region::packs(rows, cols), Region::blocks(rows, cols)] {
-                    starts.push(starts[starts.len() - 1] + tasks);
-                }
-            }
+        let k = if sums == 0 { 0 } else { k };
+        let made = Made { at, kernels, k, pieces, turns, apart: turns > 1 && elsewhere };
+        if kernels.strip(a).is_some() {
+            let parts = Parts::tasks([m, n], OWN_COLUMNS, unit, 1, threads);
+            let task = |i: usize| {
+                // SAFETY: by the caller; no element is in two tasks.
+                unsafe { self.make(&made, parts.part(i), 0..turns, None) };
+            };
+            // SAFETY: as above.
+            return unsafe { team::each(threads, parts.count(), task) };
         }
-        room::with(&ROOM, of_a + of_b + sums, |a| {
-            let (b, sums) = (a.wrapping_add(of_a), a.wrapping_add(of_a + of_b));
+        let regions = Parts::fewest([m, n], [REGION[0] * threads.clamp(1, 2), REGION[1]], unit);
+        for [rows, cols] in (0..regions.count()).map(|i| regions.part(i)) {
+            let parts =
+                Parts::tasks([rows.len(), cols.len()], [OWN_ROWS, REGION[1]], unit, 0, threads);
+            // SAFETY: by the caller; no element is in two regions.
+            unsafe { self.region(&made, [rows, cols], &parts, threads) };
+        }
+    }
+
+    /// Makes a region of a result: in each turn all threads pack the right operand, then each does tasks.
+    ///
+    /// # Safety
+    /// As for [`Products::run`], for the result's rows and columns.
+    unsafe fn region(
+        &self,
+        made: &Made,
+        [rows, cols]: [Range<usize>; 2],
+        parts: &Parts,
+        threads: usize,
+    ) {
+        let panels = cols.len().next_multiple_of(made.kernels.tile[1]) * made.steps();
+        let sums = if made.apart { rows.len() * cols.len() } else { 0 };
+        let packs = cols.len().div_ceil(PACKED);
+        let tasks = [packs, parts.count()].into_iter().cycle().take(2 * made.turns);
+        let ends = tasks.scan(0, |all, tasks| {
+            *all += tasks;
+            Some(*all)
+        });
+        let starts: SmallVec<[usize; 16]> = std::iter::once(0).chain(ends).collect();
+        room::with(&SHARED, panels + sums, |room| {
+            let sums = Stored::rows(room.wrapping_add(panels).cast(), cols.len());
+            let first = [rows.start, cols.start];
             let task = |phase: usize, i: usize| {
-                let [rows, cols] = region(phase / 2 / turns);
-                let turn = phase / 2 % turns;
-                let k = if all == 0 { 0..0 } else { piece(turn % pieces) };
-                let region = Region { a, b, kernels, threads, rows, cols, k };
-                if phase % 2 == 0 {
-                    let [x, y, _] = (self.at)(at, &index(&self.sum, turn / pieces));
-                    // SAFETY: by the caller; there is room for these panels.
-                    return unsafe { region.pack([x, y.transposed()], i) };
+                let turn = phase / 2;
+                if phase % 2 == 1 {
+                    let [r, c] = parts.part(i);
+                    let part = [
+                        first[0] + r.start..first[0] + r.end,
+                        first[1] + c.start..first[1] + c.end,
+                    ];
+                    let shared = Shared { panels: room, sums, first };
+                    // SAFETY: by the caller; panels of this turn are packed, and no element is in two tasks.
+                    return unsafe { self.make(made, part, turn..turn + 1, Some(shared)) };
                 }
-                let out = out.from(region.rows.start, region.cols.start);
-                let sums = Stored::rows(sums.cast(), region.cols.len());
-                let first = if self.accumulate && !apart { Some(out) } else { None };
-                let between = if apart { sums } else { out };
-                let read = if turn == 0 { first } else { Some(between) };
-                let last = turn + 1 == turns;
-                let write = if last { out } else { between };
-                let onto = (last && apart && self.accumulate).then_some(out);
-                let tile = Tile { scale: self.scale, read, onto, write, cols: 0 };
-                let (from, size) = region.place(i);
-                let tile = tile.from(from[0], from[1], 0);
-                let make = |tile: &Tile| {
-                    // SAFETY: by the caller; the panels are packed, and there is room for the sums.
-                    unsafe { region.tiles(tile, from, size) }
-                };
-                let first = [region.rows.start + from[0], region.cols.start + from[1]];
-                match last {
-                    // SAFETY: by the caller.
-                    true => unsafe { self.block(at, &tile, first, size, make) },
-                    false => make(&tile),
-                }
+                let ([_, b], k) = self.operands(made, turn);
+                let from = i * PACKED;
+                let own = cols.start + from..cols.end.min(cols.start + from + PACKED);
+                let to = room.wrapping_add(from * made.steps_of(&k));
+                // SAFETY: by the caller; there is room for these panels.
+                unsafe { made.kernels.pack[1](b.transposed(), own, k, made.kernels.word, to) };
             };
             // SAFETY: no two tasks of a phase write the same panel, or the same element.
             unsafe { team::phases(threads, &starts, task) };
         });
     }
+
+    /// Operands of a turn, and the part of k that it sums.
+    fn operands(&self, made: &Made, turn: usize) -> ([Stored; 2], Range<usize>) {
+        let [a, b, _] = (self.at)(made.at, &index(&self.sum, turn / made.pieces));
+        ([a, b], made.piece(turn % made.pieces))
+    }
+
+    /// Makes a part of a result, or does some turns of it: packs its rows for panels that are shared, else its
+    /// columns.
+    ///
+    /// # Safety
+    /// As for [`Products::run`], for these rows and columns; what is shared is packed for the turns.
+    unsafe fn make(
+        &self,
+        made: &Made,
+        [rows, cols]: [Range<usize>; 2],
+        turns: Range<usize>,
+        shared: Option<Shared>,
+    ) {
+        let (kernels, [tall, wide]) = (made.kernels, made.kernels.tile);
+        let (side, unit) = if shared.is_some() { (rows.len(), tall) } else { (cols.len(), wide) };
+        let panels = side.next_multiple_of(unit) * made.steps();
+        let sums = if made.apart && shared.is_none() { rows.len() * cols.len() } else { 0 };
+        let [_, _, out] = (self.at)(made.at, &index(&self.sum, 0));
+        room::with(&OWN, panels + sums, |own| {
+            let own_sums = Stored::rows(own.wrapping_add(panels).cast(), cols.len());
+            let alone = Shared { panels: own, sums: own_sums, first: [rows.start, cols.start] };
+            let Shared { panels: right, sums, first } = shared.unwrap_or(alone);
+            for turn in turns {
+                let ([a, b], k) = self.operands(made, turn);
+                let steps = made.steps_of(&k);
+                // SAFETY: by the caller; there is room for these panels.
+                let strip = unsafe {
+                    match shared {
+                        Some(_) => kernels.pack[0](a, rows.clone(), k.clone(), kernels.word, own),
+                        None => kernels.pack[1](
+                            b.transposed(),
+                            cols.clone(),
+                            k.clone(),
+                            kernels.word,
+                            own,
+                        ),
+                    }
+                    match kernels.strip(a.from(rows.start, k.start)).filter(|_| shared.is_none()) {
+                        Some(strip) => strip,
+                        None => kernels.packed(own, steps),
+                    }
+                };
+                for (row, col) in blocks(&rows, &cols) {
+                    let at = [row - first[0], col - first[1]];
+                    let tile = made.tile(turn, out.from(row, col), sums.from(at[0], at[1]), self);
+                    let size = [(rows.end - row).min(BLOCK[0]), (cols.end - col).min(BLOCK[1])];
+                    let strip = strip.from(row - rows.start);
+                    let right = right.wrapping_add(at[1] * steps).cast_const();
+                    // SAFETY: by the caller; strips and panels have these rows, columns and steps.
+                    let all = |whole: &Tile| unsafe {
+                        for row in (0..size[0]).step_by(tall) {
+                            let make = strip.tiles[(size[0] - row).min(tall) - 1];
+                            let left = strip.from(row).at;
+                            for col in (0..size[1]).step_by(wide) {
+                                let tile = whole.from(row, col, (size[1] - col).min(wide));
+                                make(
+                                    steps,
+                                    left,
+                                    strip.apart,
+                                    right.wrapping_add(col * steps),
+                                    &tile,
+                                );
+                            }
+                        }
+                    };
+                    match turn + 1 == made.turns {
+                        // SAFETY: by the caller.
+                        true => unsafe { self.block(made.at, &tile, [row, col], size, all) },
+                        false => all(&tile),
+                    }
+                }
+            }
+        });
+    }
 }
 
-/// Rows and columns of a result, steps of k, and room for what these need of both operands; how
-/// many threads share the work.
-struct Region<'a> {
-    a: *mut u32,
-    b: *mut u32,
+/// A result that is made.
+struct Made<'a> {
+    /// Its index.
+    at: &'a [usize],
     kernels: &'a Kernels,
-    threads: usize,
-    rows: Range<usize>,
-    cols: Range<usize>,
-    k: Range<usize>,
+    k: usize,
+    /// Into how many pieces k is cut, and how often something is added to a tile until it is whole.
+    pieces: usize,
+    turns: usize,
+    /// Whether sums lie apart from the result until they are whole.
+    apart: bool,
 }
 
-impl Region<'_> {
-    /// Tasks of packing for so many rows and columns.
-    fn packs(rows: usize, cols: usize) -> usize {
-        rows.div_ceil(PACKED[0]) + cols.div_ceil(PACKED[1])
+/// Panels of the right operand, and sums that lie apart, from a row and a column of the result on.
+#[derive(Clone, Copy)]
+struct Shared {
+    panels: *mut u32,
+    sums: Stored,
+    first: [usize; 2],
+}
+
+impl Made<'_> {
+    fn piece(&self, i: usize) -> Range<usize> {
+        parts::part(self.k, self.pieces, PIECE, i)
     }
 
-    /// Tasks of making tiles.
-    fn blocks(rows: usize, cols: usize) -> usize {
-        rows.div_ceil(BLOCK[0]) * cols.div_ceil(BLOCK[1])
+    fn steps_of(&self, k: &Range<usize>) -> usize {
+        k.len().div_ceil(self.kernels.word.depth())
     }
 
+    /// Steps of the longest piece.
     fn steps(&self) -> usize {
-        self.k.len().div_ceil(self.kernels.word.depth())
+        let longest = self.k.div_ceil(PIECE).div_ceil(self.pieces) * PIECE;
+        longest.div_ceil(self.kernels.word.depth())
     }
 
-    /// Which operand a task packs panels of, 0 the left, and which of its: both operands in turn, so
-    /// that a thread's share of the tasks is mostly what its blocks are made of, and as large a part
-    /// of the other operand.
-    fn packed(&self, task: usize) -> (usize, usize) {
-        let right = self.cols.len().div_ceil(PACKED[1]);
-        let all = Region::packs(self.rows.len(), self.cols.len());
-        let [before, then] = [task, task + 1].map(|t| t * right / all);
-        if then > before { (1, before) } else { (0, task - before) }
-    }
-
-    /// Packs the panels of a task.
-    ///
-    /// # Safety
-    /// The operands have these rows and steps, and there is room.
-    unsafe fn pack(&self, [x, y]: [Stored; 2], task: usize) {
-        let part = |all: &Range<usize>, i: usize, unit: usize| {
-            let first = all.start + i * unit;
-            (first..all.end.min(first + unit), i * unit * self.steps())
-        };
-        let (k, word, [of_rows, of_cols]) = (self.k.clone(), self.kernels.word, self.kernels.pack);
-        // SAFETY: by the caller.
-        unsafe {
-            match self.packed(task) {
-                (0, i) => {
-                    let (rows, to) = part(&self.rows, i, PACKED[0]);
-                    of_rows(x, rows, k, word, self.a.wrapping_add(to));
-                }
-                (_, i) => {
-                    let (cols, to) = part(&self.cols, i, PACKED[1]);
-                    of_cols(y, cols, k, word, self.b.wrapping_add(to));
-                }
-            }
-        }
-    }
-
-    /// Where in the region the block of a task is, and its size. A thread's share of the tasks is
-    /// mostly of rows of its own, or of columns, if those are the longer side; of them, tasks below
-    /// each other follow each other.
-    fn place(&self, task: usize) -> ([usize; 2], [usize; 2]) {
-        let (m, n) = (self.rows.len(), self.cols.len());
-        let (down, across) = (m.div_ceil(BLOCK[0]), n.div_ceil(BLOCK[1]));
-        let parts = if m < n { 1 } else { self.threads.min(down) };
-        let start = |part: usize| down * part / parts;
-        // The last part that begins at this task's first row or above it.
-        let part = ((task / across + 1) * parts - 1) / down;
-        let (first, here) = (start(part), start(part + 1) - start(part));
-        let at = task - first * across;
-        let (top, left) = ((first + at % here) * BLOCK[0], at / here * BLOCK[1]);
-        ([top, left], [(m - top).min(BLOCK[0]), (n - left).min(BLOCK[1])])
-    }
-
-    /// Makes the tiles of a block, where `whole` says from its first row and column on.
-    ///
-    /// # Safety
-    /// The panels are packed, and the tile's matrices have these rows and columns.
-    unsafe fn tiles(&self, whole: &Tile, [top, left]: [usize; 2], [m, n]: [usize; 2]) {
-        let (steps, [tall, wide]) = (self.steps(), self.kernels.tile);
-        for row in (0..m).step_by(tall) {
-            let make = self.kernels.tiles[(m - row).min(tall) - 1];
-            let a = self.a.wrapping_add((top + row) * steps);
-            for col in (0..n).step_by(wide) {
-                let tile = whole.from(row, col, (n - col).min(wide));
-                let b = self.b.wrapping_add((left + col) * steps);
-                // SAFETY: by the caller.
-                unsafe { make(steps, a, b, &tile) };
-            }
+    /// What a turn does with sums, where the result and the sums that lie apart begin with this tile.
+    fn tile<F>(&self, turn: usize, out: Stored, sums: Stored, of: &Products<F>) -> Tile {
+        let (last, between) = (turn + 1 == self.turns, if self.apart { sums } else { out });
+        let first = (of.accumulate && !self.apart).then_some(out);
+        Tile {
+            scale: of.scale,
+            read: if turn == 0 { first } else { Some(between) },
+            onto: (last && self.apart && of.accumulate).then_some(out),
+            write: if last { out } else { between },
+            cols: 0,
         }
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use shardc_ir::kernel::Elem;
-    use std::collections::BTreeSet;
-
-    /// Each panel is packed once and each block made once, and of both a thread's share is mostly of
-    /// rows of its own, or of columns.
-    #[test]
-    fn threads_have_rows_or_columns_of_their_own() {
-        let kernels = Kernels::of(Elem::F32, Elem::F32);
-        for [m, n] in [[2048, 1408], [2000, 100], [300, 300], [256, 1408], [100, 1536]] {
-            for threads in [1, 2, 3, 4] {
-                let (a, b) = (std::ptr::null_mut(), std::ptr::null_mut());
-                let region = Region { a, b, kernels, threads, rows: 0..m, cols: 0..n, k: 0..0 };
-                let side = usize::from(m < n);
-                let share = |tasks: usize, t: usize| tasks * t / threads..tasks * (t + 1) / threads;
-                let (packs, blocks) = (Region::packs(m, n), Region::blocks(m, n));
-                let (mut packed, mut made) = (BTreeSet::new(), BTreeSet::new());
-                for thread in 0..threads {
-                    let (mut units, mut own) = (vec![], vec![]);
-                    for task in share(packs, thread) {
-                        let (which, unit) = region.packed(task);
-                        assert!(packed.insert((which, unit)));
-                        units.extend((which == side).then_some(unit * PACKED[side]));
-                    }
-                    for task in share(blocks, thread) {
-                        let (place, _) = region.place(task);
-                        assert!(made.insert(place));
-                        own.push(place[side]);
-                    }
-                    // Three quarters, but for a block at either end.
-                    let [first, last] = [thread, thread + 1].map(|t| [m, n][side] * t / threads);
-                    let near = first.saturating_sub(BLOCK[side])..=last + BLOCK[side];
-                    for all in [units, own] {
-                        let far = all.iter().filter(|&at| !near.contains(at)).count();
-                        assert!(4 * far <= all.len(), "{m} {n} {threads} {thread} {all:?}");
-                    }
-                }
-                assert_eq!((packed.len(), made.len()), (packs, blocks));
-            }
-        }
-    }
+/// Where blocks begin; those below each other follow each other.
+fn blocks(rows: &Range<usize>, cols: &Range<usize>) -> impl Iterator<Item = (usize, usize)> {
+    let rows = rows.clone().step_by(BLOCK[0]);
+    cols.clone().step_by(BLOCK[1]).flat_map(move |col| rows.clone().map(move |row| (row, col)))
 }

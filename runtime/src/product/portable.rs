@@ -30,19 +30,21 @@ fn madd<const FUSED: bool>(a: f32, b: f32, c: f32) -> f32 {
 /// # Safety
 /// As for [`super::kernels::MakeTile`], with tiles of `M` rows.
 #[inline(always)]
-unsafe fn tile<const M: usize, const FUSED: bool>(
+unsafe fn tile<const M: usize, const STEPS: bool, const FUSED: bool>(
     depth: usize,
     a: *const u32,
+    apart: usize,
     b: *const u32,
     to: &Tile,
 ) {
+    let (down, step) = if STEPS { (apart, 1) } else { (1, apart) };
     let mut sums = [[0.0f32; COLS]; M];
     for p in 0..depth {
         // SAFETY: by the caller.
         let b = unsafe { *b.add(p * COLS).cast::<[f32; COLS]>() };
         for (i, row) in sums.iter_mut().enumerate() {
             // SAFETY: by the caller.
-            let a = unsafe { *a.add(p * ROWS + i).cast::<f32>() };
+            let a = unsafe { *a.add(p * step + i * down).cast::<f32>() };
             for j in 0..COLS {
                 row[j] = madd::<FUSED>(a, b[j], row[j]);
             }
@@ -338,9 +340,15 @@ macro_rules! kernels {
             const FUSED: bool = $fused;
 
             $(#[$features])?
-            unsafe fn tile<const M: usize>(k: usize, a: *const u32, b: *const u32, to: &Tile) {
+            unsafe fn tile<const M: usize, const STEPS: bool>(
+                k: usize,
+                a: *const u32,
+                apart: usize,
+                b: *const u32,
+                to: &Tile,
+            ) {
                 // SAFETY: by the caller.
-                unsafe { super::tile::<M, FUSED>(k, a, b, to) }
+                unsafe { super::tile::<M, STEPS, FUSED>(k, a, apart, b, to) }
             }
             $(#[$features])?
             unsafe fn finish(sums: *const f32, rows: usize, to: &Tile) {
@@ -373,7 +381,8 @@ macro_rules! kernels {
             pub(crate) static WORDS: Kernels = Kernels {
                 word: Word::F32,
                 tile: [ROWS, COLS],
-                tiles: &[tile::<1>, tile::<2>, tile::<3>, tile::<4>, tile::<5>, tile::<6>],
+                rows: &tiles!(false),
+                steps: &tiles!(true),
                 pack: [pack::<ROWS>, pack::<COLS>],
                 few: (Elem::F32, &by_rows!(WORD)),
                 finish,
@@ -382,6 +391,20 @@ macro_rules! kernels {
             /// For products of bf16 with bf16.
             pub(crate) static HALVES: Kernels = Kernels { few: (Elem::BF16, &by_rows!(BF16)), ..WORDS };
         }
+    };
+}
+
+/// Kernels for tiles of 1 to [`ROWS`] rows.
+macro_rules! tiles {
+    ($steps:expr) => {
+        [
+            tile::<1, $steps>,
+            tile::<2, $steps>,
+            tile::<3, $steps>,
+            tile::<4, $steps>,
+            tile::<5, $steps>,
+            tile::<6, $steps>,
+        ] as [_; ROWS]
     };
 }
 

@@ -101,7 +101,7 @@ fn families_are_those_of_the_processor() {
     }
     for [a, b, _] in KINDS {
         for k in Kernels::all(a, b) {
-            assert_eq!(k.tiles.len(), k.tile[0]);
+            assert_eq!([k.rows.len(), k.steps.len()], [k.tile[0]; 2]);
         }
     }
 }

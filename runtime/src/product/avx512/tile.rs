@@ -19,7 +19,13 @@ macro_rules! kernel {
     ($(#[$doc:meta])* $name:ident, $features:literal, |$sum:ident, $a:ident, $b:ident| $step:expr) => {
         $(#[$doc])*
         #[target_feature(enable = $features)]
-        unsafe fn $name<const M: usize>(depth: usize, a: *const u32, b: *const u32, to: &Tile) {
+        unsafe fn $name<const M: usize, const STEPS: bool>(
+            depth: usize,
+            a: *const u32,
+            apart: usize,
+            b: *const u32,
+            to: &Tile,
+        ) {
             let mut sums = [[_mm512_setzero_ps(); 2]; M];
             // SAFETY: by the caller.
             unsafe {
@@ -28,20 +34,44 @@ macro_rules! kernel {
                     _mm_prefetch::<_MM_HINT_T0>(at);
                     _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(64));
                 }
+                // Of adjacent steps, four rows each: more addresses than there are registers would lie in memory.
+                let mut at = [0, 4, 8].map(|i| a.wrapping_add(i * apart));
                 for p in 0..depth {
-                    let (a, b) = (a.add(p * ROWS), b.add(p * COLS));
+                    let b = b.add(p * COLS);
                     let columns = [_mm512_loadu_si512(b.cast()), _mm512_loadu_si512(b.add(16).cast())];
                     _mm_prefetch::<_MM_HINT_T0>(b.wrapping_add(16 * COLS).cast());
                     _mm_prefetch::<_MM_HINT_T0>(b.wrapping_add(16 * COLS + 16).cast());
+                    if !STEPS {
+                        _mm_prefetch::<_MM_HINT_T0>(at[0].wrapping_add(8 * apart).cast());
+                    }
                     for i in 0..M {
-                        let $a = _mm512_set1_epi32(a.add(i).cast::<i32>().read());
+                        let word = match STEPS {
+                            true => at[i / 4].wrapping_add(i % 4 * apart),
+                            false => at[0].wrapping_add(i),
+                        };
+                        let $a = _mm512_set1_epi32(word.cast::<i32>().read());
                         for h in 0..2 {
                             let ($sum, $b) = (sums[i][h], columns[h]);
                             sums[i][h] = $step;
                         }
                     }
+                    at = at.map(|at| at.wrapping_add(if STEPS { 1 } else { apart }));
                 }
-                finish(&sums, to);
+                if !is_plain(to) {
+                    return finish(&sums, to);
+                }
+                let scale = _mm512_set1_ps(to.scale);
+                for i in 0..M {
+                    let write = to.write.at.wrapping_add(i * to.write.row_stride);
+                    for h in 0..2 {
+                        let mut x = _mm512_mul_ps(sums[i][h], scale);
+                        if let Some(read) = &to.read {
+                            let at = read.at.wrapping_add(i * read.row_stride + 16 * h);
+                            x = _mm512_add_ps(_mm512_loadu_ps(at), x);
+                        }
+                        _mm512_storeu_ps(write.wrapping_add(16 * h), x);
+                    }
+                }
             }
         }
     };
@@ -64,28 +94,35 @@ kernel! {
 }
 
 macro_rules! by_rows {
-    ($name:ident) => {
+    ($name:ident, $steps:expr) => {
         [
-            $name::<1>,
-            $name::<2>,
-            $name::<3>,
-            $name::<4>,
-            $name::<5>,
-            $name::<6>,
-            $name::<7>,
-            $name::<8>,
-            $name::<9>,
-            $name::<10>,
-            $name::<11>,
-            $name::<12>,
+            $name::<1, $steps>,
+            $name::<2, $steps>,
+            $name::<3, $steps>,
+            $name::<4, $steps>,
+            $name::<5, $steps>,
+            $name::<6, $steps>,
+            $name::<7, $steps>,
+            $name::<8, $steps>,
+            $name::<9, $steps>,
+            $name::<10, $steps>,
+            $name::<11, $steps>,
+            $name::<12, $steps>,
         ]
     };
 }
 
-/// Kernels by rows, from 1 on.
-pub(super) const F32: [MakeTile; ROWS] = by_rows!(avx512);
-/// Kernels by rows, from 1 on.
-pub(super) const BF16: [MakeTile; ROWS] = by_rows!(avx512_bf16);
+/// Kernels for adjacent rows, and for adjacent steps, by rows from 1 on.
+pub(super) const F32: [[MakeTile; ROWS]; 2] = [by_rows!(avx512, false), by_rows!(avx512, true)];
+/// Kernels for adjacent rows of pairs.
+pub(super) const BF16: [MakeTile; ROWS] = by_rows!(avx512_bf16, false);
+
+/// Whether all columns of a tile exist and are adjacent f32, and no more than one matrix is added: so are most.
+#[inline]
+fn is_plain(to: &Tile) -> bool {
+    let plain = |x: &Stored| x.elem == Elem::F32 && x.col_stride == 1;
+    to.cols >= COLS && plain(&to.write) && to.read.as_ref().is_none_or(plain) && to.onto.is_none()
+}
 
 /// # Safety
 /// As for [`crate::product::kernels::MakeTile`].

@@ -30,6 +30,11 @@ pub(super) static HALVES: Kernels = Kernels { few: (Elem::BF16, &few::PAIRS), ..
 /// four of f32, which are twice the terms; AMD's start as many as of f32. Asked of the processor, not
 /// measured: ranks of one machine give the same bits.
 pub(super) fn pairs_are_fast() -> bool {
+    !is_intel()
+}
+
+/// Whether the processor is Intel's.
+pub(super) fn is_intel() -> bool {
     let vendor = std::arch::x86_64::__cpuid(0);
-    [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes).concat() != *b"GenuineIntel"
+    [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes).concat() == *b"GenuineIntel"
 }

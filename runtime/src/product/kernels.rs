@@ -10,6 +10,8 @@ use std::sync::OnceLock;
 pub(super) const FEW: usize = 8;
 /// Words from one step to the next of an operand with adjacent rows that is read as it lies: less.
 const NEAR: usize = 512;
+/// Words of a page: lines so far apart have the same places in the nearest cache of most processors.
+const PAGE: usize = 1024;
 /// Columns of the widest tile.
 pub(super) const WIDEST: usize = 32;
 
@@ -133,24 +135,51 @@ impl Kernels {
         if [a, b] == [Elem::BF16; 2] { halves } else { words }
     }
 
-    /// An operand as it lies, if tiles can read it so: words, of which steps or rows are adjacent. Each step of
-    /// adjacent rows is in another line of memory, so that steps must be near: else a strip's lines are more
-    /// than a cache holds at addresses that are alike.
+    /// An operand as it lies, if tiles can read it so: f32 of which steps or rows are adjacent. Where rows are,
+    /// each step is in another line of memory, so that steps must be near. Where steps are, as many lines as a
+    /// tile has rows are read in turns, and if rows are whole pages apart, the nearest cache must have as many
+    /// ways: they all compete for the same places.
     pub fn strip(&self, a: Stored) -> Option<Strip> {
         let (at, row) = (a.at.cast_const().cast(), a.row_stride);
-        match (a.elem, a.row_stride, a.col_stride) {
-            (Elem::F32, _, 1) => Some(Strip { at, row, apart: row, tiles: self.steps }),
-            (Elem::F32, 1, apart) if apart < NEAR => {
+        let alike = row.is_multiple_of(PAGE) && !self.has_ways();
+        match (self.word, a.elem, a.row_stride, a.col_stride) {
+            (Word::F32, Elem::F32, _, 1) if !alike => {
+                Some(Strip { at, row, apart: row, tiles: self.steps })
+            }
+            (Word::F32, Elem::F32, 1, apart) if apart < NEAR => {
                 Some(Strip { at, row, apart, tiles: self.rows })
             }
             _ => None,
         }
     }
 
+    /// Whether the nearest cache has as many ways as a tile has rows.
+    fn has_ways(&self) -> bool {
+        static WAYS: OnceLock<usize> = OnceLock::new();
+        // Fewer than 8 have none that these kernels are for.
+        self.tile[0] <= 8 || self.tile[0] <= *WAYS.get_or_init(ways)
+    }
+
     /// Panels of so many steps, one behind the other.
     pub fn packed(&self, at: *const u32, steps: usize) -> Strip {
         Strip { at, row: steps, apart: self.tile[0], tiles: self.rows }
     }
+}
+
+/// Ways of the nearest cache of data, at least.
+fn ways() -> usize {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{__cpuid, __cpuid_count};
+        // "Deterministic cache parameters" of Intel and "cache topology" of AMD are alike.
+        let leaf = if super::avx512::is_intel() { 4 } else { 0x8000_001d };
+        if __cpuid(leaf & 0x8000_0000).eax >= leaf {
+            let caches = (0..8).map(|i| __cpuid_count(leaf, i)).take_while(|c| c.eax & 31 != 0);
+            let mut first = caches.filter(|c| c.eax & 31 == 1 && c.eax >> 5 & 7 == 1);
+            return first.next().map_or(8, |c| (c.ebx >> 22) as usize + 1);
+        }
+    }
+    8
 }
 
 impl Word {

@@ -1,8 +1,7 @@
-//! Products of panels. Where rows of the left operand are adjacent f32, tiles read them as they are, and a
-//! task packs its columns of the right operand; else all threads pack the right operand of a region of the
-//! result, some steps of k at a time, and a task packs its rows of the left one. What a task packs stays in
-//! its cache. Where k is cut depends on k alone and no sum is shared between threads, so that their number
-//! does not change a bit.
+//! Products in tiles. Where tiles can read the left operand as it lies ([`Kernels::strip`]), a task packs its
+//! columns of the right one; else all threads pack the right operand of a region of the result, some steps of
+//! k at a time, and a task packs its rows of the left one. Where k is cut depends on k alone and no sum is
+//! shared between threads, so that their number does not change a bit.
 
 use super::Stored;
 use super::kernels::{FEW, Kernels, Tile, WIDEST};
@@ -20,13 +19,18 @@ const STEPS: usize = 768;
 /// k is cut into whole ones of so many, for kernels of all processors alike.
 const PIECE: usize = 16;
 /// Rows and columns that a task makes at most, in whole tiles, if it packs its columns: their panels, 786 kB,
-/// stay in its cache while the rows pass. Sums that are not rounded yet are 2.1 MB.
+/// are read again for every tile of rows. Sums that are not rounded yet are 2.1 MB.
 const OWN_COLUMNS: [usize; 2] = [2064, BLOCK[1]];
 /// Rows of a task that packs them: their panels are 442 kB.
 const OWN_ROWS: usize = 144;
 /// Rows and columns of the largest region of a result for which all threads pack the right operand: panels
 /// of 4.7 MB, and sums that are not rounded yet of 6.3 MB. Several threads make one of twice as many rows.
 const REGION: [usize; 2] = [1032, 1536];
+/// As many rows more has a region without such sums: what is between its turns lies in the result, and
+/// should not leave the cache.
+const TALLER: usize = 8;
+/// Most words of what a task has of its own.
+const OWN_WORDS: usize = OWN_COLUMNS[1] * (STEPS + OWN_COLUMNS[0]);
 /// Rows and columns of what a thread makes at once, and of what an epilogue takes.
 const BLOCK: [usize; 2] = THEN;
 /// Columns that a thread packs at once for all, in whole panels.
@@ -44,8 +48,10 @@ pub(super) const fn fits([rows, cols]: [usize; 2]) -> bool {
         }
         i += 1;
     }
-    cols <= WIDEST
+    // An epilogue takes blocks from whole ones on.
+    cols <= WIDEST && OWN_COLUMNS[1].is_multiple_of(BLOCK[1]) && REGION[1].is_multiple_of(BLOCK[1])
 }
+
 /// Products with fewer multiplications than this take one thread: another would be late.
 const LITTLE: usize = 1 << 20;
 /// The same for elements of weights that few rows meet.
@@ -104,7 +110,8 @@ impl<F: Fn(&[usize], &[usize]) -> [Stored; 3]> Products<'_, F> {
         let threads = if work < LITTLE { 1 } else { threads };
         // Of many results that are small, each is one thread's.
         let blocks = m.div_ceil(BLOCK[0]) * n.div_ceil(BLOCK[1]);
-        let small = m <= REGION[0] && n <= REGION[1] && results >= threads.min(blocks);
+        let small = results > 1 && m <= REGION[0] && n <= REGION[1];
+        let small = small && results >= threads.min(blocks);
         let (outside, inside) = if small { (threads, 1) } else { (1, threads) };
         // SAFETY: by the caller; no element is in two results.
         unsafe {
@@ -211,7 +218,8 @@ impl<F: Fn(&[usize], &[usize]) -> [Stored; 3]> Products<'_, F> {
             // SAFETY: as above.
             return unsafe { team::each(threads, parts.count(), task) };
         }
-        let regions = Parts::fewest([m, n], [REGION[0] * threads.clamp(1, 2), REGION[1]], unit);
+        let more = if made.apart { threads.clamp(1, 2) } else { TALLER };
+        let regions = Parts::fewest([m, n], [REGION[0] * more, REGION[1]], unit);
         for [rows, cols] in (0..regions.count()).map(|i| regions.part(i)) {
             let parts =
                 Parts::tasks([rows.len(), cols.len()], [OWN_ROWS, REGION[1]], unit, 0, threads);
@@ -251,9 +259,9 @@ impl<F: Fn(&[usize], &[usize]) -> [Stored; 3]> Products<'_, F> {
                         first[0] + r.start..first[0] + r.end,
                         first[1] + c.start..first[1] + c.end,
                     ];
-                    let shared = Shared { panels: room, sums, first };
+                    let right = Right { panels: room, sums, first };
                     // SAFETY: by the caller; panels of this turn are packed, and no element is in two tasks.
-                    return unsafe { self.make(made, part, turn..turn + 1, Some(shared)) };
+                    return unsafe { self.make(made, part, turn..turn + 1, Some(right)) };
                 }
                 let ([_, b], k) = self.operands(made, turn);
                 let from = i * PACKED;
@@ -283,35 +291,33 @@ impl<F: Fn(&[usize], &[usize]) -> [Stored; 3]> Products<'_, F> {
         made: &Made,
         [rows, cols]: [Range<usize>; 2],
         turns: Range<usize>,
-        shared: Option<Shared>,
+        shared: Option<Right>,
     ) {
         let (kernels, [tall, wide]) = (made.kernels, made.kernels.tile);
         let (side, unit) = if shared.is_some() { (rows.len(), tall) } else { (cols.len(), wide) };
         let panels = side.next_multiple_of(unit) * made.steps();
         let sums = if made.apart && shared.is_none() { rows.len() * cols.len() } else { 0 };
         let [_, _, out] = (self.at)(made.at, &index(&self.sum, 0));
-        room::with(&OWN, panels + sums, |own| {
+        room::with(&OWN, OWN_WORDS.max(panels + sums), |own| {
             let own_sums = Stored::rows(own.wrapping_add(panels).cast(), cols.len());
-            let alone = Shared { panels: own, sums: own_sums, first: [rows.start, cols.start] };
-            let Shared { panels: right, sums, first } = shared.unwrap_or(alone);
+            let alone = Right { panels: own, sums: own_sums, first: [rows.start, cols.start] };
+            let Right { panels: right, sums, first } = shared.unwrap_or(alone);
             for turn in turns {
                 let ([a, b], k) = self.operands(made, turn);
                 let steps = made.steps_of(&k);
+                let (pack, word) = (kernels.pack, kernels.word);
                 // SAFETY: by the caller; there is room for these panels.
                 let strip = unsafe {
                     match shared {
-                        Some(_) => kernels.pack[0](a, rows.clone(), k.clone(), kernels.word, own),
-                        None => kernels.pack[1](
-                            b.transposed(),
-                            cols.clone(),
-                            k.clone(),
-                            kernels.word,
-                            own,
-                        ),
-                    }
-                    match kernels.strip(a.from(rows.start, k.start)).filter(|_| shared.is_none()) {
-                        Some(strip) => strip,
-                        None => kernels.packed(own, steps),
+                        Some(_) => {
+                            pack[0](a, rows.clone(), k, word, own);
+                            kernels.packed(own, steps)
+                        }
+                        None => {
+                            let left = a.from(rows.start, k.start);
+                            pack[1](b.transposed(), cols.clone(), k, word, own);
+                            kernels.strip(left).expect("all of an operand lies alike")
+                        }
                     }
                 };
                 for (row, col) in blocks(&rows, &cols) {
@@ -363,7 +369,7 @@ struct Made<'a> {
 
 /// Panels of the right operand, and sums that lie apart, from a row and a column of the result on.
 #[derive(Clone, Copy)]
-struct Shared {
+struct Right {
     panels: *mut u32,
     sums: Stored,
     first: [usize; 2],

@@ -30,8 +30,8 @@ impl Parts {
         Parts { size, unit, pieces }
     }
 
-    /// Parts for so many threads, each of which packs its rows (`packs` is 0) or its columns (1): as many as
-    /// take the least time together.
+    /// Parts for so many threads, each of which packs its rows (`packs` is 0) or its columns (1): of those that
+    /// are tried the ones that take the least time together.
     pub fn tasks(
         size: [usize; 2],
         most: [usize; 2],
@@ -57,9 +57,9 @@ impl Parts {
         };
         let rows = least.pieces[0]..(least.pieces[0] + threads).min(units[0] + 1);
         let with = |rows: usize| {
-            // As few columns' pieces as can be, or more so that all threads have as many tasks.
+            // As few pieces of columns as can be, or more so that all threads have as many tasks.
             let even = least.pieces[1].next_multiple_of(threads / gcd(threads, rows));
-            [least.pieces[1], even].into_iter().filter(|&c| c <= units[1]).map(move |c| [rows, c])
+            [least.pieces[1], even.min(units[1])].map(|cols| [rows, cols])
         };
         let pieces = rows.flat_map(with).min_by_key(|&pieces| time(pieces));
         Parts { pieces: pieces.unwrap_or(least.pieces), ..least }
@@ -84,7 +84,8 @@ fn gcd(a: usize, b: usize) -> usize {
 mod tests {
     use super::*;
 
-    const MOST: [usize; 2] = [2064, 256];
+    /// Of tasks that pack their rows, and of those that pack their columns.
+    const MOST: [[usize; 2]; 2] = [[144, 1536], [2064, 256]];
 
     /// Every element is in one part, no part is larger than it may be, and all begin at whole units.
     #[test]
@@ -92,11 +93,11 @@ mod tests {
         for size in [[1, 1], [2048, 512], [13, 1408], [4100, 50], [70, 257], [12, 32]] {
             for (threads, unit) in [(1, [12, 32]), (2, [12, 32]), (3, [6, 16]), (16, [12, 256])] {
                 for packs in [0, 1] {
-                    let parts = Parts::tasks(size, MOST, unit, packs, threads);
+                    let parts = Parts::tasks(size, MOST[packs], unit, packs, threads);
                     let mut seen = vec![0; size[0] * size[1]];
                     for [rows, cols] in (0..parts.count()).map(|i| parts.part(i)) {
                         assert!(rows.start % unit[0] == 0 && cols.start % unit[1] == 0);
-                        assert!(rows.len() <= MOST[0] && cols.len() <= MOST[1]);
+                        assert!(rows.len() <= MOST[packs][0] && cols.len() <= MOST[packs][1]);
                         rows.for_each(|r| cols.clone().for_each(|c| seen[r * size[1] + c] += 1));
                     }
                     assert!(seen.iter().all(|&n| n == 1), "{size:?} {threads} {unit:?}");
@@ -111,7 +112,7 @@ mod tests {
         for size in [[2048, 512], [2048, 1408], [1024, 768], [1024, 50257], [256, 4096], [8192, 96]]
         {
             for threads in [2, 3, 4, 6, 8, 16] {
-                let parts = Parts::tasks(size, MOST, [12, 32], 1, threads);
+                let parts = Parts::tasks(size, MOST[1], [12, 32], 1, threads);
                 let share =
                     |t: usize| parts.count() * t / threads..parts.count() * (t + 1) / threads;
                 let work = |i: usize| parts.part(i).map(|x| x.len());
@@ -124,7 +125,12 @@ mod tests {
                 assert!(packs * 4 <= all, "{size:?} {threads} {:?}", parts.pieces);
             }
         }
+        // Few rows are cut by columns, also where an epilogue takes wide blocks.
+        for (size, threads, count) in [([12, 512], 3, 2), ([12, 768], 4, 3), ([16, 1536], 16, 12)] {
+            assert_eq!(Parts::tasks(size, MOST[0], [12, 256], 0, threads).count(), count);
+        }
+        assert_eq!(Parts::tasks([16, 96], MOST[1], [12, 32], 1, 8).count(), 6);
         // One part for each thread would do, but one that is slower would be waited for.
-        assert_eq!(Parts::tasks([2048, 512], MOST, [12, 32], 1, 2).pieces, [2, 2]);
+        assert_eq!(Parts::tasks([2048, 512], MOST[1], [12, 32], 1, 2).pieces, [2, 2]);
     }
 }

@@ -100,6 +100,7 @@ fn families_are_those_of_the_processor() {
         }
     }
     for [a, b, _] in KINDS {
+        assert!(std::ptr::eq(Kernels::of(a, b), Kernels::all(a, b)[0]));
         for k in Kernels::all(a, b) {
             assert_eq!([k.rows.len(), k.steps.len()], [k.tile[0]; 2]);
         }
@@ -147,6 +148,22 @@ fn all_families_agree_with_sums_of_f64() {
     }
 }
 
+/// Which operands are read as they lie: f32 with adjacent steps or near ones.
+#[test]
+fn operands_are_read_as_they_lie() {
+    let lies = |elem, [row_stride, col_stride]: [usize; 2]| {
+        let a = Stored { at: std::ptr::null_mut(), elem, row_stride, col_stride };
+        Kernels::all(elem, Elem::F32).iter().map(|k| k.strip(a).is_some()).collect::<Vec<_>>()
+    };
+    assert!(lies(Elem::F32, [700, 1]).iter().all(|&x| x));
+    assert!(lies(Elem::F32, [1, 511]).iter().all(|&x| x));
+    for (elem, strides) in [(Elem::F32, [1, 512]), (Elem::F32, [700, 2]), (Elem::BF16, [700, 1])] {
+        assert!(lies(elem, strides).iter().all(|&x| !x));
+    }
+    // Rows that are whole pages apart, where the cache has fewer ways than a tile has rows.
+    assert!(lies(Elem::F32, [4096, 1]).iter().rev().take(1).all(|&x| x));
+}
+
 /// How many threads there are does not change a bit, and where tiles begin neither: with panels, and of
 /// few rows.
 #[test]
@@ -175,6 +192,58 @@ fn threads_and_cuts_change_no_bit() {
                 unsafe { part.run(kernels, 1) };
                 let of = |i: usize| whole.get((top + i / cols) * n + left + i % cols);
                 assert!((0..rows * cols).all(|i| c.get(i).to_bits() == of(i).to_bits()));
+            }
+        }
+    }
+}
+
+/// Threads, tasks, regions and turns of k: the same bits as one thread's, and what f64 says of some elements.
+/// Rows of the left operand are adjacent and near, or too far to be read so, or its steps are.
+#[test]
+fn tasks_and_turns_change_no_bit() {
+    let cases = [
+        ([506, 130, 1600], 1),
+        ([507, 130, 1600], 1),
+        ([2100, 130, 800], 0),
+        ([2100, 40, 1540], 2),
+    ];
+    for (size, lies) in cases {
+        for kind in [KINDS[0], KINDS[1], KINDS[2]] {
+            let [m, n, k] = size;
+            let mut a = Held::new([m, k], kind[0], lies, 1);
+            let mut b = Held::new([k, n], kind[1], 0, 2);
+            for accumulate in [false, true] {
+                let kernels = Kernels::of(kind[0], kind[1]);
+                let before = Held::new([m, n], kind[2], 0, 3);
+                let mut run = |threads| {
+                    let mut c = Held::new([m, n], kind[2], 0, 3);
+                    product(kernels, [&mut a, &mut b, &mut c], 0.5, accumulate, threads);
+                    c
+                };
+                let one = run(1);
+                assert!(
+                    run(2).bytes == one.bytes && run(3).bytes == one.bytes,
+                    "{size:?} {kind:?}"
+                );
+                for i in (0..m * n).step_by(m * n / 97) {
+                    let term =
+                        |l: usize| [a.get(i / n * k + l), b.get(l * n + i % n)].map(f64::from);
+                    let terms = (0..k).map(|l| term(l)[0] * term(l)[1]);
+                    let (sum, of) = terms.fold((0.0, 0.0), |(s, o), t| (s + t, o + t.abs()));
+                    let was = if accumulate { f64::from(before.get(i)) } else { 0.0 };
+                    let want = was + 0.5 * sum;
+                    let mut bound = (k + 2) as f64 * 2f64.powi(-24) * (of + was.abs());
+                    bound += if kind[2] == Elem::BF16 {
+                        2f64.powi(-8) * (want.abs() + bound)
+                    } else {
+                        0.0
+                    };
+                    let got = f64::from(one.get(i));
+                    assert!(
+                        (got - want).abs() <= bound,
+                        "{size:?} {kind:?} {i}: {got} is not {want}"
+                    );
+                }
             }
         }
     }

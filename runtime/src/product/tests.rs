@@ -202,10 +202,10 @@ fn threads_and_cuts_change_no_bit() {
 #[test]
 fn tasks_and_turns_change_no_bit() {
     let cases = [
-        ([506, 130, 1600], 1),
-        ([507, 130, 1600], 1),
-        ([2100, 130, 800], 0),
-        ([2100, 40, 1540], 2),
+        ([506, 50, 1600], 1),
+        ([507, 50, 1600], 1),
+        ([2100, 70, 800], 0),
+        ([1100, 40, 1540], 2),
     ];
     for (size, lies) in cases {
         for kind in [KINDS[0], KINDS[1], KINDS[2]] {

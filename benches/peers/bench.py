@@ -1,9 +1,10 @@
-"""One training step of two models by shardc, JAX and PyTorch, measured in turns on this machine.
+"""One training step of three models by shardc, JAX and PyTorch, measured in turns on this machine.
 
     python3 -m venv venv && venv/bin/pip install -r <(sed -n 's/^# pin: //p' bench.py)
     venv/bin/python bench.py                  # one rank, f32
     venv/bin/python bench.py --dtype bf16
     venv/bin/python bench.py --layouts        # 2 and 4 ranks
+    venv/bin/python bench.py --models mixtral # experts, against every way that transformers has for them
     venv/bin/python bench.py --quick          # few steps: does everything run and agree?
 
 It prints Markdown. Exit status 1: a candidate failed, or its losses are not those of shardc. Versions
@@ -11,12 +12,12 @@ It prints Markdown. Exit status 1: a candidate failed, or its losses are not tho
 """
 # pin: jax==0.10.2
 # pin: torch==2.15.0
+# pin: transformers==5.24.0
 # pin: safetensors==0.8.0
 # pin: numpy==2.4.6
 
 import argparse
 import json
-import math
 import os
 import statistics
 import subprocess
@@ -31,6 +32,9 @@ import shardc_side
 
 HERE = Path(__file__).resolve().parent
 LAYOUTS = ["tp=2", "dp=2", "pp=2", "fsdp=2", "pp=2,tp=2", "dp=2,tp=2"]
+# How transformers computes experts on a CPU, but for batched_mm: it copies an expert's matrices for every row,
+# 24 GB in a layer.
+EXPERTS = ["grouped_mm", "eager"]
 THREADS = 2  # cores that all threads and processes of a candidate share
 WARMUP = 2  # steps at the beginning of every process that are not counted
 COMPARED, TOLERANCE = 3, 1e-4  # first steps whose losses are compared, in f32; relative difference
@@ -60,7 +64,7 @@ class Candidate:
 
 def workers(script, model, dir, layout, dtype, variant, env, timeout):
     """A visit to a Python side: PyTorch has a process per rank, JAX one process for all of them."""
-    ranks = math.prod(common.mesh_of(layout).values())
+    ranks = common.ranks_of(layout)
     processes = ranks if script == "torch_side.py" else 1
     args = ["--model", model, "--dir", dir, "--layout", layout, "--dtype", dtype, "--variant", variant,
             "--threads", max(1, THREADS // ranks)]
@@ -102,21 +106,21 @@ def candidates(options, model, dir, layout):
     def side(script, variant="", env={}):
         return workers(script, model, dir, layout, options.dtype, variant, env, options.timeout)
 
-    def cache(name):  # every candidate compiles on its first visit, and only then
-        return {"TORCHINDUCTOR_CACHE_DIR": str(dir / name)}
-
-    forced = mkl.preload(dir)
     found = [Candidate("shardc", "f32", shardc("f32"), reference=True)]
     if not f32:
         found.append(Candidate("shardc", "bf16", shardc("bf16")))
-    found.append(Candidate("JAX", options.dtype, side("jax_side.py")))
-    found.append(Candidate("PyTorch eager", options.dtype, side("torch_side.py", "eager")))
-    found.append(Candidate("PyTorch compiled", options.dtype, side("torch_side.py", "compile", cache("stock"))))
-    if f32 and forced:
-        eager = side("torch_side.py", "eager", forced)
-        compiled = side("torch_side.py", "compile", cache("mkl") | forced)
-        found.append(Candidate("PyTorch eager, MKL AVX-512", "f32", eager))
-        found.append(Candidate("PyTorch compiled, MKL AVX-512", "f32", compiled))
+    experts = model == "mixtral"
+    if not experts or layout == "dp=1":  # with experts, the others have one rank only
+        found.append(Candidate("JAX", options.dtype, side("jax_side.py")))
+        forced = mkl.preload(dir) if f32 else {}
+        for library, env in ("", {}), *([(", MKL AVX-512", forced)] if forced else []):
+            for way in EXPERTS if experts else [""]:
+                name = (f", {way} experts" if way else "") + library
+                # Every candidate compiles on its first visit, and only then.
+                caches = {"TORCHINDUCTOR_CACHE_DIR": str(dir / f"cache{name}".replace(" ", "-"))}
+                for variant, called in ("eager", "eager"), ("compile", "compiled"):
+                    visit = side("torch_side.py", f"{variant}:{way}", env | caches)
+                    found.append(Candidate(f"PyTorch {called}{name}", options.dtype, visit))
     wanted = options.only.lower().split(";") if options.only else [""]
     return [k for k in found if k.reference or any(k.name.lower().startswith(w) for w in wanted)]
 
@@ -145,7 +149,7 @@ def machine():
 
 def parse():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--models", default="llama,gpt2")
+    p.add_argument("--models", default="llama,gpt2,mixtral")
     p.add_argument("--layouts", nargs="?", const=";".join(LAYOUTS), default="dp=1",
                    help=f"meshes separated by ';' [without a value: {';'.join(LAYOUTS)}]")
     p.add_argument("--dtype", choices=["f32", "bf16"], default="f32")

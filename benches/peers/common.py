@@ -1,6 +1,7 @@
-"""What every side shares: the two models, the optimizer, the inputs on disk, the loop of a worker."""
+"""What every side shares: the three models, the optimizer, the inputs on disk, the loop of a worker."""
 
 import json
+import math
 import time
 from argparse import ArgumentParser
 from pathlib import Path
@@ -19,14 +20,18 @@ GPT2 = dict(
     model_type="gpt2", architectures=["GPT2LMHeadModel"], activation_function="gelu_new", n_embd=768, n_layer=12,
     n_head=12, n_positions=1024, vocab_size=50257, layer_norm_epsilon=1e-5, tie_word_embeddings=True,
     attn_pdrop=0.0, embd_pdrop=0.0, resid_pdrop=0.0, dtype="float32")
-CONFIGS = {"llama": LLAMA, "gpt2": GPT2}
-BATCHES = {"llama": (8, 256), "gpt2": (4, 256)}  # sequences, tokens of each
+# Every expert is as wide as Llama's MLP; the router has no loss of its own.
+MIXTRAL = LLAMA | dict(
+    model_type="mixtral", architectures=["MixtralForCausalLM"], num_hidden_layers=4, num_local_experts=8,
+    num_experts_per_tok=2, router_aux_loss_coef=0.0, router_jitter_noise=0.0, sliding_window=None)
+CONFIGS = {"llama": LLAMA, "gpt2": GPT2, "mixtral": MIXTRAL}
+BATCHES = {"llama": (8, 256), "gpt2": (4, 256), "mixtral": (8, 256)}  # sequences, tokens of each
 
 
 def shapes(config):
     """Names and shapes of a checkpoint, as Hugging Face writes them. GPT-2's matrices are [in, out]."""
     c, out = config, {}
-    if c["model_type"] == "llama":
+    if c["model_type"] != "gpt2":
         d, f, head = c["hidden_size"], c["intermediate_size"], c["head_dim"]
         q, kv = c["num_attention_heads"] * head, c["num_key_value_heads"] * head
         out["model.embed_tokens.weight"] = out["lm_head.weight"] = (c["vocab_size"], d)
@@ -34,7 +39,12 @@ def shapes(config):
         for i in range(c["num_hidden_layers"]):
             layer = dict(input_layernorm=(d,), post_attention_layernorm=(d,))
             layer |= {f"self_attn.{n}_proj": s for n, s in dict(q=(q, d), k=(kv, d), v=(kv, d), o=(d, q)).items()}
-            layer |= {f"mlp.{n}_proj": s for n, s in dict(gate=(f, d), up=(f, d), down=(d, f)).items()}
+            if c["model_type"] == "llama":
+                layer |= {f"mlp.{n}_proj": s for n, s in dict(gate=(f, d), up=(f, d), down=(d, f)).items()}
+            else:
+                layer["block_sparse_moe.gate"] = (c["num_local_experts"], d)
+                layer |= {f"block_sparse_moe.experts.{e}.{n}": s for e in range(c["num_local_experts"])
+                          for n, s in dict(w1=(f, d), w2=(d, f), w3=(f, d)).items()}
             out |= {f"model.layers.{i}.{n}.weight": s for n, s in layer.items()}
     else:
         d = c["n_embd"]
@@ -76,6 +86,11 @@ def targets(labels):
 def mesh_of(layout):
     """'pp=2,tp=2' as {'pp': 2, 'tp': 2}."""
     return {axis: int(size) for axis, size in (part.split("=") for part in layout.split(","))}
+
+
+def ranks_of(layout):
+    """How many: ep is no axis of its own, but factorises the ranks of the others."""
+    return math.prod(size for axis, size in mesh_of(layout).items() if axis != "ep")
 
 
 def arguments():

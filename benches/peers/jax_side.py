@@ -18,7 +18,8 @@ from safetensors.numpy import load_file
 
 imported = common.memory("VmRSS")
 c = common.CONFIGS[args.model]
-LLAMA = args.model == "llama"
+LLAMA = args.model != "gpt2"
+EXPERTS = args.model == "mixtral"
 LAYERS = "model.layers." if LLAMA else "transformer.h."
 PRECISION = jnp.bfloat16 if args.dtype == "bf16" else jnp.float32
 
@@ -55,8 +56,21 @@ def llama_layer(p, x):
     attended = jax.nn.dot_product_attention(rotate(q), rotate(k), v, is_causal=True)
     x = x + attended.reshape(b, s, -1) @ p["self_attn.o_proj.weight"].T
     h = rms_norm(x, p["post_attention_layernorm.weight"])
+    if EXPERTS:
+        return x + experts(p, h.reshape(b * s, -1)).reshape(x.shape)
     h = jax.nn.silu(h @ p["mlp.gate_proj.weight"].T) * (h @ p["mlp.up_proj.weight"].T)
     return x + h @ p["mlp.down_proj.weight"].T
+
+
+def experts(p, x):
+    """x [tokens, d] by all experts, of which the router's choices count. XLA's ragged_dot takes longer on a CPU."""
+    scores = jax.nn.softmax((x @ p["block_sparse_moe.gate.weight"].T).astype(jnp.float32))
+    top, chosen = jax.lax.top_k(scores, c["num_experts_per_tok"])
+    top = (top / top.sum(-1, keepdims=True)).astype(x.dtype)
+    scores = jnp.einsum("tk,tke->et", top, jax.nn.one_hot(chosen, scores.shape[-1], dtype=x.dtype))
+    w1, w2, w3 = (p[f"block_sparse_moe.{n}"] for n in ("w1", "w2", "w3"))
+    rows = jax.nn.silu(jnp.einsum("td,edf->etf", x, w1)) * jnp.einsum("td,edf->etf", x, w3)
+    return jnp.einsum("etf,efd->td", rows * scores[..., None], w2)
 
 
 def gpt2_layer(p, x):
@@ -194,6 +208,11 @@ def load():
     for n in p:
         if "c_attn" in n:
             p[n] = p[n].reshape(*p[n].shape[:-1], 3, -1)
+    if EXPERTS:  # [expert, in, out]
+        moes = [f"{LAYERS}{i}.block_sparse_moe" for i in range(c["num_hidden_layers"])]
+        p |= {f"{moe}.{n}": np.stack([p.pop(f"{moe}.experts.{e}.{n}.weight").T
+                                      for e in range(c["num_local_experts"])])
+              for moe in moes for n in ("w1", "w2", "w3")}
     if not LLAMA and "tp" in mesh_axes:  # a vocabulary that divides
         padding = -c["vocab_size"] % mesh_axes["tp"]
         p["transformer.wte.weight"] = np.pad(p["transformer.wte.weight"], ((0, padding), (0, 0)))

@@ -1,7 +1,6 @@
 """shardc: `compile` once, `run` on every visit."""
 
 import json
-import math
 import os
 import subprocess
 import time
@@ -14,7 +13,7 @@ def prepare(shardc, model, dir, layout, dtype, threads, schedule):
     plan = dir / f"{layout.replace(',', '-')}-{dtype}.plan"
     batch, seq = common.BATCHES[model]
     mesh = common.mesh_of(layout)
-    ranks = math.prod(mesh.values())
+    ranks = common.ranks_of(layout)
     args = ["--global-batch", batch, "--seq", seq, "--dtype", dtype, "--lr", common.LR, "--eps", common.EPS,
             "--betas", ",".join(map(str, common.BETAS)), "--weight-decay", common.DECAY,
             "--mesh", layout.replace("fsdp", "dp")]

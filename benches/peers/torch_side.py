@@ -1,4 +1,8 @@
-"""PyTorch: one rank of it. Variants: eager, compile. Layouts over gloo: DTensor, DDP, FSDP2, pipelining."""
+"""PyTorch: one rank of it. Layouts over gloo: DTensor, DDP, FSDP2, pipelining.
+
+Variants: eager, compile. Of a model with experts, which is that of transformers on one rank, they go on with
+how these are computed: eager:grouped_mm, compile:eager.
+"""
 
 import os
 from contextlib import nullcontext
@@ -21,11 +25,16 @@ from torch.nn.parallel import DistributedDataParallel
 
 from torch_model import Gpt2, Llama
 
+EXPERTS = args.model == "mixtral"
+if EXPERTS:
+    from transformers import MixtralForCausalLM
+
 imported = common.memory("VmRSS")
 torch.set_num_threads(args.threads)
 c = common.CONFIGS[args.model]
 axes = {axis: size for axis, size in common.mesh_of(args.layout).items() if size > 1}
-COMPILE = args.variant == "compile"
+HOW, _, DISPATCH = args.variant.partition(":")
+COMPILE = HOW == "compile"
 
 
 def cut(axis):
@@ -35,6 +44,9 @@ def cut(axis):
 
 def build():
     """This rank's stage with the checkpoint's weights."""
+    if EXPERTS:
+        return MixtralForCausalLM.from_pretrained(
+            args.dir, dtype=torch.float32, attn_implementation="sdpa", experts_implementation=DISPATCH).train()
     kind, layers = (Llama, c["num_hidden_layers"]) if args.model == "llama" else (Gpt2, c["n_layer"])
     (stage, stages), (_, tp) = cut("pp"), cut("tp")
     here = range(layers * stage // stages, layers * (stage + 1) // stages)
@@ -83,7 +95,8 @@ def trainer(model, ids, targets):
         return run
 
     def forward(ids, targets):
-        return loss_of(model(ids), targets)
+        logits = model(ids, use_cache=False).logits if EXPERTS else model(ids)
+        return loss_of(logits, targets)
 
     whole = torch.compile(forward) if COMPILE and not axes else forward
 
@@ -98,7 +111,7 @@ def trainer(model, ids, targets):
 
 def main():
     model = build()
-    layers = model.get_submodule(model.layers_name).values()
+    layers = [] if EXPERTS else model.get_submodule(model.layers_name).values()
     if "tp" in axes:
         tensor_parallel(model)
     if COMPILE and axes:

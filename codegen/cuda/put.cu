@@ -1,4 +1,4 @@
-// out[index] += x in the order of loops, where out is 0 before: element `index - first` of a dim with
+// out[index] += x in the order of loops, where out is 0 before unless ACCUMULATE: element `index - first` of a dim with
 // `len` places `stride` apart; an index outside goes nowhere, nor does `without`.
 //
 // put: positions, of which several may name one place; batches, of which each has its own places and
@@ -6,10 +6,10 @@
 // adds all that name it, in order: no atomic additions, and the same sums in every run.
 // put_apart: no two positions name one place.
 //
-// Bytes: x once; of out what is named, once. put reads the indices of a batch once per position, from
+// Bytes: x once; of out what is named, once, read too if ACCUMULATE. put reads the indices of a batch once per position, from
 // the L2 cache. Launch: positions x batches (see place) or ceil(n / 256) blocks of 256 threads.
 //
-// Defined before: ELEM, RANK, INDEX.
+// Defined before: ELEM, ACCUMULATE, RANK, INDEX.
 #include "device.cuh"
 
 struct Loops {
@@ -56,7 +56,7 @@ KERNEL void __launch_bounds__(THREADS) put(const Params p) {
                 for (u32 c = threadIdx.x; c < (u32)columns.n; c += THREADS) {
                     const float add = number(row[walk(c, columns.extent, columns.x_stride)]);
                     float& to = out[walk(c, columns.extent, columns.out_stride)];
-                    to = source == me ? add : to + add;
+                    to = !ACCUMULATE && source == me ? add : to + add;
                 }
             }
         }
@@ -71,6 +71,7 @@ KERNEL void __launch_bounds__(THREADS) put_apart(const Params p) {
     const i64 index = p.index[walk(i, all.extent, all.index_stride)];
     const i64 place = index - p.first;
     if (place < 0 || place >= p.len || index == p.without) return;
-    p.out[walk(i, all.extent, all.out_stride) + place * p.stride] =
-        number(p.x[walk(i, all.extent, all.x_stride)]);
+    const float add = number(p.x[walk(i, all.extent, all.x_stride)]);
+    float& to = p.out[walk(i, all.extent, all.out_stride) + place * p.stride];
+    to = ACCUMULATE ? to + add : add;
 }

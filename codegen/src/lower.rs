@@ -55,9 +55,7 @@ pub fn launch(mesh: &Mesh, func: &Func, x: &Launch, coords: &[usize]) -> Result<
     let l = layout(mesh, func, (&values, x.ins.len()), coords);
     match x.form(func) {
         Some(KernelKind::Rows(space)) => return Ok(rows::rows(&l, func, nodes, &values, &space)),
-        Some(KernelKind::Sum) => {
-            return Ok(Kernel::Gemm(product::dot(&l, &group::rule_of(func, &nodes[0]))));
-        }
+        Some(KernelKind::Sum) => return Ok(alone(&l, &nodes[0])),
         Some(KernelKind::Epilogue(space)) => {
             return Ok(product::then(&l, func, nodes, &values, &space));
         }

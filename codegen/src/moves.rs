@@ -2,7 +2,7 @@
 
 use crate::layout::{Layout, Nest};
 use shardc_ir::attr::{Along, Padding};
-use shardc_ir::kernel::{self, Block, Copy, Extents, Kernel, Pick, Scan};
+use shardc_ir::kernel::{self, Copy, Extents, Kernel, Pick, Scan};
 use shardc_ir::ops::draw::Walk;
 use shardc_ir::ops::{Concat, Cumsum, Draw, Narrow, Widen};
 use shardc_ir::rng;
@@ -152,12 +152,13 @@ pub(crate) fn take(l: &Layout, rule: &Rule, padding: Padding) -> Kernel {
     Kernel::Take(pick(l, rule, loops, l.lens(2), (0, dim), padding))
 }
 
-/// `put`: loops over `x`; the picked dim is the one that only the result has.
+/// `put`: loops over `x`; the picked dim is the one that only the result has. It is added to the third operand,
+/// if there is one, over which the result lies.
 pub(crate) fn put(l: &Layout, rule: &Rule, padding: Padding) -> Kernel {
-    let loops = &rule.ins[0];
+    let (loops, out) = (&rule.ins[0], l.ins);
     let dim = only(&rule.outs[0], [&rule.ins[1], loops]);
-    let clear: Block = l.whole(2);
-    Kernel::Put { pick: pick(l, rule, loops, l.lens(0), (2, dim), padding), clear }
+    let clear = (l.ins == 2).then(|| l.whole(out));
+    Kernel::Put { pick: pick(l, rule, loops, l.lens(0), (out, dim), padding), clear }
 }
 
 fn only(all: &Dims, others: [&Dims; 2]) -> usize {
@@ -174,7 +175,8 @@ fn pick(
     padding: Padding,
 ) -> Pick {
     let dims = [&rule.ins[0], &rule.ins[1], &rule.outs[0]];
-    let walks = [0, 1, 2].map(|t| l.along(t, dims[t], loops));
+    let operands = [0, 1, l.ins];
+    let walks = [0, 1, 2].map(|t| l.along(operands[t], dims[t], loops));
     let mut nest = Nest::new(3);
     for (d, &n) in lens.iter().enumerate() {
         nest.push(n, &[walks[0][d], walks[1][d], walks[2][d]]);
@@ -185,7 +187,7 @@ fn pick(
         extents: nest.extents(),
         x: nest.view(0, 0, 0),
         index: nest.view(1, 1, 0),
-        out: nest.view(2, 2, 0),
+        out: nest.view(2, l.ins, 0),
         first: picked.offset,
         len: picked.len,
         stride: l.strides(at.0)[at.1],

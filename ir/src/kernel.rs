@@ -357,10 +357,10 @@ pub enum Kernel {
     GemmThen(Box<Then>),
     /// `out = x[index]`.
     Take(Pick),
-    /// Zeros to `clear`, then `out[index] += x`, in loop order.
+    /// Zeros to `clear`, then `out[index] += x`, in loop order; without `clear`, to what `out` holds.
     Put {
         pick: Pick,
-        clear: Block,
+        clear: Option<Block>,
     },
     Scan(Scan),
     Draw(Draw),

@@ -160,8 +160,8 @@ impl<'a> Groups<'a> {
         g
     }
 
-    /// A product joins the sum that alone reads it, if the sum is written over its other operand: a
-    /// gradient that microbatches add to.
+    /// A product, or what is put into rows, joins the sum that alone reads it, if the sum is written over its other
+    /// operand: a gradient that microbatches or several uses of a weight add to.
     fn accumulate(&mut self, i: usize) {
         let n = &self.f.nodes[i];
         let (Op::Add(_), &[_, second]) = (&n.op, &n.ins[..]) else { return };

@@ -86,7 +86,7 @@ impl Executor {
                 }
                 Kernel::Take(k) => moves::take(k, memory, threads),
                 Kernel::Put { pick, clear } => {
-                    moves::clear(clear, memory, threads);
+                    clear.iter().for_each(|c| moves::clear(c, memory, threads));
                     moves::put(pick, memory, threads);
                 }
                 Kernel::Draw(k) => moves::draw(k, memory, threads),

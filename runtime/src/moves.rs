@@ -167,7 +167,7 @@ where
     unsafe { each_row(threads, &k.extents, row) };
 }
 
-/// Runs a `put`, whose target is cleared.
+/// Runs a `put` into what its target holds.
 ///
 /// # Safety
 /// As for [`take`].

@@ -159,10 +159,12 @@ impl Wiring {
                 let (bound, func) = (&self.bound[f][n], &self.plan.module.funcs[f]);
                 let launch = &self.launches[f][n];
                 let values: Operands = launch.ins.iter().chain(&launch.outs).copied().collect();
-                if let Kernel::Gemm(g) = k
-                    && g.accumulate
-                    && bound.get(launch.ins.len() - 1) != bound.get(launch.ins.len())
-                {
+                let accumulates = match k {
+                    Kernel::Gemm(g) => g.accumulate,
+                    Kernel::Put { clear, .. } => clear.is_none(),
+                    _other => false,
+                };
+                if accumulates && bound.get(launch.ins.len() - 1) != bound.get(launch.ins.len()) {
                     return Err(broken("a sum does not lie where its first term does".into())
                         .at(self.node_text(f, launch.nodes.start)));
                 }

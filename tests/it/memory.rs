@@ -8,6 +8,7 @@ mod once;
 mod page;
 mod saved;
 mod steady;
+mod tied;
 
 use crate::fixture::*;
 use shardc_frontends::{Facts, from_config};

@@ -43,7 +43,7 @@ pub fn launches(kernel: &Kernel, limits: &Limits) -> Option<Vec<Launch>> {
         Kernel::Gemm(k) => product::gemm(k, limits),
         Kernel::GemmThen(k) => product::then(k, limits),
         Kernel::Take(k) => moves::take(k),
-        Kernel::Put { pick, clear } => moves::put(pick, clear),
+        Kernel::Put { pick, clear } => moves::put(pick, clear.as_ref()),
         Kernel::Draw(k) => moves::draw(k),
         Kernel::Scan(k) => moves::scan(k),
         Kernel::Rope(k) => moves::rope(k),

@@ -157,7 +157,7 @@ pub(super) fn take(k: &Pick) -> Vec<Launch> {
     if n == 0 { vec![] } else { vec![one_each(file.source(), "take", n, w)] }
 }
 
-pub(super) fn put(k: &Pick, cleared: &Block) -> Vec<Launch> {
+pub(super) fn put(k: &Pick, cleared: Option<&Block>) -> Vec<Launch> {
     let all = Loops::new(&k.extents, &[&k.x, &k.index, &k.out]);
     // By index and out: what is summed, what has indices of its own, what shares them.
     let (positions, rest) = all.partition(|s| s[2] == 0);
@@ -171,6 +171,7 @@ pub(super) fn put(k: &Pick, cleared: &Block) -> Vec<Launch> {
     let rank = parts.iter().map(|l| l.extents.len()).max().unwrap_or(0).max(1);
     let file = File::new("put.cu", include_str!("../../cuda/put.cu"))
         .define("ELEM", type_name(k.elem))
+        .define("ACCUMULATE", cleared.is_none())
         .define("RANK", rank)
         .define("INDEX", index_name(all.count()));
     let mut w = Words::default();
@@ -197,7 +198,7 @@ pub(super) fn put(k: &Pick, cleared: &Block) -> Vec<Launch> {
         },
     };
     let added = (all.count() > 0).then_some(launch);
-    clear(cleared).into_iter().chain(added).collect()
+    cleared.and_then(clear).into_iter().chain(added).collect()
 }
 
 pub(super) fn draw(k: &Draw) -> Vec<Launch> {

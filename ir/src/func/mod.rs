@@ -5,6 +5,7 @@ mod kind;
 mod name;
 mod params;
 mod role;
+mod sums;
 
 pub use input::{Fill, Input, InputRow, inputs};
 pub use kind::FuncKind;
@@ -12,6 +13,7 @@ use name::Taken;
 pub use name::{Hint, Name};
 pub use params::{ParamLayout, Step};
 pub use role::{Port, Role, RoleKind, RoleName, Slot, sent};
+pub use sums::GradTotal;
 
 use crate::alike::Alike;
 use crate::maps::HashMap;
@@ -111,17 +113,6 @@ pub enum FusedWithNext {
     Kernel,
     /// The launch, in which the next one begins another kernel; `&&` in the text.
     Launch,
-}
-
-/// A gradient from all microbatches, of which a function makes a sum over ranks.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct GradTotal {
-    /// The argument in which it was added up before, and over which it is written.
-    pub before: Value,
-    pub total: Value,
-    /// What the first exchange of the sum over ranks makes of it, and whether that may be written over it.
-    pub sum: Value,
-    pub in_place: bool,
 }
 
 /// A sharding somebody asked for: per dim its atoms, and whether propagation may add more.
@@ -314,34 +305,6 @@ impl Func {
             }
         }
         m
-    }
-
-    /// The gradients of which a result is a sum over ranks, where they are added to an argument: only this reads it,
-    /// and only the sum what it makes.
-    pub fn grad_totals(&self) -> Vec<GradTotal> {
-        let is = |r: &&Port| r.role.as_ref().is_some_and(|r| r.kind == RoleKind::GradSum);
-        let sums = || self.results.iter().filter(is);
-        if sums().next().is_none() {
-            return vec![];
-        }
-        let makers = self.makers();
-        let maker = |v: Value| makers[v.0 as usize].map(|i| &self.nodes[i as usize]);
-        let mut reads = vec![0; self.values.len()];
-        let read =
-            self.nodes.iter().flat_map(|n| &n.ins).chain(self.results.iter().map(|r| &r.value));
-        read.for_each(|v| reads[v.0 as usize] += 1);
-        let one = |r: &Port| {
-            let n = maker(r.value)?;
-            let k = n.outs.iter().position(|&o| o == r.value)?;
-            let total = *n.ins.get(k)?;
-            let name = &r.role.as_ref()?.name;
-            let before = self.args.iter().find(|a| a.is(RoleKind::Grad, name))?.value;
-            let alone = [before, total].iter().all(|v| reads[v.0 as usize] == 1);
-            let adds = alone && maker(total)?.ins.contains(&before);
-            let in_place = n.op.def().in_place(k) == Some(k);
-            adds.then_some(GradTotal { before, total, sum: r.value, in_place })
-        };
-        sums().filter_map(one).collect()
     }
 
     /// Forgets of which types ops make what: on another mesh they make others.

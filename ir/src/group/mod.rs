@@ -7,7 +7,6 @@ mod space;
 pub use space::{Axes, IterationSpace, Loops, rule_of};
 
 use crate::alike::Alike;
-use crate::attr::Broadcast;
 use crate::func::{Func, FusedWithNext, Node, Port, Role, Value};
 use crate::maps::{HashMap, HashSet};
 use crate::ops::{FusionClass, Op, Sends};
@@ -15,7 +14,7 @@ use crate::rule::{Rule, has_letter};
 use crate::types::DType;
 use answers::Answer;
 use smallvec::SmallVec;
-use std::cell::RefCell;
+use std::cell::{OnceCell, RefCell};
 use std::mem::discriminant;
 use std::ops::Range;
 
@@ -38,6 +37,8 @@ pub struct Roles<'a> {
     f: &'a Func,
     /// By value: the argument over which it is written, whose role it has as a result, or a sum of it over ranks.
     over: Vec<Option<Value>>,
+    /// As [`Func::sums_in_place`] says.
+    sums: OnceCell<Vec<Option<Value>>>,
     /// What was asked of launches.
     answers: RefCell<Alike<Answer>>,
 }
@@ -57,24 +58,29 @@ impl<'a> Roles<'a> {
             over[v.0 as usize] = args.get(role).copied().or(over[v.0 as usize]);
         }
         f.grad_totals().iter().for_each(|g| over[g.total.0 as usize] = Some(g.before));
-        Roles { f, over, answers: RefCell::default() }
+        Roles { f, over, sums: OnceCell::new(), answers: RefCell::default() }
     }
 
-    /// True if these are a matrix product and the sum of a tensor and this product, which is written
-    /// over this tensor, an argument.
-    pub fn accumulates(&self, product: &Node, sum: &Node) -> bool {
-        let whole = matches!(&sum.op, Op::Add(o) if o.rule == Broadcast::SAME);
-        let (&[first, second], made) = (&sum.ins[..], product.outs[0]) else { return false };
+    /// True if these are a matrix product, or what is put into rows, and the sum of a tensor and this, which is
+    /// written over this tensor: an argument, or what nothing else reads.
+    pub fn accumulates(&self, made: &Node, sum: &Node) -> bool {
+        let (&[first, second], term) = (&sum.ins[..], made.outs[0]) else { return false };
         let ty = |v| self.f.ty(v).dtype;
-        product.op.is_matrix_product()
-            && whole
-            && second == made
-            && first != made
-            && product.ins[0] != product.ins[1]
-            && !product.ins.contains(&first)
+        (made.op.is_matrix_product() || made.op.adds_to_rows())
+            && sum.op.is_plain_sum()
+            && second == term
+            && first != term
+            && made.ins[0] != made.ins[1]
+            && !made.ins.contains(&first)
             // Of 16 bits, the product would be rounded before it is added.
-            && [ty(first), ty(made)] == [DType::F32; 2]
-            && self.over[sum.outs[0].0 as usize] == Some(first)
+            && [ty(first), ty(term)] == [DType::F32; 2]
+            && [self.over[sum.outs[0].0 as usize], self.first_term(sum.outs[0])]
+                .contains(&Some(first))
+    }
+
+    /// What a sum is written over because nothing else reads it.
+    fn first_term(&self, sum: Value) -> Option<Value> {
+        self.sums.get_or_init(|| self.f.sums_in_place())[sum.0 as usize]
     }
 
     /// The loops of a matrix product and of its epilogue: the first node is the product, the others compute
@@ -181,7 +187,7 @@ impl<'a> HorizontalFusion<'a> {
 #[derive(Clone, Debug)]
 pub enum KernelKind {
     Rows(IterationSpace),
-    /// A product that is added to its last operand, over which the result lies.
+    /// A product, or what is put into rows, that is added to its last operand, over which the result lies.
     Sum,
     /// A product and element-wise work on its result.
     Epilogue(IterationSpace),
@@ -193,7 +199,7 @@ pub enum KernelKind {
 
 /// What launches of several nodes are, in words.
 pub const KERNEL_KINDS: &str = "joined nodes (&) are element-wise work and folds over the same rows, \
-    a product and the sum it is added to, or a product and element-wise work on its result; kernels of one \
+    a product or a put and the sum it is added to, or a product and element-wise work on its result; kernels of one \
     launch (&&) are over rows, or all of them all_gather, or all reduce_scatter over the same axes, and none \
     reads what another writes";
 

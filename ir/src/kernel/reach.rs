@@ -36,7 +36,7 @@ impl Kernel {
             Kernel::Take(k) => k.reach(true, &mut see),
             Kernel::Put { pick, clear } => {
                 pick.reach(false, &mut see);
-                see(&clear.view, &[&clear.extents]);
+                clear.iter().for_each(|c| see(&c.view, &[&c.extents]));
             }
             Kernel::Scan(k) => {
                 [&k.x, &k.out].into_iter().for_each(|v| see(v, &[&k.extents, &[k.len]]));

@@ -1,6 +1,7 @@
 //! What passes ask of an op beside its mathematics. There are no defaults: a new op answers all of it.
 
 use super::{Op, Route};
+use crate::attr::Broadcast;
 use crate::rule::{Dims, Rule};
 
 /// What an op says of itself, in the item `facts` of its file.
@@ -145,6 +146,14 @@ impl Op {
     /// True for a product whose operands both bring letters of their own to the result.
     pub fn is_matrix_product(&self) -> bool {
         self.facts().is_matrix_product()
+    }
+    /// True for a sum of operands of the same dims.
+    pub fn is_plain_sum(&self) -> bool {
+        matches!(self, Op::Add(add) if add.rule == Broadcast::SAME)
+    }
+    /// True for what adds rows to each other by index, as the gradient of looking them up does.
+    pub fn adds_to_rows(&self) -> bool {
+        matches!(self, Op::Put(put) if put.adds())
     }
     /// True for products and attention, beside which all other work of a rank is small.
     pub fn is_heavy(&self) -> bool {

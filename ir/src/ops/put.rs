@@ -22,6 +22,12 @@ impl Put {
         let r = &self.rule.0;
         take::index_letter(&r.outs[0], &r.ins[1], &r.ins[0])
     }
+
+    /// True if elements of several places of `x` are added to one: it has a letter that the result has not.
+    pub fn adds(&self) -> bool {
+        let r = &self.rule.0;
+        r.ins[0].iter().any(|g| !r.outs[0].contains(g))
+    }
 }
 
 impl OpDef for Put {

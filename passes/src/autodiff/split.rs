@@ -11,7 +11,8 @@
 //! Every node has one home: a stage and a function of it (F, B or W). Every value that crosses from F to B, or
 //! from B to W, is saved or recomputed, as [`super::recompute`] says. What depends on no parameter
 //! has no home: each stage makes its own. Nothing is assumed of what crosses a boundary: it is what
-//! later stages use.
+//! later stages use. Of a weight that is used several times each contribution to its gradient is added to the
+//! accumulator where it is made, so that none waits for the others.
 
 use super::differentiate::only_weights;
 use super::recompute::{Program, Recompute, recomputed};
@@ -19,7 +20,7 @@ use crate::depends::weighted;
 use shardc_ir::func::{Func, FuncKind, Name, Node, Part, Port, Role, RoleKind, Scope, Value};
 use shardc_ir::maps::{HashMap, HashSet};
 use shardc_ir::mesh::Mesh;
-use shardc_ir::ops::Add;
+use shardc_ir::ops::{Add, Kind};
 use shardc_ir::schedule::Schedule;
 use smallvec::{SmallVec, smallvec};
 use std::collections::BTreeMap;
@@ -30,6 +31,8 @@ type Home = (usize, FuncKind);
 /// Cuts a joint program. If the schedule cuts a backward, gradients of parameters get a function of
 /// their own. `keep`: parameters that forward gathers are saved for backward.
 pub fn split(mesh: &Mesh, joint: &Func, policy: &Recompute, keep: bool, s: &Schedule) -> Vec<Func> {
+    let apart = contributions(joint);
+    let joint = apart.as_ref().unwrap_or(joint);
     let in_flight: Vec<usize> = (0..s.owner.len()).map(|i| s.in_flight(i)).collect();
     let program = Program { mesh, func: joint, in_flight: &in_flight };
     let mut again = recomputed(&program, policy);
@@ -40,6 +43,48 @@ pub fn split(mesh: &Mesh, joint: &Func, policy: &Recompute, keep: bool, s: &Sche
         }
     }
     cut(joint, again, in_flight.len(), true, s.splits_backward())
+}
+
+/// A joint program whose results are the contributions to a gradient, in place of their sum, if that is all the
+/// sum is for; `None` if there is no such gradient. Two kinds of sums stay: of what ranks exchange, since their
+/// exchanges may become one, and of 16-bit products over the chunks of a loss, which are one kernel each.
+fn contributions(joint: &Func) -> Option<Func> {
+    let makers = joint.makers();
+    let maker = |v: Value| makers[v.0 as usize].map(|m| &joint.nodes[m as usize]);
+    let mut reads = vec![0; joint.values.len()];
+    let shown = joint.results.iter().map(|r| &r.value);
+    joint.nodes.iter().flat_map(|n| &n.ins).chain(shown).for_each(|v| reads[v.0 as usize] += 1);
+    let terms = |v: Value| -> Option<&[Value]> {
+        let n = maker(v).filter(|n| n.op.is_plain_sum() && reads[v.0 as usize] == 1)?;
+        let converts = |n: &Node| n.op.facts().kind == Kind::Conversion;
+        let exchanges = |v: Value| {
+            let n = maker(v)?;
+            let of = n.ins.first().filter(|_| converts(n)).and_then(|&v| maker(v));
+            let n = of.unwrap_or(n);
+            Some(n.op.collective().is_some())
+        };
+        let own = |&t: &Value| joint.ty(t) == joint.ty(v) && exchanges(t) == Some(false);
+        let of_chunks =
+            n.part == Part::Forward && n.ins.last().and_then(|&v| maker(v)).is_some_and(converts);
+        (n.ins.iter().all(own) && !of_chunks).then_some(&n.ins[..])
+    };
+    let mut results = vec![];
+    for r in &joint.results {
+        let is_grad = r.role.as_ref().is_some_and(|r| r.kind == RoleKind::Grad);
+        let mut open = vec![r.value];
+        while let Some(value) = open.pop() {
+            match terms(value).filter(|_| is_grad) {
+                Some(terms) => open.extend(terms.iter().rev()),
+                None => results.push(Port { value, role: r.role.clone() }),
+            }
+        }
+    }
+    (results.len() > joint.results.len()).then(|| {
+        let mut f = joint.clone();
+        f.results = results;
+        f.drop_dead();
+        f
+    })
 }
 
 /// Cuts a program without a backward.
@@ -157,8 +202,11 @@ impl Split<'_> {
         for a in self.j.args.iter().filter(|a| used[a.value.0 as usize]) {
             self.argument(home, a.value, a.role.clone());
         }
+        let j = self.j;
         let mut sums: BTreeMap<Value, Vec<&Role>> = BTreeMap::new();
-        for r in &self.j.results {
+        // By gradient: the result that it is so far.
+        let mut totals: HashMap<&Role, usize> = HashMap::default();
+        for r in &j.results {
             let Some(role) = &r.role else { continue };
             if role.kind.is_summed() {
                 sums.entry(r.value).or_default().push(role);
@@ -173,7 +221,9 @@ impl Split<'_> {
                 for role in sums.remove(o).unwrap_or_default() {
                     // The loss is accumulated behind the rest of forward.
                     if role.kind == RoleKind::Grad {
-                        self.accumulate(home, *o, role);
+                        let v = self.map[o.0 as usize].1;
+                        let own = accumulate(self.func(home), v, role, totals.get(role).copied());
+                        totals.insert(role, own);
                     }
                 }
             }
@@ -193,7 +243,7 @@ impl Split<'_> {
                 let v = self.provide(home, r.value, Scope(0));
                 match role.kind {
                     kind if kind.is_summed() && self.trains => {
-                        accumulate(self.func(home), v, role.clone());
+                        accumulate(self.func(home), v, role, None);
                     }
                     _shown => {
                         let port = Port { value: v, role: r.role.clone() };
@@ -206,11 +256,6 @@ impl Split<'_> {
 
     fn func(&mut self, home: Home) -> &mut Func {
         self.out.get_mut(&home).expect("functions are begun before they are filled")
-    }
-
-    fn accumulate(&mut self, home: Home, v: Value, role: &Role) {
-        let v = self.map[v.0 as usize].1;
-        accumulate(self.func(home), v, role.clone());
     }
 
     fn argument(&mut self, home: Home, v: Value, role: Option<Role>) {
@@ -334,20 +379,25 @@ impl Split<'_> {
     }
 }
 
-/// Adds a value to the accumulator of its role: an argument that the result replaces.
-pub(crate) fn accumulate(f: &mut Func, v: Value, role: Role) {
-    let ty = f.ty(v).clone();
-    let name = f.name(v).clone();
-    let acc = f.arg(
-        ty.clone(),
-        Name { hint: name.hint + "_acc", dup: 0, ..name.clone() },
-        Some(role.clone()),
-    );
-    let sum = f.value(ty, Name { hint: name.hint + "_total", dup: 0, ..name });
+/// Adds a value to the accumulator of its role, an argument that the result replaces, or to the result that this is
+/// so far; says which result it is.
+fn accumulate(f: &mut Func, v: Value, role: &Role, so_far: Option<usize>) -> usize {
+    let (ty, name) = (f.ty(v).clone(), f.name(v).clone());
+    let named = |end: &str| Name { hint: name.hint + end, dup: 0, ..name.clone() };
+    let before = match so_far {
+        Some(i) => f.results[i].value,
+        None => f.arg(ty.clone(), named("_acc"), Some(role.clone())),
+    };
+    let sum = f.value(ty, named("_total"));
     let scope =
         f.nodes.iter().rev().find(|n| n.outs.contains(&v)).map(|n| n.scope).unwrap_or_default();
-    f.nodes.push(Node::new(Add::same(), &[acc, v], &[sum], scope));
-    f.results.push(Port { value: sum, role: Some(role) });
+    f.nodes.push(Node::new(Add::same(), &[before, v], &[sum], scope));
+    let own = so_far.unwrap_or(f.results.len());
+    match f.results.get_mut(own) {
+        Some(result) => result.value = sum,
+        None => f.results.push(Port { value: sum, role: Some(role.clone()) }),
+    }
+    own
 }
 
 /// Removes arguments that nothing reads.

@@ -2,8 +2,9 @@
 //! objects, which outlive a call.
 
 use super::last::plain;
+use super::roles::{Known, Numbers, Takers, roles};
 use crate::step::instructions::Lists;
-use shardc_ir::func::{Func, GradTotal, Module, Node, Port, Role, RoleKind, Value};
+use shardc_ir::func::{Func, GradTotal, Module, Node, Role, RoleKind, Value};
 use shardc_ir::group::{Launch, Roles, launches};
 use shardc_ir::maps::{HashMap, HashSet};
 use shardc_ir::mesh::Mesh;
@@ -62,49 +63,6 @@ pub(super) struct Buffer {
 }
 
 pub(super) const NONE: usize = usize::MAX;
-
-/// Who takes a role, or an object.
-#[derive(Clone, Copy, Default)]
-struct Takers {
-    /// The last function, as a position in `funcs`.
-    last: usize,
-    /// The first stage, and whether there are others.
-    stage: Option<usize>,
-    are_several: bool,
-}
-
-impl Takers {
-    fn join(&mut self, other: Takers) {
-        self.last = self.last.max(other.last);
-        let differ = self.stage.zip(other.stage).is_some_and(|(a, b)| a != b);
-        self.are_several |= differ || other.are_several;
-        self.stage = self.stage.or(other.stage);
-    }
-
-    fn are_of_one_stage(self) -> bool {
-        self.stage.is_some() && !self.are_several
-    }
-}
-
-/// What is known of a role.
-#[derive(Clone, Copy, Default)]
-struct Known {
-    takers: Takers,
-    object: Option<usize>,
-    /// A function adds to its value.
-    is_summed: bool,
-    /// Every step makes it anew before its microbatches, to be added to.
-    is_cleared: bool,
-    /// The last function that has it as an argument, and the buffer of that; none while there is no such.
-    own: Option<(usize, usize)>,
-}
-
-/// The numbers of the roles of a function's arguments and results.
-#[derive(Clone, Default)]
-struct Numbers {
-    args: Vec<Option<usize>>,
-    results: Vec<Option<usize>>,
-}
 
 /// The buffers and objects of a rank of the pipeline.
 pub(super) struct Lifetimes<'a> {
@@ -352,6 +310,18 @@ impl<'a> Lifetimes<'a> {
             };
             self.offered[o] |= self.sent.contains(&(f, r.value));
         }
+        self.sums(f);
+    }
+
+    /// Puts what gradients are added to where their sums are.
+    fn sums(&mut self, f: usize) {
+        for (sum, first) in self.m.funcs[f].sums_in_place().into_iter().enumerate() {
+            let Some(first) = first else { continue };
+            let [from, into] = [first, Value(sum as u32)].map(|v| self.root_if_any(f, v));
+            if from != NONE && into != NONE && self.buffers[f][from].object.is_none() {
+                self.merge(f, from, into);
+            }
+        }
     }
 
     /// Puts a gradient from all microbatches where it was added up before, and its sum over ranks too if that may lie
@@ -448,44 +418,6 @@ impl<'a> Lifetimes<'a> {
             }
         }
     }
-}
-
-/// The roles of these functions as numbers, and what is known of each before it has memory.
-fn roles<'m>(
-    m: &'m Module,
-    funcs: &[usize],
-    looped: &HashSet<usize>,
-    plain: &[usize],
-) -> (Vec<Numbers>, Vec<Known>) {
-    let mut by_role: HashMap<&'m Role, usize> = HashMap::default();
-    let mut numbers = vec![Numbers::default(); m.funcs.len()];
-    for &f in funcs {
-        let mut number = |p: &'m Port| {
-            let next = by_role.len();
-            p.role.as_ref().map(|r| *by_role.entry(r).or_insert(next))
-        };
-        numbers[f].args = m.funcs[f].args.iter().map(&mut number).collect();
-        numbers[f].results = m.funcs[f].results.iter().map(&mut number).collect();
-    }
-    let mut known = vec![Known::default(); by_role.len()];
-    // By role: one more than the last function that takes it, as a position in `funcs`.
-    let mut taken = vec![0; known.len()];
-    for (at, &f) in funcs.iter().enumerate() {
-        // What runs in place of another counts as that.
-        let last = funcs.iter().position(|&g| g == plain[f]).unwrap_or(at);
-        let stage = Some(m.funcs[f].stage);
-        for &r in numbers[f].args.iter().flatten() {
-            known[r].takers.join(Takers { last, stage, are_several: false });
-            taken[r] = last + 1;
-        }
-        for &r in numbers[f].results.iter().flatten() {
-            let adds = taken[r] == last + 1;
-            known[r].is_summed |= adds;
-            known[r].is_cleared |= !adds && !looped.contains(&f);
-        }
-    }
-    known.iter_mut().for_each(|k| k.is_cleared &= k.is_summed);
-    (numbers, known)
 }
 
 fn workspace(mesh: &Mesh, f: &Func, n: &Node) -> usize {

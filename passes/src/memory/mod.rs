@@ -16,6 +16,7 @@ mod lifetimes;
 mod pieces;
 mod repeats;
 pub mod replay;
+mod roles;
 
 use crate::step::instructions::Lists;
 use layout::{Frames, SLACK, Way};

@@ -156,8 +156,19 @@ impl<'a> Made<'a> {
         let last = self.maker(total).filter(|n| !n.op.def().is_view())?;
         let before = self.f.args.iter().find(is).map(|a| a.value);
         let given = |v: Value| self.f.results.iter().any(|r| r.value == v);
-        let adds = before.is_none_or(|v| last.ins.contains(&v) && readers(v) == 1 && !given(v));
-        let of_microbatch = last.ins.iter().filter(|v| before.is_some_and(|b| b != **v));
+        // The last sum, and those that it was added to.
+        let first = |n: &&'a Node| {
+            let &v = n.ins.first().filter(|v| readers(**v) == 1)?;
+            self.maker(v).filter(|m| [n, m].iter().all(|n| n.op.is_plain_sum()))
+        };
+        let sums: Vec<&Node> = match before {
+            Some(_) => std::iter::successors(Some(last), first).collect(),
+            None => vec![last],
+        };
+        let begins = |v: &Value| sums.last().is_some_and(|n| n.ins.contains(v));
+        let adds = before.is_none_or(|v| begins(&v) && readers(v) == 1 && !given(v));
+        let terms = sums.iter().flat_map(|n| &n.ins);
+        let of_microbatch = terms.filter(|v| before.is_some_and(|b| b != **v));
         let exchanged = of_microbatch.chain([&total]).any(|&v| {
             let carries = |n: &&Node| matches!(n.op.facts().kind, Kind::Conversion | Kind::Layout);
             let next = |n: &&Node| self.maker(n.ins[0]).filter(carries);

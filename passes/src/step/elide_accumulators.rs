@@ -8,7 +8,7 @@
 //!          return %d_w_total grad "w"
 //! ```
 
-use shardc_ir::func::{Func, Role, RoleKind};
+use shardc_ir::func::{Func, Role, RoleKind, Value};
 use shardc_ir::maps::{HashMap, HashSet};
 
 /// Takes the accumulators out of the functions that a rank of the pipeline runs, once each.
@@ -24,39 +24,47 @@ pub fn elide_accumulators(loops: &mut [Func]) {
     }
 }
 
-/// Makes what a function adds to an accumulator of these roles its result, if that is a node's own
-/// result and not another one of the function's.
+/// Makes what a function first adds to an accumulator of these roles what the rest is added to, or its result, if
+/// that is a node's own result and not another one of the function's.
 fn direct(f: &mut Func, alone: &HashMap<Role, usize>) {
     let makers = f.makers();
     let (mut reads, mut shown) = (vec![0; f.values.len()], vec![0; f.values.len()]);
-    f.nodes.iter().flat_map(|n| &n.ins).for_each(|v| reads[v.0 as usize] += 1);
+    let mut reader = vec![0; f.values.len()];
+    for (i, n) in f.nodes.iter().enumerate() {
+        for v in &n.ins {
+            reads[v.0 as usize] += 1;
+            reader[v.0 as usize] = i;
+        }
+    }
     f.results.iter().for_each(|r| shown[r.value.0 as usize] += 1);
-    let ports = f.results.iter().enumerate();
-    let results: HashMap<&Role, usize> =
-        ports.filter_map(|(i, r)| Some((r.role.as_ref()?, i))).collect();
-    // Sums and accumulators that go, and what results are instead.
-    let (mut sums, mut gone, mut instead) = (HashSet::default(), HashSet::default(), vec![]);
-    for a in &f.args {
-        let role = a.role.as_ref().filter(|r| alone.contains_key(*r));
-        let Some(&at) = role.and_then(|r| results.get(r)) else { continue };
-        let total = f.results[at].value;
-        let Some(sum) = makers[total.0 as usize].map(|m| m as usize) else { continue };
-        let [first, made] = f.nodes[sum].ins[..] else { continue };
+    // Sums and accumulators that go, and what values are instead.
+    let (mut sums, mut gone) = (HashSet::default(), HashSet::default());
+    let mut instead: HashMap<Value, Value> = HashMap::default();
+    for a in f.args.iter().filter(|a| a.role.as_ref().is_some_and(|r| alone.contains_key(r))) {
+        let before = a.value.0 as usize;
+        if [reads[before], shown[before]] != [1, 0] {
+            continue;
+        }
+        let sum = &f.nodes[reader[before]];
+        let (&[first, made], total) = (&sum.ins[..], sum.outs[0]) else { continue };
         let maker = makers[made.0 as usize].map(|m| &f.nodes[m as usize]);
         let own = maker.is_some_and(|n| !n.op.def().is_view());
-        let [of_sum, of_total] = [a.value, total].map(|v| reads[v.0 as usize]);
-        if first == a.value && [of_sum, of_total] == [1, 0] && own && shown[made.0 as usize] == 0 {
+        let once = reads[total.0 as usize] + shown[total.0 as usize] == 1;
+        let adds = sum.op.is_plain_sum() && first == a.value;
+        if adds && once && own && shown[made.0 as usize] == 0 {
             shown[made.0 as usize] += 1;
-            sums.insert(sum);
+            sums.insert(reader[before]);
             gone.insert(a.value);
-            instead.push((at, made));
+            instead.insert(total, made);
         }
     }
     f.args.retain(|a| !gone.contains(&a.value));
-    instead.into_iter().for_each(|(at, made)| f.results[at].value = made);
     let mut i = 0;
     f.nodes.retain(|_| {
         i += 1;
         !sums.contains(&(i - 1))
     });
+    let read = f.nodes.iter_mut().flat_map(|n| &mut n.ins);
+    let read = read.chain(f.results.iter_mut().map(|r| &mut r.value));
+    read.for_each(|v| *v = instead.get(v).copied().unwrap_or(*v));
 }

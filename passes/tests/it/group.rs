@@ -4,6 +4,7 @@ mod alike;
 mod buckets;
 mod epilogues;
 mod loops;
+mod sums;
 
 use shardc_ir::func::{Func, Module};
 use shardc_ir::group::{Launch, launches};

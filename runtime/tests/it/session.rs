@@ -400,6 +400,17 @@ fn a_rank_that_panics_is_named() {
 }
 
 #[test]
+fn what_is_added_in_place_lies_there() {
+    let adds = sabotage(2, |k| match k {
+        Kernel::Put { pick, .. } => Some(Kernel::Put { pick: pick.clone(), clear: None }),
+        _other => None,
+    });
+    let refused = Session::new(&plan("dp=2, tp=2"), options(1), &adds, &fresh(load)).err();
+    let text = refused.expect("a plan of other places").render();
+    assert!(text.contains("a sum does not lie where its first term does"), "{text}");
+}
+
+#[test]
 fn what_cannot_start_says_why() {
     let base = plan("dp=2, tp=2");
     let refuse = |plan: &Plan| {

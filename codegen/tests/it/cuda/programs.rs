@@ -275,6 +275,28 @@ fn gradients_of_cross_entropy() {
     );
 }
 
+/// The gradient of a table that is also a matrix: rows are added to what is there, and the rest stays as it is. Of
+/// one row no two positions name one place.
+#[test]
+fn rows_added_in_place() {
+    check(
+        "(%x: f32[R,C], %i: i32[R], %a: f32[C,C] grad \"w\") -> (f32[C,C] grad \"w\") {
+           %p = put[rc,r->vc; v=C] %x, %i : f32[C,C] &
+           %s = add %a, %p : f32[C,C]
+           return %s }",
+        &[("s", "a")],
+        &[(1, 1), (3, 1), (1, 17), (5, 15), (67, 16), (300, 33), (40, 300)],
+    );
+    check(
+        "(%x: bf16[R,C], %i: i32[R], %a: f32[40,C] grad \"w\") -> (f32[40,C] grad \"w\") {
+           %p = put[rc,r->vc; v=40; padding=zero 2] %x, %i : f32[40,C] &
+           %s = add %a, %p : f32[40,C]
+           return %s }",
+        &[("s", "a")],
+        &[(67, 16), (300, 33)],
+    );
+}
+
 /// Also every other function of one element; the angles are those of far positions.
 #[test]
 fn activations() {

@@ -147,7 +147,7 @@ impl Search<'_> {
                 return None;
             }
             job.replaces.push(m);
-            if matches!(&self.f.nodes[m].op, Op::Add(a) if a.rule.0.is_none()) {
+            if self.f.nodes[m].op.is_plain_sum() {
                 open.extend(self.f.nodes[m].ins.iter().rev());
                 continue;
             }

@@ -201,12 +201,8 @@ fn threads_and_cuts_change_no_bit() {
 /// Rows of the left operand are adjacent and near, or too far to be read so, or its steps are.
 #[test]
 fn tasks_and_turns_change_no_bit() {
-    let cases = [
-        ([506, 50, 1600], 1),
-        ([507, 50, 1600], 1),
-        ([2100, 70, 800], 0),
-        ([1100, 40, 1540], 2),
-    ];
+    let cases =
+        [([506, 50, 1600], 1), ([507, 50, 1600], 1), ([2100, 70, 800], 0), ([1100, 40, 1540], 2)];
     for (size, lies) in cases {
         for kind in [KINDS[0], KINDS[1], KINDS[2]] {
             let [m, n, k] = size;

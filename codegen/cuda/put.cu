@@ -1,13 +1,13 @@
-// out[index] += x in the order of loops, where out is 0 before unless ACCUMULATE: element `index - first` of a dim with
-// `len` places `stride` apart; an index outside goes nowhere, nor does `without`.
+// out[index] += x in the order of loops, where out is 0 before unless ACCUMULATE: element `index - first` of
+// a dim with `len` places `stride` apart; an index outside goes nowhere, nor does `without`.
 //
 // put: positions, of which several may name one place; batches, of which each has its own places and
 // indices; columns, which share indices. The block of a position whose place no earlier one names
 // adds all that name it, in order: no atomic additions, and the same sums in every run.
 // put_apart: no two positions name one place.
 //
-// Bytes: x once; of out what is named, once, read too if ACCUMULATE. put reads the indices of a batch once per position, from
-// the L2 cache. Launch: positions x batches (see place) or ceil(n / 256) blocks of 256 threads.
+// Bytes: x once; of out what is named, once, read too if ACCUMULATE. put reads the indices of a batch once
+// per position, from the L2 cache. Launch: positions x batches (see place) or ceil(n / 256) blocks of 256 threads.
 //
 // Defined before: ELEM, ACCUMULATE, RANK, INDEX.
 #include "device.cuh"

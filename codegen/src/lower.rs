@@ -22,7 +22,8 @@ pub fn program(plan: &Plan, rank: usize) -> Result<Program> {
     let own = &plan.classes[plan.class_of(rank)].funcs;
     let one = |(i, f): (usize, &Func)| {
         let all = if own.contains(&i) { group::launches(f) } else { vec![] };
-        all.iter().map(|x| launch(mesh, f, x, &coords)).collect()
+        let mut found = group::HorizontalFusion::of(f);
+        all.iter().map(|x| kernel(mesh, f, &mut found, x, &coords)).collect()
     };
     plan.module.funcs.iter().enumerate().map(one).collect()
 }
@@ -47,13 +48,24 @@ pub fn lower(mesh: &Mesh, func: &Func, node: &Node, coords: &[usize]) -> Result<
 /// # Errors
 /// As for [`program`].
 pub fn launch(mesh: &Mesh, func: &Func, x: &Launch, coords: &[usize]) -> Result<Kernel> {
+    kernel(mesh, func, &mut group::HorizontalFusion::of(func), x, coords)
+}
+
+/// The kernel of a launch; what tells kernels of the function apart is made once for all of its launches.
+fn kernel(
+    mesh: &Mesh,
+    func: &Func,
+    found: &mut group::HorizontalFusion,
+    x: &Launch,
+    coords: &[usize],
+) -> Result<Kernel> {
     let nodes = &func.nodes[x.nodes.clone()];
     if let [one] = nodes {
         return lower(mesh, func, one, coords);
     }
     let values: Vec<Value> = x.ins.iter().chain(&x.outs).copied().collect();
     let l = layout(mesh, func, (&values, x.ins.len()), coords);
-    match x.form(func) {
+    match x.form(found) {
         Some(KernelKind::Rows(space)) => return Ok(rows::rows(&l, func, nodes, &values, &space)),
         Some(KernelKind::Sum) => return Ok(alone(&l, &nodes[0])),
         Some(KernelKind::Epilogue(space)) => {
@@ -62,7 +74,7 @@ pub fn launch(mesh: &Mesh, func: &Func, x: &Launch, coords: &[usize]) -> Result<
         Some(KernelKind::HorizontalFusion(all)) => {
             let mut k = HorizontalFusion::default();
             for x in &all {
-                let Kernel::Rows(one) = launch(mesh, func, x, coords)? else {
+                let Kernel::Rows(one) = kernel(mesh, func, found, x, coords)? else {
                     panic!("kernels of one launch are over rows");
                 };
                 let place = |v| values.iter().position(|x| x == v).expect("one of the launch");

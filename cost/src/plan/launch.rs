@@ -126,9 +126,13 @@ impl<'a> Pricer<'a> {
         product.and_then(|n| self.heavy(f, x, n)).unwrap_or_else(|| {
             // A look-up reads the rows that it takes, and not their table.
             let of_table = |n: &Node| matches!(n.op.facts().kind, ops::Kind::Lookup);
-            let bytes = match nodes.iter().any(of_table) {
-                true => 2.0 * self.bytes(f, &x.outs),
-                false => self.bytes(f, &x.ins) + self.bytes(f, &x.outs),
+            let bytes = match nodes {
+                // Rows that are added to a table: they, and the table's in place.
+                [put, sum] if put.op.adds_to_rows() && sum.op.is_plain_sum() => {
+                    3.0 * self.bytes(f, &put.ins[..1])
+                }
+                _ if nodes.iter().any(of_table) => 2.0 * self.bytes(f, &x.outs),
+                _ => self.bytes(f, &x.ins) + self.bytes(f, &x.outs),
             };
             Work::Rows { bytes }
         })

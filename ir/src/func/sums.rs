@@ -1,8 +1,7 @@
 //! Sums that lie where what they are added to lay, so that a gradient of several contributions has one place.
 
 use super::{Func, Node, Port, Role, RoleKind, Value};
-use crate::maps::HashMap;
-use crate::types::DType;
+use crate::maps::{HashMap, HashSet};
 use std::iter::successors;
 
 /// A gradient from all microbatches, of which a function makes a sum over ranks.
@@ -35,14 +34,12 @@ impl<'a> Uses<'a> {
         self.makers[v.0 as usize].map(|i| &self.f.nodes[i as usize])
     }
 
-    /// The two terms of a sum of f32, of which nothing else reads the first.
+    /// The two terms of a sum, of which nothing else reads the first.
     fn terms(&self, sum: Value) -> Option<[Value; 2]> {
         let n = self.maker(sum)?;
         let &[first, second] = &n.ins[..] else { return None };
         let alone = self.reads[first.0 as usize] == 1 && n.op.is_plain_sum();
-        let ty = |v| self.f.ty(v);
-        let fits = ty(first) == ty(sum) && ty(sum).dtype == DType::F32;
-        (alone && fits).then_some([first, second])
+        (alone && self.f.ty(first) == self.f.ty(sum)).then_some([first, second])
     }
 
     /// A sum and the sums it was added to, from the last to the one of an argument; none if that is not where
@@ -102,7 +99,14 @@ impl Func {
         for sum in totals.flat_map(|(total, before)| uses.chain(total, before)) {
             over[sum.0 as usize] = uses.terms(sum).map(|t| t[0]);
         }
-        for n in self.nodes.iter().filter(|n| n.op.is_plain_sum()) {
+        // A result with the role of an argument lies over this, which may be read until the sum is made.
+        let roots = self.roots();
+        let given: HashSet<&Role> = self.args.iter().filter_map(|a| a.role.as_ref()).collect();
+        let replaces = |r: &&Port| r.role.as_ref().is_some_and(|r| given.contains(r));
+        let replacing: HashSet<Value> =
+            self.results.iter().filter(replaces).map(|r| roots[r.value.0 as usize]).collect();
+        let free = |n: &&Node| !replacing.contains(&roots[n.outs[0].0 as usize]);
+        for n in self.nodes.iter().filter(|n| n.op.is_plain_sum()).filter(free) {
             let is_put = |v: Value| uses.maker(v).is_some_and(|n| n.op.adds_to_rows());
             let Some(&second) = n.ins.get(1).filter(|v| is_put(**v)) else { continue };
             let Some([first, _]) = uses.terms(n.outs[0]) else { continue };

@@ -74,8 +74,8 @@ impl<'a> Roles<'a> {
             && !made.ins.contains(&first)
             // Of 16 bits, the product would be rounded before it is added.
             && [ty(first), ty(term)] == [DType::F32; 2]
-            && [self.over[sum.outs[0].0 as usize], self.first_term(sum.outs[0])]
-                .contains(&Some(first))
+            && (self.over[sum.outs[0].0 as usize] == Some(first)
+                || self.first_term(sum.outs[0]) == Some(first))
     }
 
     /// What a sum is written over because nothing else reads it.
@@ -204,15 +204,15 @@ pub const KERNEL_KINDS: &str = "joined nodes (&) are element-wise work and folds
     reads what another writes";
 
 impl Launch {
-    /// What kernel it is, if its nodes are several; `None` if they are none.
-    pub fn form(&self, f: &Func) -> Option<KernelKind> {
-        let mut found = HorizontalFusion::of(f);
+    /// What kernel it is, if its nodes are several; `None` if they are none. Forgets the kernels found before.
+    pub fn form(&self, found: &mut HorizontalFusion) -> Option<KernelKind> {
+        let f = found.roles.f;
         if !self.is_several(f) {
             return self.kernel(&found.roles);
         }
         let exchanges = f.nodes[self.nodes.start].op.collective().is_some();
         let form = if exchanges { KernelKind::Exchanges } else { KernelKind::HorizontalFusion };
-        self.has_form(&mut found).then(|| form(self.kernels(f)))
+        self.has_form(found).then(|| form(self.kernels(f)))
     }
 
     /// True if it is some kernel, of a function of which several launches of several nodes are asked for; forgets the

@@ -46,8 +46,9 @@ pub fn split(mesh: &Mesh, joint: &Func, policy: &Recompute, keep: bool, s: &Sche
 }
 
 /// A joint program whose results are the contributions to a gradient, in place of their sum, if that is all the
-/// sum is for; `None` if there is no such gradient. Two kinds of sums stay: of what ranks exchange, since their
-/// exchanges may become one, and of 16-bit products over the chunks of a loss, which are one kernel each.
+/// sum is for; `None` if there is no such gradient. A sum stays if its terms are of other types, or if ranks
+/// exchange them or it in each microbatch, since their exchanges may become one; so do those of 16-bit products
+/// over the chunks of a loss, which are one kernel each.
 fn contributions(joint: &Func) -> Option<Func> {
     let makers = joint.makers();
     let maker = |v: Value| makers[v.0 as usize].map(|m| &joint.nodes[m as usize]);

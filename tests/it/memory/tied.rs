@@ -1,6 +1,7 @@
 //! The gradient of a weight that is used twice has one place, to which every contribution is added.
 
 use super::{asked, llama, planned, scheduled};
+use shardc_ir::func::Func;
 use shardc_ir::plan::{Plan, RankClass};
 use shardc_ir::types::DType;
 use shardc_passes::autodiff::chunks::LossChunks;
@@ -72,6 +73,24 @@ fn gradients_of_tied_tables_have_one_place() {
                     }
                 }
             }
+        }
+    }
+}
+
+/// Of 16 bits too, where the sums are no product's kernel, if microbatches add to it.
+#[test]
+fn gradients_of_16_bits_have_one_place() {
+    let o = asked(&[], false, 16, 2, Recompute::None);
+    let o = Options { dtype: DType::BF16, grad_dtype: DType::BF16, ..o };
+    let (_, plan) = planned(&tied(), &o);
+    let is_backward = |f: &Func| f.name == "backward";
+    let i = plan.module.funcs.iter().position(is_backward).expect("a backward");
+    let sums = plan.module.funcs[i].sums_in_place();
+    assert_eq!(sums.iter().flatten().count(), 2);
+    for c in &plan.classes {
+        let at = |v: usize| [c.memory.places[i][v].frame as usize, c.memory.places[i][v].offset];
+        for (sum, first) in sums.iter().enumerate().filter_map(|(s, f)| Some((s, (*f)?))) {
+            assert_eq!(at(sum), at(first.0 as usize));
         }
     }
 }

@@ -69,10 +69,16 @@ fn what_is_known_of_launches_is_what_each_is_by_itself() {
         let f = program(seed);
         let (all, mut among) = (launches(&f), HorizontalFusion::of(&f));
         let several = |x: &&Launch| x.nodes.len() > 1;
-        let right: Vec<&Launch> =
-            all.iter().filter(|x| !several(x) || x.form(&f).is_some()).collect();
+        let right: Vec<&Launch> = all
+            .iter()
+            .filter(|x| !several(x) || x.form(&mut HorizontalFusion::of(&f)).is_some())
+            .collect();
         for x in all.iter().filter(several) {
-            assert_eq!(x.has_form(&mut among), x.form(&f).is_some(), "{seed}: {x:?}");
+            assert_eq!(
+                x.has_form(&mut among),
+                x.form(&mut HorizontalFusion::of(&f)).is_some(),
+                "{seed}: {x:?}"
+            );
         }
         let (epilogues, overs) = (Roles::of(&f), Roles::of(&f));
         for x in &right {

@@ -1,7 +1,7 @@
 //! The gradient of a weight that is used twice has one place, to which every contribution is added.
 
 use super::{asked, llama, planned, scheduled};
-use shardc_ir::func::Func;
+use shardc_ir::func::{Func, Value};
 use shardc_ir::plan::{Plan, RankClass};
 use shardc_ir::types::DType;
 use shardc_passes::autodiff::chunks::LossChunks;
@@ -86,7 +86,9 @@ fn gradients_of_16_bits_have_one_place() {
     let is_backward = |f: &Func| f.name == "backward";
     let i = plan.module.funcs.iter().position(is_backward).expect("a backward");
     let sums = plan.module.funcs[i].sums_in_place();
-    assert_eq!(sums.iter().flatten().count(), 2);
+    // One sum is added to another one: that of the table.
+    let is_sum = |v: &&Value| sums[v.0 as usize].is_some();
+    assert_eq!(sums.iter().flatten().filter(is_sum).count(), 1);
     for c in &plan.classes {
         let at = |v: usize| [c.memory.places[i][v].frame as usize, c.memory.places[i][v].offset];
         for (sum, first) in sums.iter().enumerate().filter_map(|(s, f)| Some((s, (*f)?))) {

@@ -1,4 +1,4 @@
-//! Tiles of a result, in registers: [`ROWS`] by [`COLS`] sums of products of packed panels, for
+//! Tiles of a result, in registers: [`ROWS`] by [`COLS`] sums of products of a strip and a panel, for
 //! processors with AVX-512. Every element is summed in the order of k wherever in a tile it is, so
 //! that how a result is cut into tiles does not change a bit.
 

@@ -67,15 +67,16 @@ impl Executor {
                 }
                 Kernel::Rows(k) => {
                     let one = Call::of(k, memory.into(), self.native.as_deref());
-                    rows::run(&[one], threads, registers);
+                    rows::run(&mut [one], threads, registers);
                 }
                 Kernel::HorizontalFusion(all) => {
                     let own = |(k, own): (_, &SmallVec<_>)| {
                         let memory = own.iter().map(|&i: &usize| memory[i]).collect();
                         Call::of(k, memory, self.native.as_deref())
                     };
-                    let calls: Vec<Call> = all.kernels.iter().zip(&all.operands).map(own).collect();
-                    rows::run(&calls, threads, registers);
+                    let mut calls: Vec<Call> =
+                        all.kernels.iter().zip(&all.operands).map(own).collect();
+                    rows::run(&mut calls, threads, registers);
                 }
                 Kernel::Copy(all) => all.iter().for_each(|k| moves::copy(k, memory, threads)),
                 Kernel::Gemm(k) => product::run(k, None, memory, threads),

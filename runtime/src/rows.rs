@@ -8,16 +8,22 @@
 use crate::map::{BLOCK, Odometer, element, gather, scatter};
 use crate::math;
 use crate::native::{Entry, Native};
+use crate::product::blocks;
 use crate::team;
-use shardc_ir::kernel::{Binary, Elem, Extents, Rows, Scalar, Stage, Store, View};
+use shardc_ir::kernel::{Binary, CHUNK, Elem, Extents, Rows, Scalar, Stage, Store, View};
 use shardc_ir::types::Reduction;
 use smallvec::SmallVec;
 use std::cmp::Reverse;
 use std::ops::Range;
 
-/// One block per instruction; kept from kernel to kernel.
+/// What kernels have beside their memory; kept from kernel to kernel.
 #[derive(Default)]
-pub(crate) struct Registers(Vec<f32>);
+pub(crate) struct Registers {
+    /// One block per instruction.
+    blocks: Vec<f32>,
+    /// What parts of rows leave.
+    parts: Vec<f32>,
+}
 
 /// A kernel with its memory, at a place of its loops.
 struct Interp<'a> {
@@ -29,6 +35,9 @@ struct Interp<'a> {
     /// The loop that a block runs along, if there is one.
     along: Option<usize>,
 }
+
+/// Folds that a walk makes, each 16 partial ones.
+type Folds = SmallVec<[[f32; math::LANES]; 4]>;
 
 fn start_of(fold: Reduction) -> f32 {
     match fold {
@@ -58,7 +67,7 @@ impl Interp<'_> {
     }
 
     /// Where a view's elements begin, and how far apart they are.
-    fn walk(&self, v: &View) -> (usize, usize) {
+    fn place(&self, v: &View) -> (usize, usize) {
         let stride = self.along.and_then(|l| v.strides.get(l)).copied().unwrap_or(0);
         (v.at(&self.index[..v.strides.len().min(self.index.len())]), stride)
     }
@@ -91,7 +100,7 @@ impl Interp<'_> {
             }
             Scalar::Load(l) => {
                 let load = &self.k.loads[l];
-                let (first, stride) = self.walk(&load.view);
+                let (first, stride) = self.place(&load.view);
                 let from = element(self.memory[load.view.operand], load.elem, first).cast_const();
                 // SAFETY: all elements are valid, by the caller; every bit pattern is an element.
                 unsafe {
@@ -117,10 +126,102 @@ impl Interp<'_> {
     /// # Safety
     /// As for [`Interp::step`]; `n` elements from the value's register are computed.
     unsafe fn store(&self, s: &Store, n: usize) {
-        let (first, stride) = self.walk(&s.view);
+        let (first, stride) = self.place(&s.view);
         let to = element(self.memory[s.view.operand], s.elem, first);
         // SAFETY: by the caller.
         unsafe { scatter(self.register(s.value).as_ptr(), to, stride, n, s.elem) };
+    }
+
+    /// Computes what the row has before a walk, for whole blocks.
+    ///
+    /// # Safety
+    /// As for [`Interp::step`].
+    unsafe fn before(&self, stage: &Stage) {
+        for &i in &stage.before {
+            // SAFETY: by the caller; a register of one number becomes one of a block.
+            unsafe {
+                self.step(i, 1);
+                let r = self.register(i);
+                let x = r[0];
+                r.fill(x);
+            }
+        }
+    }
+
+    /// Folds of nothing yet.
+    fn begin(&self, stage: &Stage) -> Folds {
+        stage.folds.iter().map(|&f| [start_of(self.fold(f).0); math::LANES]).collect()
+    }
+
+    /// Walks over elements along the last loop, of an index of the others.
+    ///
+    /// # Safety
+    /// As for [`Interp::step`].
+    unsafe fn walk(&mut self, stage: &Stage, elements: Range<usize>, acc: &mut Folds) {
+        let others = self.index.len();
+        for i in elements.clone().step_by(BLOCK) {
+            let n = BLOCK.min(elements.end - i);
+            self.index.truncate(others);
+            self.index.extend(self.k.inner.last().map(|_| i));
+            // SAFETY: by the caller: the block has n elements.
+            unsafe {
+                self.steps(&stage.each, n);
+                for (a, &f) in acc.iter_mut().zip(&stage.folds) {
+                    let (fold, x) = self.fold(f);
+                    math::fold(fold, &self.register(x)[..n], a);
+                }
+                stage.written.iter().for_each(|&(s, _)| self.store(&self.k.stores[s], n));
+            }
+        }
+        self.index.truncate(others);
+    }
+
+    /// Folds as numbers of the row.
+    fn end(&self, stage: &Stage, acc: &Folds) {
+        for (a, &f) in acc.iter().zip(&stage.folds) {
+            let whole = math::whole(self.fold(f).0, *a);
+            // SAFETY: the register of the fold.
+            unsafe { self.register(f).fill(whole) };
+        }
+    }
+
+    /// Writes results of the row.
+    ///
+    /// # Safety
+    /// As for [`Interp::step`].
+    unsafe fn results(&self) {
+        for s in self.k.stores.iter().filter(|s| !self.k.stores_each(s)) {
+            // SAFETY: by the caller.
+            unsafe { self.store(s, 1) };
+        }
+    }
+
+    /// Makes the only row, in parts whose folds are folded then.
+    ///
+    /// # Safety
+    /// As for [`Interp::step`].
+    unsafe fn parts(&mut self, walk: &Stage, end: &Stage) {
+        // SAFETY: by the caller.
+        unsafe { self.before(walk) };
+        let mut left = vec![vec![]; walk.folds.len()];
+        for part in blocks(self.k.inner[0], CHUNK) {
+            let mut acc = self.begin(walk);
+            // SAFETY: by the caller.
+            unsafe { self.walk(walk, part, &mut acc) };
+            for ((left, a), &f) in left.iter_mut().zip(acc).zip(&walk.folds) {
+                left.push(math::whole(self.fold(f).0, a));
+            }
+        }
+        let mut acc = self.begin(walk);
+        for ((a, left), &f) in acc.iter_mut().zip(&left).zip(&walk.folds) {
+            math::fold(self.fold(f).0, left, a);
+        }
+        self.end(walk, &acc);
+        // SAFETY: by the caller.
+        unsafe {
+            self.before(end);
+            self.results();
+        }
     }
 
     /// Makes a row, block after block along its last loop.
@@ -133,59 +234,26 @@ impl Interp<'_> {
             Some((&n, rest)) => (n, rest),
             None => (1, &[][..]),
         };
-        let fill = |me: &Interp, i: usize| {
-            // SAFETY: a register of one number becomes one of a block.
-            let r = unsafe { me.register(i) };
-            let x = r[0];
-            r.fill(x);
-        };
-        for (at, stage) in stages.iter().enumerate() {
-            for &i in &stage.before {
-                // SAFETY: by the caller.
-                unsafe { self.step(i, 1) };
-                fill(self, i);
-            }
-            let last = at + 1 == stages.len();
-            let written = |s: &&Store| last && k.stores_each(s);
-            if stage.folds.is_empty() && !k.stores.iter().any(|s| written(&s)) {
+        for stage in stages {
+            // SAFETY: by the caller.
+            unsafe { self.before(stage) };
+            if stage.folds.is_empty() && stage.written.is_empty() {
                 continue;
             }
-            let start = |&i: &usize| [start_of(self.fold(i).0); math::LANES];
-            let mut acc: SmallVec<[[f32; math::LANES]; 4]> =
-                stage.folds.iter().map(start).collect();
+            let mut acc = self.begin(stage);
             let mut o = Odometer::new(rest);
             while let Some(inner) = o.index() {
                 self.index.truncate(outer);
                 self.index.extend_from_slice(inner);
-                let mut i = 0;
-                while i < len {
-                    let n = BLOCK.min(len - i);
-                    self.index.truncate(outer + rest.len());
-                    self.index.extend(k.inner.last().map(|_| i));
-                    // SAFETY: by the caller: the block has n elements.
-                    unsafe {
-                        self.steps(&stage.each, n);
-                        for (a, &f) in acc.iter_mut().zip(&stage.folds) {
-                            let (fold, x) = self.fold(f);
-                            math::fold(fold, &self.register(x)[..n], a);
-                        }
-                        k.stores.iter().filter(written).for_each(|s| self.store(s, n));
-                    }
-                    i += n;
-                }
+                // SAFETY: by the caller.
+                unsafe { self.walk(stage, 0..len, &mut acc) };
                 o.advance();
             }
-            for (a, &f) in acc.iter().zip(&stage.folds) {
-                let whole = math::whole(self.fold(f).0, *a);
-                // SAFETY: the register of the fold.
-                unsafe { self.register(f).fill(whole) };
-            }
+            self.end(stage, &acc);
         }
         self.index.truncate(outer);
-        for s in k.stores.iter().filter(|s| !k.stores_each(s)) {
-            // SAFETY: by the caller.
-            unsafe { self.store(s, 1) };
-        }
+        // SAFETY: by the caller.
+        unsafe { self.results() };
     }
 
     /// Makes a block of rows along the last loop over them, one element of each at a time.
@@ -246,6 +314,11 @@ impl<'a> Call<'a> {
     pub fn of(k: &'a Rows, memory: SmallVec<[*mut f32; 12]>, native: Option<&Native>) -> Call<'a> {
         Call { k, memory, entry: native.and_then(|n| n.get(&k.symbol)) }
     }
+
+    /// Numbers that parts of a row leave.
+    fn left(&self) -> usize {
+        self.k.walk_in_parts().map_or(0, |walk| walk.folds.len() * self.k.chunks())
+    }
 }
 
 /// Runs kernels over rows that need nothing of each other; compiled ones on several threads.
@@ -253,13 +326,29 @@ impl<'a> Call<'a> {
 /// # Safety
 /// Memory is valid for everything that kernels reach; a result overlaps no operand of any of them, but
 /// that it may be one of its own kernel that is walked alike.
-pub(crate) unsafe fn run(calls: &[Call], threads: usize, registers: &mut Registers) {
+pub(crate) unsafe fn run(calls: &mut [Call], threads: usize, registers: &mut Registers) {
     for c in calls.iter().filter(|c| c.entry.is_none()) {
         // SAFETY: by the caller.
         unsafe { interpret(c.k, &c.memory, registers) };
     }
+    let left: SmallVec<[usize; 8]> = calls.iter().map(Call::left).collect();
+    let all = left.iter().sum();
+    if registers.parts.len() < all {
+        registers.parts.resize(all, 0.0);
+    }
+    let mut next = registers.parts.as_mut_ptr();
+    for (c, &left) in calls.iter_mut().zip(&left).filter(|(_, left)| **left > 0) {
+        c.memory.truncate(c.k.operands());
+        c.memory.push(next);
+        next = next.wrapping_add(left);
+    }
     // SAFETY: by the caller.
     unsafe { compiled(calls, threads) };
+    for c in calls.iter().zip(&left).filter(|(_, left)| **left > 0).map(|(c, _)| c) {
+        let (Some(entry), behind) = (c.entry, c.k.tasks() as i64) else { continue };
+        // SAFETY: by the caller; all parts are done.
+        unsafe { entry(c.memory.as_ptr(), c.k.params.as_ptr(), behind, behind + 1) };
+    }
 }
 
 /// Runs a kernel over rows.
@@ -267,12 +356,18 @@ pub(crate) unsafe fn run(calls: &[Call], threads: usize, registers: &mut Registe
 /// # Safety
 /// As for [`run`].
 pub(crate) unsafe fn interpret(k: &Rows, memory: &[*mut f32], registers: &mut Registers) {
-    if registers.0.len() < k.body.len() * BLOCK {
-        registers.0.resize(k.body.len() * BLOCK, 0.0);
+    if registers.blocks.len() < k.body.len() * BLOCK {
+        registers.blocks.resize(k.body.len() * BLOCK, 0.0);
     }
-    let registers = registers.0.as_mut_ptr();
+    let registers = registers.blocks.as_mut_ptr();
     let (stages, inner) = (k.stages(), k.inner.len());
     let mut x = Interp { k, memory, registers, index: Extents::new(), along: None };
+    if let Some(walk) = k.walk_in_parts() {
+        x.along = Some(k.outer.len());
+        x.index = k.outer.iter().map(|_| 0).collect();
+        // SAFETY: by the caller.
+        return unsafe { x.parts(&walk, &stages[1]) };
+    }
     if !k.by_columns() {
         x.along = (inner > 0).then(|| k.outer.len() + inner - 1);
         let mut o = Odometer::new(&k.outer);

@@ -2,10 +2,11 @@
 //!
 //! A kernel is one function, `void NAME(char *const *m, const float *p, word from, word to)`: `m` is
 //! the memory of its operands, `p` are its parameters, and it does tasks `from..to` of those that
-//! [`Rows::tasks`] counts. Sizes and strides are numbers in the text; what differs between layers and
+//! [`Rows::tasks`] counts, or the one behind them. Sizes and strides are numbers in the text; what differs between layers and
 //! ranks is not, so like layers are one kernel.
 
 mod compile;
+mod parts;
 
 pub use compile::compile;
 
@@ -263,6 +264,36 @@ impl<'a> Writer<'a> {
         }
     }
 
+    /// What a fold is, and of what.
+    fn fold(&self, f: usize) -> (Reduction, usize) {
+        let Scalar::Fold(r, x) = self.k.body[f] else { panic!("a fold") };
+        (r, x)
+    }
+
+    /// Begins folds of elements.
+    fn begin(&mut self, folds: &[usize]) {
+        for &f in folds {
+            self.line(2, &format!("V acc{f} = all({});", fold(self.fold(f).0)[1]));
+        }
+    }
+
+    /// Takes a vector into a fold; `count` elements of it are there.
+    fn take(&mut self, depth: usize, f: usize, x: &str, count: &str) {
+        let r = self.fold(f).0;
+        let x = match count {
+            "16" => x.to_string(),
+            n => format!("first({n}, {x}, all({}))", fold(r)[1]),
+        };
+        self.line(depth, &format!("acc{f} = {}(acc{f}, {x});", into(r)));
+    }
+
+    /// Makes the numbers of the row that folds are.
+    fn end(&mut self, folds: &[usize]) {
+        for &f in folds {
+            self.line(2, &format!("V v{f} = all({}(acc{f}));", fold(self.fold(f).0)[2]));
+        }
+    }
+
     /// Operands of which the next row may be fetched from memory while this one is computed.
     fn next(&self) -> Vec<&'a Load> {
         let k = self.k;
@@ -290,6 +321,9 @@ impl<'a> Writer<'a> {
         }
         let outer = k.outer.clone();
         self.split(2, if chunks > 1 { "row" } else { "task" }, &outer);
+        if let Some(walk) = k.walk_in_parts() {
+            return self.parts(&walk, chunks);
+        }
         let size = |l: usize| k.inner[l - no];
         let stages = k.stages_kept();
         let slow = (1..stages.len()).find(|&at| k.costly(&stages[at..=at]) > 0);
@@ -302,10 +336,7 @@ impl<'a> Writer<'a> {
             if stage.folds.is_empty() && stage.written.is_empty() {
                 continue;
             }
-            for &f in &stage.folds {
-                let Scalar::Fold(r, _) = k.body[f] else { continue };
-                self.line(2, &format!("V acc{f} = all({});", fold(r)[1]));
-            }
+            self.begin(&stage.folds);
             self.line(2, "{");
             self.walk(3, no..no + ni, size, bounds, &mut |w, depth, count| {
                 for l in &fetched {
@@ -322,13 +353,7 @@ impl<'a> Writer<'a> {
                     w.line(depth, &line);
                 }
                 for &f in &stage.folds {
-                    let Scalar::Fold(r, x) = k.body[f] else { continue };
-                    let (function, nothing) = (into(r), fold(r)[1]);
-                    let x = match count {
-                        "16" => format!("v{x}"),
-                        n => format!("first({n}, v{x}, all({nothing}))"),
-                    };
-                    w.line(depth, &format!("acc{f} = {function}(acc{f}, {x});"));
+                    w.take(depth, f, &format!("v{}", w.fold(f).1), count);
                 }
                 for &(s, value) in &stage.written {
                     let line = w.store(value, &k.stores[s], count);
@@ -336,10 +361,7 @@ impl<'a> Writer<'a> {
                 }
             });
             self.line(2, "}");
-            for &f in &stage.folds {
-                let Scalar::Fold(r, _) = k.body[f] else { continue };
-                self.line(2, &format!("V v{f} = all({}(acc{f}));", fold(r)[2]));
-            }
+            self.end(&stage.folds);
         }
         for s in k.stores.iter().filter(|s| !k.stores_each(s)) {
             let line = self.store(s.value, s, "1");

@@ -11,7 +11,7 @@ use crate::types::Reduction;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// Elements of a row that are one task, if nothing is folded.
+/// Elements of a row that are one task, if nothing is folded, or if it is folded in parts.
 pub const CHUNK: usize = 4096;
 /// Rows that are folded side by side in one task.
 pub const COLUMNS: usize = 64;
@@ -277,17 +277,49 @@ impl Rows {
         })
     }
 
-    /// Parts that a row is cut into, for tasks of a bounded size: one, if it is folded, or if
+    fn folds(&self) -> bool {
+        self.body.iter().any(|s| matches!(s, Scalar::Fold(..)))
+    }
+
+    /// The walk over a row that is folded in parts, each a task: the only row, which is longer than one
+    /// ([`CHUNK`]), and what is written by element waits for no fold. When all parts are done, their folds are
+    /// folded like elements of a row, and results of the row are written.
+    pub fn walk_in_parts(&self) -> Option<Stage> {
+        let [n] = self.inner[..] else { return None };
+        let one = self.outer.iter().product::<usize>() == 1;
+        if n <= CHUNK || !one || !self.folds() || self.by_columns() {
+            return None;
+        }
+        let [walk, end] = &self.stages()[..] else { return None };
+        let mut waits: Vec<bool> = vec![];
+        for s in &self.body {
+            waits.push(matches!(s, Scalar::Fold(..)) || s.uses().any(|u| waits[u]));
+        }
+        if end.each.iter().any(|&i| waits[i]) {
+            return None;
+        }
+        let each: BTreeSet<usize> = walk.each.iter().chain(&end.each).copied().collect();
+        let written = end.written.clone();
+        Some(Stage { each: each.into_iter().collect(), written, ..walk.clone() })
+    }
+
+    /// Operands that it names: one more is what the parts of a row leave, `[fold, part]`.
+    pub fn operands(&self) -> usize {
+        let views = self.loads.iter().map(|l| &l.view).chain(self.stores.iter().map(|s| &s.view));
+        views.map(|v| v.operand + 1).max().unwrap_or(0)
+    }
+
+    /// Parts that a row is cut into, for tasks of a bounded size: one, if it is folded as a whole, or if
     /// anything is written once a row, which may lie on what the other parts still read.
     pub fn chunks(&self) -> usize {
-        let folds = self.body.iter().any(|s| matches!(s, Scalar::Fold(..)));
-        let whole = folds || !self.stores.iter().all(|s| self.stores_each(s));
-        match self.inner.last() {
-            Some(n) if !whole && self.inner.len() == 1 => n.div_ceil(CHUNK).max(1),
+        let whole = self.folds() || !self.stores.iter().all(|s| self.stores_each(s));
+        match self.inner[..] {
+            [n] if !whole || self.walk_in_parts().is_some() => n.div_ceil(CHUNK).max(1),
             _ => 1,
         }
     }
-    /// Tasks that may run at the same time: rows, parts of rows, or blocks of rows.
+    /// Tasks that may run at the same time: rows, parts of rows, or blocks of rows. A row that is folded in
+    /// parts has one more, behind the others.
     pub fn tasks(&self) -> usize {
         if self.by_columns()
             && let Some((n, rest)) = self.outer.split_last()

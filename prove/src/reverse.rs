@@ -297,21 +297,20 @@ impl At<'_> {
         })
     }
 
-    /// y = x/2 (1 + t), t = tanh u, u = √(2/π) (x + 0.044715 x³):
-    /// y' = (1 + t)/2 + x/2 (1 - t²) u'.
+    /// y = x/2 (1 + tanh u), u = √(2/π) (x + 0.044715 x³), is x σ(2u): y' = σ + x (σ - σσ) 2u'.
     fn gelu(&mut self) -> Term {
         let x = self.x[0];
-        let (root, cube) = ((2.0 / std::f64::consts::PI).sqrt(), 0.044715);
+        let (root, cube) = (2.0 * (2.0 / std::f64::consts::PI).sqrt(), 0.044715);
         let square = self.times(&[x, x]);
-        let u = self.affine(cube * root, square, root);
-        let u = self.times(&[x, u]);
-        let t = self.each("tanh", u);
-        let half = self.affine(0.5, t, 0.5);
-        let square_of_t = self.times(&[t, t]);
-        let rest = self.affine(-0.5, square_of_t, 0.5);
+        let at = self.affine(cube * root, square, root);
+        let at = self.times(&[x, at]);
+        let l = self.each("logistic", at);
+        let twice = self.times(&[l, l]);
+        let less = self.affine(-1.0, twice, 0.0);
+        let rest = self.s.add(&[l, less]);
         let slope = self.affine(3.0 * cube * root, square, root);
-        let inner = self.times(&[rest, x, slope]);
-        self.s.add(&[half, inner])
+        let inner = self.times(&[x, rest, slope]);
+        self.s.add(&[l, inner])
     }
 
     fn both(&mut self, name: &'static str, x: [Term; 2]) -> Term {

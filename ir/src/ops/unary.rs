@@ -171,25 +171,24 @@ unary! {
     |_, x| 0.5 * x * (1.0 + (ROOT * (x + CUBE * x * x * x)).tanh());
     |_, b, x| b.unary(Unary::Gelu, x);
     |_, b, x, _, d| {
-        // y' = (1 + t)/2 + x (1 - t²)/2 · √(2/π) (1 + 3·0.044715 x²), t the tanh above; in f32, since
-        // each step would be rounded and 1 - t² has few digits.
+        // y = x s, s = logistic(a), a = 2 √(2/π) (x + 0.044715 x³): y' = s + x s (1 - s) a'; in f32, since
+        // each step would be rounded.
         let [x, d] = [x, d].map(|v| in_f32(b, v));
         let x2 = b.push("x2", Mul::same(), &[x, x]);
-        let c = b.push("c", Scale { by: CUBE * ROOT }, &[x2]);
-        let c = b.push("c", Shift { by: ROOT }, &[c]);
-        let u = b.push("u", Mul::same(), &[x, c]);
-        let t = b.push("t", Tanh {}, &[u]);
-        let t1 = b.push("t1", Shift { by: 1.0 }, &[t]);
-        let cdf = b.push("cdf", Scale { by: 0.5 }, &[t1]);
-        let t2 = b.push("t2", Mul::same(), &[t, t]);
-        let q = b.push("q", Scale { by: -0.5 }, &[t2]);
-        let q = b.push("q", Shift { by: 0.5 }, &[q]);
-        let du = b.push("du", Scale { by: 3.0 * CUBE * ROOT }, &[x2]);
-        let du = b.push("du", Shift { by: ROOT }, &[du]);
-        let xdu = b.push("xdu", Mul::same(), &[x, du]);
-        let pdf = b.push("pdf", Mul::same(), &[q, xdu]);
-        let s = b.push("s", Add::same(), &[cdf, pdf]);
-        Some(b.push("gelu_grad", Mul::same(), &[d, s]))
+        let of_x2 = |b: &mut Builder, name, by| {
+            let scaled = b.push(name, Scale { by }, &[x2]);
+            b.push(name, Shift { by: 2.0 * ROOT }, &[scaled])
+        };
+        let a = of_x2(b, "a", 2.0 * CUBE * ROOT);
+        let a = b.push("a", Mul::same(), &[x, a]);
+        let s = b.push("s", Logistic {}, &[a]);
+        let da = of_x2(b, "da", 6.0 * CUBE * ROOT);
+        let xda = b.push("xda", Mul::same(), &[x, da]);
+        let ss = b.push("ss", Mul::same(), &[s, s]);
+        let q = b.push("q", Sub::same(), &[s, ss]);
+        let pdf = b.push("pdf", Mul::same(), &[q, xda]);
+        let p = b.push("p", Add::same(), &[s, pdf]);
+        Some(b.push("gelu_grad", Mul::same(), &[d, p]))
     };
 
     /// The sine, element by element.

@@ -296,8 +296,6 @@ BY_LANE(sqrt, __builtin_sqrtf)
 INLINE P p_rsqrt(P x) { return 1.0f / p_sqrt(x); }
 INLINE P p_logistic(P x) { return 1.0f / (1.0f + p_exp(-x)); }
 INLINE P p_silu(P x) { return x / (1.0f + p_exp(-x)); }
-/* The exponent as the gradient makes it: where both are computed, it is computed once. */
-INLINE P p_gelu(P x) { return x / (1.0f + p_exp(-(x * (x * x * 0.071354814f + 1.5957692f)))); }
 /* Within 2 units in the last place: a polynomial near 0, else 1 - e^p(x). */
 INLINE P p_erf(P x) {
     P t = p_abs(x), s = x * x;
@@ -330,7 +328,6 @@ LIFT(sqrt)
 LIFT(rsqrt)
 LIFT(logistic)
 LIFT(silu)
-LIFT(gelu)
 LIFT(log)
 LIFT(expm1)
 LIFT(sin)

@@ -34,10 +34,6 @@ DEVICE float f_tanh(float x) { return tanhf(x); }
 // Where e^-x overflows, the quotient is the 0 that it should be.
 DEVICE float f_logistic(float x) { return divide_fast(1.0f, 1.0f + expf(-x)); }
 DEVICE float f_silu(float x) { return divide_fast(x, 1.0f + expf(-x)); }
-// The exponent as the gradient makes it: where both are computed, it is computed once.
-DEVICE float f_gelu(float x) {
-    return divide_fast(x, 1.0f + expf(-(x * (x * x * 0.071354814f + 1.5957692f))));
-}
 DEVICE float f_erf(float x) { return erff(x); }
 DEVICE float f_log1p(float x) { return log1pf(x); }
 DEVICE float f_floor(float x) { return floorf(x); }

@@ -300,15 +300,15 @@ impl At<'_> {
     /// y = x/2 (1 + tanh u), u = √(2/π) (x + 0.044715 x³), is x σ(2u): y' = σ + x (σ - σσ) 2u'.
     fn gelu(&mut self) -> Term {
         let x = self.x[0];
-        let (root, cube) = (2.0 * (2.0 / std::f64::consts::PI).sqrt(), 0.044715);
+        let (twice, cube) = (2.0 * (2.0 / std::f64::consts::PI).sqrt(), 0.044715);
         let square = self.times(&[x, x]);
-        let at = self.affine(cube * root, square, root);
+        let at = self.affine(cube * twice, square, twice);
         let at = self.times(&[x, at]);
         let l = self.each("logistic", at);
-        let twice = self.times(&[l, l]);
-        let less = self.affine(-1.0, twice, 0.0);
-        let rest = self.s.add(&[l, less]);
-        let slope = self.affine(3.0 * cube * root, square, root);
+        let square_of_l = self.times(&[l, l]);
+        let minus = self.affine(-1.0, square_of_l, 0.0);
+        let rest = self.s.add(&[l, minus]);
+        let slope = self.affine(3.0 * cube * twice, square, twice);
         let inner = self.times(&[x, rest, slope]);
         self.s.add(&[l, inner])
     }

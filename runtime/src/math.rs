@@ -176,9 +176,6 @@ fn both(x: &[f32], y: &[f32], out: &mut [f32], f: impl Fn(f32, f32) -> f32) {
 vectorised! {
     /// A function of every element.
     fn unary(f: Unary, x: &[f32], out: &mut [f32]) {
-        /// Of GELU's tanh form 2 √(2/π), and the cubic term times as much.
-        const ROOT: f32 = 1.595_769_2;
-        const CUBE: f32 = 0.071_354_814;
         match f {
             Unary::Exp => each(x, out, exp),
             Unary::ExpM1 => each(x, out, f32::exp_m1),
@@ -188,8 +185,6 @@ vectorised! {
             Unary::Tanh => each(x, out, tanh),
             Unary::Logistic => each(x, out, |x| 1.0 / (1.0 + exp(-x))),
             Unary::Silu => each(x, out, |x| x / (1.0 + exp(-x))),
-            // (1 + tanh u) / 2 = 1 / (1 + e^(-2u)); 2u as its gradient makes it.
-            Unary::Gelu => each(x, out, |x| x / (1.0 + exp(-(x * (x * x * CUBE + ROOT))))),
             Unary::Sin => each(x, out, f32::sin),
             Unary::Cos => each(x, out, f32::cos),
             Unary::Erf => each(x, out, erf),

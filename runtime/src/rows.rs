@@ -305,19 +305,29 @@ impl Interp<'_> {
 /// A kernel and its memory.
 pub(crate) struct Call<'a> {
     k: &'a Rows,
-    memory: SmallVec<[*mut f32; 12]>,
+    memory: SmallVec<[*mut f32; 16]>,
     /// Its compiled form.
     entry: Option<Entry>,
+    tasks: usize,
+    /// Numbers that parts of a row leave for the task behind the others.
+    left: usize,
 }
 
 impl<'a> Call<'a> {
-    pub fn of(k: &'a Rows, memory: SmallVec<[*mut f32; 12]>, native: Option<&Native>) -> Call<'a> {
-        Call { k, memory, entry: native.and_then(|n| n.get(&k.symbol)) }
+    pub fn of(k: &'a Rows, memory: SmallVec<[*mut f32; 16]>, native: Option<&Native>) -> Call<'a> {
+        let (entry, tasks) = (native.and_then(|n| n.get(&k.symbol)), k.tasks());
+        let left = k.in_parts().map_or(0, |[walk, _]| walk.folds.len() * tasks);
+        Call { k, memory, entry, tasks, left }
     }
 
-    /// Numbers that parts of a row leave.
-    fn left(&self) -> usize {
-        self.k.walk_in_parts().map_or(0, |walk| walk.folds.len() * self.k.chunks())
+    /// Does tasks of the compiled form.
+    ///
+    /// # Safety
+    /// As for [`run`]; tasks write apart from each other, and the one behind the others comes behind them.
+    unsafe fn tasks(&self, entry: Entry, tasks: Range<usize>) {
+        let (memory, params) = (self.memory.as_ptr(), self.k.params.as_ptr());
+        // SAFETY: by the caller.
+        unsafe { entry(memory, params, tasks.start as i64, tasks.end as i64) };
     }
 }
 
@@ -331,23 +341,21 @@ pub(crate) unsafe fn run(calls: &mut [Call], threads: usize, registers: &mut Reg
         // SAFETY: by the caller.
         unsafe { interpret(c.k, &c.memory, registers) };
     }
-    let left: SmallVec<[usize; 8]> = calls.iter().map(Call::left).collect();
-    let all = left.iter().sum();
+    let all = calls.iter().map(|c| c.left).sum();
     if registers.parts.len() < all {
         registers.parts.resize(all, 0.0);
     }
     let mut next = registers.parts.as_mut_ptr();
-    for (c, &left) in calls.iter_mut().zip(&left).filter(|(_, left)| **left > 0) {
+    for c in calls.iter_mut().filter(|c| c.left > 0) {
         c.memory.truncate(c.k.operands());
         c.memory.push(next);
-        next = next.wrapping_add(left);
+        next = next.wrapping_add(c.left);
     }
     // SAFETY: by the caller.
     unsafe { compiled(calls, threads) };
-    for c in calls.iter().zip(&left).filter(|(_, left)| **left > 0).map(|(c, _)| c) {
-        let (Some(entry), behind) = (c.entry, c.k.tasks() as i64) else { continue };
+    for c in calls.iter().filter(|c| c.left > 0) {
         // SAFETY: by the caller; all parts are done.
-        unsafe { entry(c.memory.as_ptr(), c.k.params.as_ptr(), behind, behind + 1) };
+        c.entry.iter().for_each(|&entry| unsafe { c.tasks(entry, c.tasks..c.tasks + 1) });
     }
 }
 
@@ -362,11 +370,10 @@ pub(crate) unsafe fn interpret(k: &Rows, memory: &[*mut f32], registers: &mut Re
     let registers = registers.blocks.as_mut_ptr();
     let (stages, inner) = (k.stages(), k.inner.len());
     let mut x = Interp { k, memory, registers, index: Extents::new(), along: None };
-    if let Some(walk) = k.walk_in_parts() {
-        x.along = Some(k.outer.len());
-        x.index = k.outer.iter().map(|_| 0).collect();
+    if let Some([walk, end]) = k.in_parts() {
+        x.along = Some(0);
         // SAFETY: by the caller.
-        return unsafe { x.parts(&walk, &stages[1]) };
+        return unsafe { x.parts(&walk, &end) };
     }
     if !k.by_columns() {
         x.along = (inner > 0).then(|| k.outer.len() + inner - 1);
@@ -411,7 +418,7 @@ unsafe fn compiled(calls: &[Call], threads: usize) {
     let mut shares: Vec<(usize, usize, &Call, Entry, Range<usize>)> = vec![];
     let mut dealt = 0;
     for c in calls {
-        let (tasks, Some(entry)) = (c.k.tasks(), c.entry) else { continue };
+        let (tasks, Some(entry)) = (c.tasks, c.entry) else { continue };
         let large = threads > 1 && bytes(c.k) >= SHARE;
         let parts = if large { (threads * 4).min(tasks) } else { 1 };
         let one = |i: usize| tasks * i / parts..tasks * (i + 1) / parts;
@@ -423,9 +430,8 @@ unsafe fn compiled(calls: &[Call], threads: usize) {
     shares.sort_by_key(|s| (s.0, Reverse(s.1)));
     let share = |i: usize| {
         let (_, _, c, entry, tasks) = &shares[i];
-        let (memory, params) = (c.memory.as_ptr(), c.k.params.as_ptr());
-        // SAFETY: by the caller; tasks write apart from each other.
-        unsafe { entry(memory, params, tasks.start as i64, tasks.end as i64) };
+        // SAFETY: by the caller.
+        unsafe { c.tasks(*entry, tasks.clone()) };
     };
     // SAFETY: as above.
     unsafe { team::each(threads, shares.len(), share) };

@@ -92,7 +92,6 @@ pub(crate) fn unary(f: Unary) -> &'static str {
         Unary::Tanh => "f_tanh",
         Unary::Logistic => "f_logistic",
         Unary::Silu => "f_silu",
-        Unary::Gelu => "f_gelu",
         Unary::Sin => "f_sin",
         Unary::Cos => "f_cos",
         Unary::Erf => "f_erf",
@@ -302,7 +301,7 @@ impl<'a> Writer<'a> {
         k.loads.iter().filter(new).collect()
     }
 
-    /// A task is a row or, if nothing is folded, some elements of one. The processor fetches
+    /// A task is a row or, if nothing is folded or the only row is folded in parts, some elements of one. The processor fetches
     /// elements ahead of the first walk over a row; a later one that computes for long leaves the
     /// memory idle, but for the next row that it asks for.
     fn rows(&mut self) {
@@ -321,8 +320,8 @@ impl<'a> Writer<'a> {
         }
         let outer = k.outer.clone();
         self.split(2, if chunks > 1 { "row" } else { "task" }, &outer);
-        if let Some(walk) = k.walk_in_parts() {
-            return self.parts(&walk, chunks);
+        if let Some(stages) = k.in_parts() {
+            return self.parts(&stages, chunks);
         }
         let size = |l: usize| k.inner[l - no];
         let stages = k.stages_kept();

@@ -6,9 +6,8 @@ use shardc_ir::kernel::Stage;
 impl Writer<'_> {
     /// A task is a part of the row, whose folds it leaves; the one behind the others folds these, and writes
     /// what is made of them.
-    pub(super) fn parts(&mut self, walk: &Stage, parts: usize) {
-        let (k, row, left) = (self.k, self.k.outer.len(), self.k.operands());
-        let end = &k.stages()[1];
+    pub(super) fn parts(&mut self, [walk, end]: &[Stage; 2], parts: usize) {
+        let (k, left) = (self.k, self.k.operands());
         for &i in &walk.before {
             let line = self.vector(i, "1");
             self.line(2, &line);
@@ -16,7 +15,7 @@ impl Writer<'_> {
         self.begin(&walk.folds);
         self.line(2, &format!("if (task < {parts}) {{"));
         let bounds = Some(("start", "end"));
-        self.walk(3, row..row + 1, |_| k.inner[0], bounds, &mut |w, depth, count| {
+        self.walk(3, 0..1, |_| k.inner[0], bounds, &mut |w, depth, count| {
             for &i in &walk.each {
                 let line = w.vector(i, count);
                 w.line(depth, &line);
@@ -38,7 +37,7 @@ impl Writer<'_> {
         }
         self.line(3, "continue;");
         self.line(2, "}");
-        self.walk(2, row..row + 1, |_| parts, None, &mut |w, depth, count| {
+        self.walk(2, 0..1, |_| parts, None, &mut |w, depth, count| {
             for (slot, &f) in walk.folds.iter().enumerate() {
                 let at = slot * parts;
                 w.take(depth, f, &format!("load_f32(m[{left}], {at} + j, 1, {count})"), count);

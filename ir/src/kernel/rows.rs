@@ -37,8 +37,6 @@ pub enum Unary {
     Tanh,
     Logistic,
     Silu,
-    /// GELU in its tanh form.
-    Gelu,
     Sin,
     Cos,
     /// The error function.
@@ -281,29 +279,30 @@ impl Rows {
         self.body.iter().any(|s| matches!(s, Scalar::Fold(..)))
     }
 
-    /// The walk over a row that is folded in parts, each a task: the only row, which is longer than one
-    /// ([`CHUNK`]), and what is written by element waits for no fold. When all parts are done, their folds are
-    /// folded like elements of a row, and results of the row are written.
-    pub fn walk_in_parts(&self) -> Option<Stage> {
+    /// The walk over the only row, if it is folded in parts ([`CHUNK`]), each a task, and what comes
+    /// behind it: when all parts are done, their folds are folded like elements of a row, and results
+    /// of the row are written. That is so if the row is longer than a part, and nothing that is
+    /// written by element waits for a fold.
+    pub fn in_parts(&self) -> Option<[Stage; 2]> {
         let [n] = self.inner[..] else { return None };
-        let one = self.outer.iter().product::<usize>() == 1;
-        if n <= CHUNK || !one || !self.folds() || self.by_columns() {
+        if n <= CHUNK || !self.outer.is_empty() || !self.folds() {
             return None;
         }
-        let [walk, end] = &self.stages()[..] else { return None };
+        let [walk, end]: [Stage; 2] = self.stages().try_into().ok()?;
         let mut waits: Vec<bool> = vec![];
         for s in &self.body {
             waits.push(matches!(s, Scalar::Fold(..)) || s.uses().any(|u| waits[u]));
         }
-        if end.each.iter().any(|&i| waits[i]) {
+        if end.written.iter().any(|&(_, i)| waits[i]) {
             return None;
         }
         let each: BTreeSet<usize> = walk.each.iter().chain(&end.each).copied().collect();
-        let written = end.written.clone();
-        Some(Stage { each: each.into_iter().collect(), written, ..walk.clone() })
+        let behind = Stage { before: end.before, ..Stage::default() };
+        Some([Stage { each: each.into_iter().collect(), written: end.written, ..walk }, behind])
     }
 
-    /// Operands that it names: one more is what the parts of a row leave, `[fold, part]`.
+    /// Operands that it names. One more, if the row is folded in parts, is what these leave:
+    /// `[fold, part]`.
     pub fn operands(&self) -> usize {
         let views = self.loads.iter().map(|l| &l.view).chain(self.stores.iter().map(|s| &s.view));
         views.map(|v| v.operand + 1).max().unwrap_or(0)
@@ -314,12 +313,12 @@ impl Rows {
     pub fn chunks(&self) -> usize {
         let whole = self.folds() || !self.stores.iter().all(|s| self.stores_each(s));
         match self.inner[..] {
-            [n] if !whole || self.walk_in_parts().is_some() => n.div_ceil(CHUNK).max(1),
+            [n] if !whole || self.in_parts().is_some() => n.div_ceil(CHUNK).max(1),
             _ => 1,
         }
     }
-    /// Tasks that may run at the same time: rows, parts of rows, or blocks of rows. A row that is folded in
-    /// parts has one more, behind the others.
+    /// Tasks that may run at the same time: rows, parts of rows, or blocks of rows. What comes behind
+    /// the parts of a row that is folded is one more task, which is not counted.
     pub fn tasks(&self) -> usize {
         if self.by_columns()
             && let Some((n, rest)) = self.outer.split_last()
@@ -333,13 +332,12 @@ impl Rows {
     /// time, one element of each after the other.
     pub fn by_columns(&self) -> bool {
         let (no, ni) = (self.outer.len(), self.inner.len());
-        let one_walk = self.stages().len() == 2;
         let adjacent = |l: usize| self.loads.iter().filter(|x| x.view.strides[l] == 1).count();
         no > 0
-            && one_walk
             && !self.body.contains(&Scalar::Column)
             && !self.stores.iter().any(|s| self.stores_each(s) && ni > 0)
             && (ni == 0 || adjacent(no - 1) > adjacent(no + ni - 1))
+            && self.stages().len() == 2
     }
 
     pub(super) fn reach(&self, see: &mut dyn FnMut(&View, &[&[usize]])) {

@@ -55,7 +55,7 @@ const NO: Linear = Linear::No;
 /// f of a sum is the sum of f.
 const LINEAR: Linear = Linear::Together(1);
 
-/// √(2/π).
+/// Of GELU's tanh formula √(2/π), and the factor of x³ in it.
 const ROOT: f64 = 0.797_884_560_802_865_4;
 const CUBE: f64 = 0.044715;
 
@@ -169,7 +169,16 @@ unary! {
     Gelu = "gelu" {} Activation, Same, Flows, NO,
     samples ["gelu f32[3,4]"]
     |_, x| 0.5 * x * (1.0 + (ROOT * (x + CUBE * x * x * x)).tanh());
-    |_, b, x| b.unary(Unary::Gelu, x);
+    |_, b, x| {
+        // (1 + tanh u)/2 = logistic(2u), by the steps of its gradient: where both are made, they are
+        // the same.
+        let x2 = b.mul(x, x);
+        let a = b.by(Binary::Mul, x2, 2.0 * CUBE * ROOT);
+        let a = b.by(Binary::Add, a, 2.0 * ROOT);
+        let a = b.mul(x, a);
+        let s = b.unary(Unary::Logistic, a);
+        b.mul(x, s)
+    };
     |_, b, x, _, d| {
         // y = x s, s = logistic(a), a = 2 √(2/π) (x + 0.044715 x³): y' = s + x s (1 - s) a'; in f32, since
         // each step would be rounded.
@@ -183,10 +192,10 @@ unary! {
         let a = b.push("a", Mul::same(), &[x, a]);
         let s = b.push("s", Logistic {}, &[a]);
         let da = of_x2(b, "da", 6.0 * CUBE * ROOT);
-        let xda = b.push("xda", Mul::same(), &[x, da]);
         let ss = b.push("ss", Mul::same(), &[s, s]);
         let q = b.push("q", Sub::same(), &[s, ss]);
-        let pdf = b.push("pdf", Mul::same(), &[q, xda]);
+        let xq = b.push("xq", Mul::same(), &[x, q]);
+        let pdf = b.push("pdf", Mul::same(), &[xq, da]);
         let p = b.push("p", Add::same(), &[s, pdf]);
         Some(b.push("gelu_grad", Mul::same(), &[d, p]))
     };

@@ -166,8 +166,7 @@ impl<'a> Writer<'a> {
 
     /// Operands are numbered below this.
     pub fn operands(&self) -> usize {
-        let loads = self.k.loads.iter().map(|l| l.view.operand);
-        loads.chain(self.k.stores.iter().map(|s| s.view.operand)).max().map_or(1, |n| n + 1)
+        self.k.operands().max(1)
     }
 }
 

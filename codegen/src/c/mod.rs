@@ -2,8 +2,8 @@
 //!
 //! A kernel is one function, `void NAME(char *const *m, const float *p, word from, word to)`: `m` is
 //! the memory of its operands, `p` are its parameters, and it does tasks `from..to` of those that
-//! [`Rows::tasks`] counts, or the one behind them. Sizes and strides are numbers in the text; what differs between layers and
-//! ranks is not, so like layers are one kernel.
+//! [`Rows::tasks`] counts, or the one behind them. Sizes and strides are numbers in the text; what
+//! differs between layers and ranks is not, so like layers are one kernel.
 
 mod compile;
 mod parts;
@@ -11,7 +11,7 @@ mod parts;
 pub use compile::compile;
 
 use shardc_ir::kernel::{
-    Binary, CHUNK, COLUMNS, Elem, Half, Kernel, Load, Rows, Scalar, Unary, View,
+    Binary, CHUNK, COLUMNS, Elem, Half, Kernel, Load, Rows, Scalar, Stage, Unary, View,
 };
 use shardc_ir::types::Reduction;
 use std::collections::BTreeMap;
@@ -286,6 +286,26 @@ impl<'a> Writer<'a> {
         self.line(depth, &format!("acc{f} = {}(acc{f}, {x});", into(r)));
     }
 
+    /// What a walk does with a vector, of which `count` elements are there.
+    fn elements(&mut self, depth: usize, stage: &Stage, count: &str) {
+        let k = self.k;
+        for &i in &stage.each {
+            let found = stage.found.iter().find(|x| x.0 == i).map(|x| &k.stores[x.1]);
+            let line = match found {
+                Some(s) => format!("V v{i} = {};", self.load(&s.view, s.elem, count)),
+                None => self.vector(i, count),
+            };
+            self.line(depth, &line);
+        }
+        for &f in &stage.folds {
+            self.take(depth, f, &format!("v{}", self.fold(f).1), count);
+        }
+        for &(s, value) in &stage.written {
+            let line = self.store(value, &k.stores[s], count);
+            self.line(depth, &line);
+        }
+    }
+
     /// Makes the numbers of the row that folds are.
     fn end(&mut self, folds: &[usize]) {
         for &f in folds {
@@ -301,9 +321,9 @@ impl<'a> Writer<'a> {
         k.loads.iter().filter(new).collect()
     }
 
-    /// A task is a row or, if nothing is folded or the only row is folded in parts, some elements of one. The processor fetches
-    /// elements ahead of the first walk over a row; a later one that computes for long leaves the
-    /// memory idle, but for the next row that it asks for.
+    /// A task is a row or, if nothing is folded or the only row is folded in parts, some elements of
+    /// one. The processor fetches elements ahead of the first walk over a row; a later one that
+    /// computes for long leaves the memory idle, but for the next row that it asks for.
     fn rows(&mut self) {
         let k = self.k;
         let (no, ni) = (k.outer.len(), k.inner.len());
@@ -343,21 +363,7 @@ impl<'a> Writer<'a> {
                     let at = w.at(v);
                     w.line(depth, &format!("fetch_{e}(m[{}], {at} + {row});", v.operand));
                 }
-                for &i in &stage.each {
-                    let found = stage.found.iter().find(|x| x.0 == i).map(|x| &k.stores[x.1]);
-                    let line = match found {
-                        Some(s) => format!("V v{i} = {};", w.load(&s.view, s.elem, count)),
-                        None => w.vector(i, count),
-                    };
-                    w.line(depth, &line);
-                }
-                for &f in &stage.folds {
-                    w.take(depth, f, &format!("v{}", w.fold(f).1), count);
-                }
-                for &(s, value) in &stage.written {
-                    let line = w.store(value, &k.stores[s], count);
-                    w.line(depth, &line);
-                }
+                w.elements(depth, stage, count);
             });
             self.line(2, "}");
             self.end(&stage.folds);

@@ -16,17 +16,7 @@ impl Writer<'_> {
         self.line(2, &format!("if (task < {parts}) {{"));
         let bounds = Some(("start", "end"));
         self.walk(3, 0..1, |_| k.inner[0], bounds, &mut |w, depth, count| {
-            for &i in &walk.each {
-                let line = w.vector(i, count);
-                w.line(depth, &line);
-            }
-            for &f in &walk.folds {
-                w.take(depth, f, &format!("v{}", w.fold(f).1), count);
-            }
-            for &(s, value) in &walk.written {
-                let line = w.store(value, &k.stores[s], count);
-                w.line(depth, &line);
-            }
+            w.elements(depth, walk, count);
         });
         for (slot, &f) in walk.folds.iter().enumerate() {
             let (at, whole) = (slot * parts, fold(self.fold(f).0)[2]);

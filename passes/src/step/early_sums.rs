@@ -15,8 +15,9 @@
 //! of its stage. What `@finish` does with a gradient must begin with a collective, which is what moves; further
 //! ones stay. All sums of a rank of the pipeline stay but those of gradients that only its last call before
 //! `@finish` makes, and all if others wait for something of that call, or for a gradient of the rank: so no
-//! rank waits longer than before. (Of a tied table and a loss in chunks forward makes a part: its sum stays.) A sum also stays if microbatches have exchanged the gradient already (ZeRO-2 and
-//! 3): `overlap` joins these calls. And some stay if a step would need more memory for them.
+//! rank waits longer than before. (Of a tied table and a loss in chunks forward makes a part: its sum stays.) A sum
+//! also stays if microbatches have exchanged the gradient already (ZeRO-2 and 3): `overlap` joins these calls. And
+//! some stay if a step would need more memory for them.
 
 use shardc_ir::func::{Func, FuncKind, Module, Node, Port, Role, RoleKind, Value};
 use shardc_ir::maps::{HashMap, HashSet};

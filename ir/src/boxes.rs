@@ -5,6 +5,8 @@
 //! by a map of coordinates, so there is one box at most from one rank to another, and no table of ranks.
 //! The indices of a dim may be shifted on the way: then the boxes are halos.
 
+mod traffic;
+
 use crate::attr::Along;
 use crate::mesh::{Atom, AtomInfo, AtomSet, MAX_ATOMS, Mesh};
 use crate::types::{AtomList, Type};
@@ -343,87 +345,11 @@ impl Boxes {
         Some(piece - shared)
     }
 
-    /// What the ranks of a group send and receive, of groups of at most [`MAX_COUNTED`] ranks; of larger
-    /// ones no more than this.
-    pub fn traffic(&self) -> Traffic {
-        let ways = self.mesh.ways(self.axes);
-        let mut coords = vec![0; self.mesh.atoms.len()];
-        if ways > MAX_COUNTED {
-            let piece = |t: &Type| t.chunks(&self.mesh).iter().product();
-            let most = usize::max(piece(&self.from), piece(&self.to));
-            return Traffic { sent: most, received: most };
-        }
-        let (mut out, mut into) = (vec![0; ways], vec![0; ways]);
-        for reader in 0..ways {
-            self.stand(reader, self.axes, &mut coords);
-            self.each_holder(&coords, |holder, size| {
-                let (giver, taker) = if self.mirror { (reader, holder) } else { (holder, reader) };
-                if giver != taker {
-                    out[giver] += size;
-                    into[taker] += size;
-                }
-            });
-        }
-        let most = |v: &[usize]| v.iter().copied().max().unwrap_or(0);
-        Traffic { sent: most(&out), received: most(&into) }
-    }
-
     /// Sets the coordinates of place number `place` over some atoms.
     fn stand(&self, mut place: usize, over: AtomSet, coords: &mut [usize]) {
         for a in over.iter().collect::<SmallVec<[Atom; 8]>>().into_iter().rev() {
             coords[a.0 as usize] = place % self.mesh.size(a);
             place /= self.mesh.size(a);
-        }
-    }
-
-    /// Calls `f(place, elements)` for each rank that has, in the operand's layout, something of what a
-    /// reader has in the result's, and exchanges it with the reader.
-    fn each_holder(&self, reader: &[usize], mut f: impl FnMut(usize, usize)) {
-        let split = self.from.sharded().and(self.axes);
-        let mut pieces: SmallVec<[SmallVec<[Digit; 4]>; 4]> = SmallVec::new();
-        let mut ranges: SmallVec<[Range<usize>; 4]> = SmallVec::new();
-        for d in 0..self.from.rank() {
-            let own = self.wanted(d, reader);
-            if own.is_empty() {
-                return;
-            }
-            let (all, old) = (self.from.dims[d].atoms, self.from.chunk(&self.mesh, d));
-            ranges.push(own.start / old..own.end.div_ceil(old));
-            pieces.push(digits(&self.mesh, all, self.mesh.all()));
-        }
-        // Atoms that are not part of a piece's number: the reader's own, or named by the map.
-        let mut holder: SmallVec<[usize; 16]> = reader.into();
-        let mut at: SmallVec<[usize; 4]> = ranges.iter().map(|r| r.start).collect();
-        let spread = match self.mirror {
-            true => self.axes.minus(self.from.sharded()).minus(self.from.replicated),
-            false => AtomSet::EMPTY,
-        };
-        loop {
-            for (digits, &piece) in pieces.iter().zip(&at) {
-                let mut rest = piece;
-                for &(_, _, a) in digits.iter().rev() {
-                    holder[a.0 as usize] = rest % self.mesh.size(a);
-                    rest /= self.mesh.size(a);
-                }
-            }
-            let own = split.iter().all(|a| holder[a.0 as usize] == reader[a.0 as usize]);
-            for &(a, u) in &self.copies {
-                let from = reader[if own { a } else { u }.0 as usize];
-                holder[a.0 as usize] = from % self.mesh.size(a);
-            }
-            for k in 0..self.mesh.ways(spread) {
-                self.stand(k, spread, &mut holder);
-                let [giver, taker] =
-                    if self.mirror { [reader, &holder[..]] } else { [&holder[..], reader] };
-                if let Some(b) = self.given(giver, taker) {
-                    let size = b.iter().map(Range::len).product();
-                    f(self.mesh.place(self.axes, &holder), size);
-                }
-            }
-            // The next combination of pieces.
-            let Some(d) = (0..at.len()).rev().find(|&d| at[d] + 1 < ranges[d].end) else { return };
-            at[d] += 1;
-            (d + 1..at.len()).for_each(|e| at[e] = ranges[e].start);
         }
     }
 }

@@ -32,6 +32,7 @@ pub mod rule;
 pub mod samples;
 pub mod schedule;
 pub mod source;
+pub mod steps;
 pub mod tensor;
 pub mod text;
 pub mod types;

@@ -6,6 +6,7 @@ use shardc_ir::interp::{self, Precision, gather, scatter};
 use shardc_ir::mesh::{AtomSet, Mesh};
 use shardc_ir::ops::{Exchange, Op};
 use shardc_ir::rng::Stream;
+use shardc_ir::steps;
 use shardc_ir::tensor::Tensor;
 use shardc_ir::types::{AtomList, Type};
 
@@ -245,6 +246,36 @@ fn axes_that_change_places_send_a_piece_each() {
     (from.dims[0].atoms, to.dims[0].atoms) = (one("x"), one("y"));
     let t = Boxes::new(&mesh, mesh.all(), None, &from, &to).traffic();
     assert_eq!((t.sent, t.received), (16 * 8, 16 * 8));
+}
+
+/// Ranks are counted one by one, whatever primes their number has: not each with each other.
+#[test]
+fn traffic_is_counted_in_steps_that_grow_as_the_ranks() {
+    let ways = |from: [&str; 2], to: [&str; 2], ranks: usize| {
+        let mesh = Mesh::new(&[("x", ranks / 6), ("y", 6)]).expect("a mesh");
+        let ty = |dims: [&str; 2]| {
+            let mut t = Type::f32(&[ranks * 5 + 1, ranks * 3]);
+            for (d, axes) in t.dims.iter_mut().zip(dims) {
+                let axes = axes.split('*').filter_map(|a| mesh.axis(a));
+                d.atoms = AtomList::collect(axes.flat_map(AtomSet::iter)).expect("few");
+            }
+            t
+        };
+        let (from, to) = (ty(from), ty(to));
+        let b = Boxes::new(&mesh, mesh.all(), None, &from, &to);
+        steps::of(|| (b.traffic(), b.busiest())).1["traffic"] as f64
+    };
+    for (from, to) in [
+        (["x*y", ""], ["", "x*y"]),
+        (["x*y", ""], ["y*x", ""]),
+        (["x", "y"], ["y", "x"]),
+        (["x", ""], ["", "y"]),
+        (["", "y*x"], ["y", "x"]),
+    ] {
+        let [few, many] = [384, 3072].map(|ranks| ways(from, to, ranks));
+        let most = few * 8f64.powf(1.1);
+        assert!(many <= most, "{from:?} to {to:?}: {few} steps, and {many} for 8 times the ranks");
+    }
 }
 
 #[test]

@@ -146,8 +146,12 @@ impl Output {
 
     /// Stores the report as it now is. Its classes do not change, and are most of it.
     fn store_report(&mut self) {
+        let known = self.stored.report.get_mut("per_class").map(serde_json::Value::take);
+        let Some(known) = known else {
+            self.stored.report = serde_json::to_value(&self.report).unwrap_or_default();
+            return;
+        };
         let classes = std::mem::take(&mut self.report.per_class);
-        let known = self.stored.report["per_class"].take();
         self.stored.report = serde_json::to_value(&self.report).unwrap_or_default();
         self.stored.report["per_class"] = known;
         self.report.per_class = classes;
@@ -440,7 +444,7 @@ fn finish(
     let mut compiled = pipeline::compile_with(source, o, manager)?;
     let compared = families.map(|c| [&c.plan, &compiled.plan].map(|p| cost(p, o)));
     warnings.append(&mut compiled.warnings);
-    let mut stored = Stored {
+    let stored = Stored {
         plan: compiled.plan,
         options: o.clone(),
         source: model,
@@ -452,14 +456,14 @@ fn finish(
         report: serde_json::Value::Null,
     };
     phases.append(&mut compiled.phases);
-    let mut report = report::report(&stored.plan, &phases, 0.0);
-    let kept = |p: Plan| report::Kept::of(o.zero_accumulate.name(), &stored.plan, &p);
-    report.zero_accumulate = without.map(kept);
+    let kept = without.map(|p| report::Kept::of(o.zero_accumulate.name(), &stored.plan, &p));
+    let mut report = report::report(&stored.plan, &phases, kept);
     report.compile_ms = since.elapsed().as_secs_f64() * 1e3;
-    stored.report = serde_json::to_value(&report).unwrap_or_default();
     warnings.extend(across_nodes(&stored));
     warnings.extend(roomy_buffers(&stored));
     let propagated = compiled.propagated;
     let notes = propagated.price.map(|p| chosen(&p, o, compared)).into_iter().collect();
-    Ok(Output { stored, report, propagated, warnings, notes })
+    let mut done = Output { stored, report, propagated, warnings, notes };
+    done.store_report();
+    Ok(done)
 }

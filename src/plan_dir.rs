@@ -94,16 +94,22 @@ fn text_of(head: Head<impl Serialize>) -> String {
     seal::seal(&pretty(&Head { hash: String::new(), ..head }))
 }
 
-/// A report without the times in it, which differ from run to run: the plan must not.
-struct Timeless<'a>(Vec<(&'a String, &'a Json)>);
+/// What a report says of the time that compiling took, which differs from run to run.
+const TIMES: [&str; 3] = ["compile_ms", "prove_ms", "phases"];
 
-impl Timeless<'_> {
-    fn of(report: &Json) -> Timeless<'_> {
-        let mut all: Vec<_> = report.as_object().into_iter().flatten().collect();
-        for key in ["compile_ms", "prove_ms", "phases"] {
-            all.iter().position(|x| x.0 == key).map(|at| all.swap_remove(at));
-        }
-        Timeless(all)
+/// A report without the times in it: the plan must not differ from run to run.
+pub(crate) struct Timeless<'a>(Vec<(&'a String, &'a Json)>);
+
+impl<'a> Timeless<'a> {
+    fn of(report: &'a Json) -> Timeless<'a> {
+        let all = report.as_object().into_iter().flatten();
+        Timeless(all.filter(|(key, _)| !TIMES.contains(&key.as_str())).collect())
+    }
+
+    /// What is left by its names, whatever order a file has it in, and without one of them.
+    pub(crate) fn sorted(report: &'a Json, without: &str) -> BTreeMap<&'a String, &'a Json> {
+        let all = Timeless::of(report).0.into_iter();
+        all.filter(|(key, _)| *key != without).collect()
     }
 }
 

@@ -343,24 +343,28 @@ fn ranges(ranks: &[usize]) -> String {
     out.join(", ")
 }
 
-/// The report of a plan; times are added by whoever measured them.
-pub fn report(plan: &Plan, phases: &[(&'static str, f64)], compile_ms: f64) -> Report {
+/// The report of a plan; times and the proof are added by whoever has them.
+pub fn report(
+    plan: &Plan,
+    phases: &[(&'static str, f64)],
+    zero_accumulate: Option<Kept>,
+) -> Report {
     let ranks = plan.module.mesh.ranks();
     let per_class: Vec<ClassReport> =
         plan.classes.iter().enumerate().map(|(i, c)| class_report(plan, i, c)).collect();
     let phases = phases.iter().map(|(n, ms)| PhaseTime { name: n.to_string(), ms: *ms }).collect();
     let (schema, classes) = (crate::SCHEMA, per_class.len());
     let (microbatches, bubble) = (plan.settings.microbatches, bubble_of(plan));
-    let (kernel_ms, zero_accumulate, padding) = (None, None, padding(plan));
+    let padding = padding(plan);
     Report {
         schema,
         ranks,
         classes,
         microbatches,
         bubble,
-        compile_ms,
+        compile_ms: 0.0,
         prove_ms: None,
-        kernel_ms,
+        kernel_ms: None,
         phases,
         zero_accumulate,
         padding,

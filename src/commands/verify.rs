@@ -4,7 +4,7 @@
 use super::show;
 use crate::input::PROGRAMS;
 use crate::numbers::{self, TOLERANCE};
-use crate::plan_dir::{self, Stored};
+use crate::plan_dir::{self, Stored, Timeless};
 use crate::proof;
 use crate::terminal::{doing, json_line};
 use crate::{Output, recompile};
@@ -148,11 +148,8 @@ fn other_than_compiled(s: &Stored, again: Result<Output>) -> Option<String> {
         Err(d) => return Some(format!("   model.ir does not compile: {}", d.render())),
     };
     let json = |s: &Stored| {
-        let mut report = s.report.clone();
-        // Times, and what was not compiled.
-        for key in ["compile_ms", "prove_ms", "phases", "proof"] {
-            report.as_object_mut().and_then(|r| r.remove(key));
-        }
+        // The proof was not compiled.
+        let report = Timeless::sorted(&s.report, "proof");
         // As a reader has them: what is stored was read.
         let text = serde_json::to_string(&(&s.plan.weights, &s.plan.settings, report));
         let read = |t: String| serde_json::from_str::<serde_json::Value>(&t);

@@ -25,6 +25,7 @@ mod documents;
 mod dropout;
 mod early;
 mod early_sums;
+mod every_flag;
 mod examples;
 mod expert_layouts;
 mod experts;

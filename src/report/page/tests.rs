@@ -87,7 +87,7 @@ fn the_data_are_as_the_schema_has_them() {
 fn the_data_are_the_plans() {
     for s in plans() {
         let d = data(&s, &Asked::default()).expect("data");
-        let compiled = report(&s.plan, &[], 0.0);
+        let compiled = report(&s.plan, &[], None);
         assert_eq!(list(&d["classes"]).len(), s.plan.classes.len());
         let step = Step::of(&s.plan, Lengths::unit(&s.plan, &s.options)).expect("a schedule");
         let classes = list(&d["classes"]).iter().zip(&s.plan.classes).zip(&compiled.per_class);

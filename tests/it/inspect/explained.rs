@@ -230,7 +230,7 @@ fn collectives_of_experts_are_over_ep() {
     for a in moves {
         assert!(a.lines().next().is_some_and(|l| l.contains(" over ep in ")), "{a}");
     }
-    let report = report::report(&s.plan, &[], 0.0);
+    let report = report::report(&s.plan, &[], None);
     let axes: Vec<&str> = report.per_class[0]
         .collectives
         .iter()

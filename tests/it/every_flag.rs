@@ -1,0 +1,177 @@
+//! Each flag of `compile --help`, alone and with each search: the plan that it makes is one that `verify` makes again.
+
+use crate::lab::Lab;
+use serde_json::json;
+use shardc_testing::taken;
+use std::collections::BTreeSet;
+
+/// A mesh, and a flag's words with what they need; a blank separates words.
+type Row = (&'static str, &'static str);
+
+/// At least one row of each flag. With several microbatches, so that accumulation is seen.
+const ROWS: [Row; 78] = [
+    ("dp=2,tp=2", "--mesh"),
+    ("dp=auto", "--gpus 2"),
+    ("dp=2,tp=2", "--order dp-tp"),
+    ("dp=2", "--node 1"),
+    ("dp=2", "--mode infer"),
+    ("dp=2", "--global-batch 16"),
+    ("dp=2", "--microbatch 2"),
+    ("dp=2", "--seq 8"),
+    ("dp=2", "--dtype bf16"),
+    ("dp=2", "--dtype f16"),
+    ("dp=2", "--grad-dtype bf16 --dtype bf16"),
+    ("dp=2", "--seed 3"),
+    ("dp=2", "--zero 1"),
+    ("dp=2", "--zero 2"),
+    ("dp=2", "--zero 3"),
+    ("dp=2", "--zero-accumulate gradients --zero 2"),
+    ("dp=2", "--zero-accumulate gradients --zero 3"),
+    ("dp=2", "--zero-accumulate weights --zero 3"),
+    ("dp=2", "--zero-accumulate both --zero 3"),
+    ("tp=2", "--sp"),
+    ("dp=2,ep=2", "--moe-bound 1.5"),
+    ("dp=2", "--moe-capacity 1.0"),
+    ("dp=2", "--moe-aux 0.01"),
+    ("dp=2", "--moe-z-loss 0.01"),
+    ("dp=2", "--moe-bias-rate 0.01"),
+    ("cp=2", "--cp-mode ring"),
+    ("cp=2", "--cp-mode ulysses"),
+    ("cp=2", "--cp-split zigzag"),
+    ("tp=4", "--tp-mode 2d --microbatch 2"),
+    ("tp=8", "--tp-depth 2 --tp-mode 2.5d --microbatch 4"),
+    ("tp=4", "--tp-steps summa --tp-mode 2d --microbatch 2"),
+    ("pp=2", "--schedule gpipe"),
+    ("pp=2", "--schedule zb-h1"),
+    ("pp=2", "--chunks 1"),
+    ("pp=2", "--layers equal"),
+    ("pp=2", "--speeds 1,2"),
+    ("dp=2", "--reshard-after-forward no --zero 3"),
+    ("dp=2", "--fuse rows"),
+    ("dp=2", "--fuse no"),
+    ("dp=2", "--dropout 0.1"),
+    ("dp=2", "--documents eod=2"),
+    ("dp=2", "--documents eod=2,pad=0"),
+    ("dp=2", "--recompute none"),
+    ("dp=2", "--recompute selective"),
+    ("dp=2", "--recompute full"),
+    ("dp=2", "--recompute layers:1"),
+    ("dp=2", "--recompute sqrt"),
+    ("dp=2", "--loss-chunks 2"),
+    ("dp=2", "--memory 1GiB"),
+    ("dp=2", "--hardware h100-sxm --shard auto"),
+    ("dp=2", "--optimizer sgd"),
+    ("dp=2", "--lr 0.01"),
+    ("dp=2", "--lr-schedule warmup-cosine"),
+    ("dp=2", "--warmup 5 --lr-schedule warmup-cosine"),
+    ("dp=2", "--total-steps 50 --lr-schedule warmup-cosine"),
+    ("dp=2", "--min-lr 1e-5 --lr-schedule warmup-cosine"),
+    ("dp=2", "--betas 0.9,0.95"),
+    ("dp=2", "--eps 1e-6"),
+    ("dp=2", "--weight-decay 0.1"),
+    ("dp=2", "--decay matrices"),
+    ("dp=2", "--clip 1"),
+    ("dp=2", "--loss-scale 1024 --dtype f16"),
+    ("dp=2", "--initial-loss-scale 1024 --dtype f16"),
+    ("dp=2", "--min-loss-scale 2 --dtype f16"),
+    ("dp=2", "--loss-scale-window 10 --dtype f16"),
+    ("dp=2", "--hysteresis 1 --dtype f16"),
+    ("dp=2", "--freeze *.q_proj.weight"),
+    ("dp=2", "--freeze model.embed_tokens.weight --zero 3"),
+    ("tp=2", "--shard *.q_proj.weight=-,tp"),
+    ("tp=2", "--shard *.o_proj.weight=replicated"),
+    ("dp=2", "--transport mpi"),
+    ("dp=2", "--transport nccl --zero 2"),
+    ("dp=2", "--prove no"),
+    ("dp=2", "--verify-each"),
+    ("dp=2", "--device cpu"),
+    ("dp=2", "--verbose"),
+    ("dp=2", "--quiet"),
+    ("dp=2", "--format json"),
+];
+
+/// Flags that say where something is written or read, and which plan-making flags have nothing to do with.
+const OTHER: [&str; 7] =
+    ["--output", "--dump-after", "--dump-all", "--from", "--arch", "--help", "--version"];
+
+/// What is searched for: nothing, and each of the searches; with the flags by which a row has it already.
+const SEARCHES: [(&str, &[&str]); 5] = [
+    ("", &[]),
+    ("--recompute fit --memory 64MiB", &["--recompute", "--memory"]),
+    ("--loss-chunks auto", &["--loss-chunks"]),
+    ("--schedule search", &["--schedule"]),
+    ("--shard auto", &["--shard"]),
+];
+
+/// The flags that `compile --help` names.
+fn named(lab: &Lab) -> BTreeSet<String> {
+    let help = String::from_utf8(lab.ok(&["compile", "--help"]).stdout).expect("text");
+    // What a flag is for stands further to the right.
+    let heads = help.lines().filter(|l| l.len() - l.trim_start().len() < 8).map(str::trim_start);
+    let heads = heads.filter(|l| l.starts_with('-'));
+    let long = |l: &str| l.split([' ', ',', '=']).find(|w| w.starts_with("--")).map(String::from);
+    heads.filter_map(long).collect()
+}
+
+/// The words of a case; none where the row has what is to be searched for.
+fn words(row: Row, search: (&'static str, &'static [&'static str])) -> Option<Vec<String>> {
+    let own: Vec<&str> = row.1.split(' ').filter(|w| *w != "--mesh").collect();
+    if search.1.iter().any(|flag| own.contains(flag)) {
+        return None;
+    }
+    let piped = search.0.contains("--schedule") && !row.0.contains("pp");
+    let mesh = if piped { format!("pp=2,{}", row.0) } else { row.0.to_string() };
+    // A search of schedules has twice the ranks.
+    let mesh = if piped && row.0 == "dp=auto" { "pp=1,dp=auto".into() } else { mesh };
+    let base = [("--mesh", &*mesh), ("--seq", "16"), ("--microbatch", "1"), ("--prove", "no")];
+    let absent = base.iter().filter(|(flag, _)| !own.contains(flag));
+    let all = absent.flat_map(|(flag, value)| [*flag, value]).chain(own.iter().copied());
+    let search = search.0.split(' ').filter(|w| !w.is_empty());
+    Some(all.chain(search).map(String::from).collect())
+}
+
+#[test]
+fn every_flag_makes_a_plan_that_verifies() {
+    let lab = Lab::new("every-flag");
+    let rows = ROWS.iter().flat_map(|r| r.1.split(' ')).filter(|w| w.starts_with("--"));
+    let known: BTreeSet<String> = rows.chain(OTHER).map(String::from).collect();
+    assert_eq!(named(&lab).difference(&known).collect::<Vec<_>>(), Vec::<&String>::new());
+    let padded = lab.model("llama_padded");
+    let experts = json!({ "pad_token_id": 0, "mlp_only_layers": [] });
+    let experts = lab.config("qwen3_moe", experts);
+    let (mut i, mut made) = (0, 0);
+    for row in ROWS {
+        let mut alone = 0;
+        let mut taken_alone = 0;
+        for (s, search) in SEARCHES.into_iter().enumerate() {
+            for model in [&padded, &experts] {
+                i += 1;
+                // What once failed is in every run.
+                let known = s == 0 && row.1 == "--zero-accumulate gradients --zero 2";
+                let Some(words) = words(row, search).filter(|_| known || taken(i, 61)) else {
+                    continue;
+                };
+                taken_alone += usize::from(s == 0);
+                let words: Vec<&str> = words.iter().map(String::as_str).collect();
+                let plan = format!("{i}.plan");
+                let args = [&["compile", model, "-o", &plan][..], &words].concat();
+                let out = lab.shardc(&args);
+                let said = String::from_utf8_lossy(&out.stderr).into_owned();
+                if !out.status.success() {
+                    // Not all go together, and that is said.
+                    assert!(matches!(out.status.code(), Some(2..=4)), "{args:?}: {said}");
+                    assert!(said.contains("error"), "{args:?}: {said}");
+                    continue;
+                }
+                alone += usize::from(s == 0);
+                made += 1;
+                let out = lab.shardc(&["verify", &plan]);
+                let table = String::from_utf8_lossy(&out.stdout).into_owned();
+                assert!(out.status.success(), "{args:?}: {table}");
+                std::fs::remove_dir_all(lab.path(&plan)).expect("the plan");
+            }
+        }
+        assert!(alone > 0 || taken_alone < 2, "{row:?} makes no plan of either model");
+    }
+    assert!(made > 4, "{made} plans");
+}

@@ -339,9 +339,9 @@ const BOUND: &str = "memory";
 /// The option that makes a plan only where layouts are chosen by price.
 pub const PRICES: &str = "hardware";
 
-/// Options by their names in options.toml.
+/// Options by their names in options.toml, whoever has chosen them.
 fn table(o: &Options) -> Table {
-    Table::try_from(o).expect("options are plain data")
+    Table::try_from(Options { given: vec![], ..o.clone() }).expect("options are plain data")
 }
 
 /// What was asked for otherwise.

@@ -12,6 +12,7 @@ pub use begun::{begun, unknown};
 use clap::Args;
 pub use rate::Rate;
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::files;
 use shardc_ir::hardware::Hardware;
@@ -294,6 +295,21 @@ impl Flags {
     /// The options of the passes, with defaults; refuses what is not built.
     pub fn options(&self) -> Result<Options> {
         self.options_with(None)
+    }
+
+    /// The flags that are given, by their names without dashes, with their values.
+    fn table(&self) -> Map<String, Value> {
+        let all = serde_json::to_value(self).expect("flags are plain data");
+        let Value::Object(all) = all else { return Map::new() };
+        let is_given = |v: &Value| !v.is_null() && v.as_array().is_none_or(|a| !a.is_empty());
+        all.into_iter().filter(|(_, v)| is_given(v)).collect()
+    }
+
+    /// Names of the flags that are given, without dashes, sorted.
+    fn given(&self) -> Vec<String> {
+        let mut names: Vec<String> = self.table().into_iter().map(|(name, _)| name).collect();
+        names.sort_unstable();
+        names
     }
 
     /// The architectures that the plan's kernels are compiled for; none, for the CPU.

@@ -324,6 +324,10 @@ pub struct Options {
     pub speeds: Vec<f64>,
     /// Most bytes a rank may need.
     pub memory: Option<usize>,
+    /// Names of the flags that were given, sorted: an option of another one is a default, which nobody has chosen.
+    /// No pass looks at it.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub given: Vec<String>,
 }
 
 /// How many rows the buffer of a group of experts has for the tokens of a rank.
@@ -399,6 +403,7 @@ impl Default for Options {
             layers: String::new(),
             speeds: vec![],
             memory: None,
+            given: vec![],
         }
     }
 }

@@ -1,7 +1,7 @@
 //! `shardc export`: a plan as flags or files of other software.
 
 use super::show;
-use crate::export::{Target, beside, export as files};
+use crate::export::{Target, export as exported};
 use crate::plan_dir;
 use crate::terminal::{doing, note};
 use clap::Args;
@@ -17,6 +17,10 @@ pub struct Export {
     /// The target software
     #[arg(long, value_enum)]
     pub to: Target,
+    /// Also write settings of training that nobody chose, as the plan has them [default: the target's are left as
+    /// they are, and comments say what both have]
+    #[arg(long)]
+    pub exact: bool,
     /// A new folder for the files [default: a single file is printed]
     #[arg(short, long)]
     pub output: Option<PathBuf>,
@@ -30,8 +34,9 @@ pub fn export(what: &Export) -> Result<i32> {
     doing("reading the plan");
     let stored = plan_dir::read(&what.plan)?;
     doing("exporting");
-    let all = files(&stored, what.to)?;
-    beside(&stored, what.to).iter().for_each(note);
+    let done = exported(&stored, what.to, what.exact)?;
+    done.told.iter().for_each(note);
+    let all = done.files;
     let Some(dir) = &what.output else {
         let [one] = &all[..] else {
             let names: Vec<&str> = all.iter().take(3).map(|f| f.name.as_str()).collect();

@@ -1,10 +1,10 @@
 //! The JSON config of DeepSpeed.
 
+use super::asked::{adam, cosine, rate};
 use super::{Export, File};
-use serde_json::json;
+use serde_json::{Map, Value as Json, json};
 use shardc_ir::diag::Result;
 use shardc_ir::loss_scale::LossScaling;
-use shardc_ir::plan::LrSchedule;
 use shardc_ir::types::DType;
 use shardc_passes::autodiff::recompute::Recompute;
 use shardc_passes::options::{Decay, Optimizer};
@@ -39,9 +39,13 @@ pub(super) fn files(e: &mut Export) -> Result<Vec<File>> {
         "train_batch_size": o.global_batch,
         "train_micro_batch_size_per_gpu": o.microbatch,
         "gradient_accumulation_steps": o.microbatches(),
-        "gradient_clipping": o.clip.unwrap_or(0.0),
         "zero_optimization": { "stage": stage },
     });
+    if e.asks("clip", |o| o.clip) {
+        config["gradient_clipping"] = o.clip.unwrap_or(0.0).into();
+    } else {
+        e.leaves("no clipping", "that of its release (gradient_clipping)");
+    }
     if o.dtype == DType::BF16 {
         config["bf16"] = json!({ "enabled": true });
         let kept = if o.grad_dtype == DType::F32 { "fp32" } else { "bf16" };
@@ -49,13 +53,7 @@ pub(super) fn files(e: &mut Export) -> Result<Vec<File>> {
         config["communication_data_type"] = kept.into();
     }
     if o.dtype == DType::F16 {
-        config["fp16"] = match o.loss_scaling {
-            LossScaling::Constant { scale } => json!({ "enabled": true, "loss_scale": scale }),
-            LossScaling::Dynamic { initial, min, window, hysteresis } => json!({
-                "enabled": true, "loss_scale": 0, "initial_scale_power": initial.log2() as i64,
-                "loss_scale_window": window, "hysteresis": hysteresis, "min_loss_scale": min,
-            }),
-        };
+        config["fp16"] = scale(e);
         let kept = if o.grad_dtype == DType::F32 { "fp32" } else { "fp16" };
         config["data_types"] = json!({ "grad_accum_dtype": kept });
         config["communication_data_type"] = kept.into();
@@ -63,27 +61,74 @@ pub(super) fn files(e: &mut Export) -> Result<Vec<File>> {
     if tp > 1 {
         config["tensor_parallel"] = json!({ "autotp_size": tp });
     }
-    let lr = match o.lr {
-        LrSchedule::Constant { lr } | LrSchedule::WarmupCosine { lr, .. } => lr,
-    };
-    config["optimizer"] = match o.optimizer {
-        Optimizer::AdamW { beta1, beta2, eps } => json!({ "type": "AdamW", "params": {
-            "lr": lr, "betas": [beta1, beta2], "eps": eps, "weight_decay": o.weight_decay,
-        }}),
-        Optimizer::Sgd => json!({ "type": "SGD", "params": {
-            "lr": lr, "weight_decay": o.weight_decay,
-        }}),
-    };
+    if let Some(optimizer) = optimizer(e) {
+        config["optimizer"] = optimizer;
+    }
     if o.optimizer == Optimizer::Sgd && stage > 0 {
         // It asks for this with every optimizer but those of Adam.
         config["zero_allow_untested_optimizer"] = true.into();
     }
-    if let LrSchedule::WarmupCosine { lr, warmup, total, floor } = o.lr {
+    if let Some((warmup, total, floor)) = cosine(o) {
         config["scheduler"] = json!({ "type": "WarmupCosineLR", "params": {
             "total_num_steps": total, "warmup_num_steps": warmup, "warmup_min_ratio": 0.0,
-            "warmup_type": "linear", "cos_min_ratio": floor / lr,
+            "warmup_type": "linear", "cos_min_ratio": floor / rate(o),
         }});
     }
     let text = serde_json::to_string_pretty(&config).expect("plain data") + "\n";
     Ok(vec![File::new("ds_config.json", text)])
+}
+
+/// How the loss is scaled for f16.
+fn scale(e: &mut Export) -> Json {
+    let mut out = json!({ "enabled": true });
+    match e.o.loss_scaling {
+        LossScaling::Constant { scale } => out["loss_scale"] = scale.into(),
+        LossScaling::Dynamic { initial, min, window, hysteresis } => {
+            out["loss_scale"] = 0.into();
+            let power = initial.log2() as i64;
+            let all: [(&str, &str, Json, Json); 4] = [
+                ("initial-loss-scale", "initial_scale_power", power.into(), 32.into()),
+                ("loss-scale-window", "loss_scale_window", window.into(), 1000.into()),
+                ("hysteresis", "hysteresis", hysteresis.into(), 2.into()),
+                ("min-loss-scale", "min_loss_scale", min.into(), 1f32.into()),
+            ];
+            for (flag, key, value, own) in all {
+                if e.asks(flag, |_| ()) || value != own {
+                    out[key] = value;
+                } else {
+                    e.leaves(format!("{key} {value}"), "that of its release");
+                }
+            }
+        }
+    }
+    out
+}
+
+/// The optimizer, if somebody chose it or a number of it.
+fn optimizer(e: &mut Export) -> Option<Json> {
+    let o = e.o;
+    let mut params: Map<String, Json> = Map::new();
+    let mut put = |e: &mut Export, asked: bool, key: &str, value: Json, theirs: &str| {
+        if asked {
+            params.insert(key.into(), value);
+        } else {
+            e.leaves(format!("{key} {value}"), theirs);
+        }
+    };
+    let lr = e.asks("lr", rate);
+    put(e, lr, "lr", rate(o).into(), "that of its optimizer");
+    if let Some((beta1, beta2, eps)) = adam(o) {
+        let betas = e.asks("betas", |o| adam(o).map(|a| (a.0, a.1)));
+        put(e, betas, "betas", json!([beta1, beta2]), "that of its optimizer");
+        let epsilon = e.asks("eps", |o| adam(o).map(|a| a.2));
+        put(e, epsilon, "eps", eps.into(), "that of its optimizer");
+    }
+    let decay = e.asks("weight-decay", |o| o.weight_decay);
+    put(e, decay, "weight_decay", o.weight_decay.into(), "that of its optimizer");
+    let kind = if adam(o).is_some() { "AdamW" } else { "SGD" };
+    if params.is_empty() && !e.asks("optimizer", |o| adam(o).is_some()) {
+        e.leaves(kind, "none: the training script has an optimizer");
+        return None;
+    }
+    Some(json!({ "type": kind, "params": params }))
 }

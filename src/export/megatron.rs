@@ -1,12 +1,13 @@
 //! Flags of Megatron-LM.
 
+use super::asked::{adam, cosine, rate};
 use super::{Export, File};
 use crate::plan_dir::Stored;
 use crate::report::bytes;
 use shardc_frontends::{Facts, gating};
 use shardc_ir::diag::Result;
 use shardc_ir::loss_scale::LossScaling;
-use shardc_ir::plan::{LrSchedule, MemoryClass, TokenOrder};
+use shardc_ir::plan::{MemoryClass, TokenOrder};
 use shardc_ir::types::DType;
 use shardc_passes::autodiff::recompute::Recompute;
 use shardc_passes::options::{CpMode, Decay, Optimizer};
@@ -39,7 +40,8 @@ pub(super) fn files(e: &mut Export) -> Result<Vec<File>> {
     let f = e.facts()?;
     let mut out = Flags::default();
     let o = e.o;
-    if o.decay == Decay::All && o.weight_decay != 0.0 {
+    let decays = e.asks("decay", |o| o.decay) || e.asks("weight-decay", |o| o.weight_decay);
+    if decays && o.decay == Decay::All && o.weight_decay != 0.0 {
         e.lack(true, "weight decay of biases and norms: it exempts them");
         e.helps.push("compile with --decay matrices, or --weight-decay 0");
     }
@@ -48,6 +50,7 @@ pub(super) fn files(e: &mut Export) -> Result<Vec<File>> {
     layout(e, &f, &mut out);
     stages(e, &mut out);
     optimizer(e, &mut out);
+    out.0.extend(e.notes.drain(..).map(|note| format!("# {note}\n")));
     Ok(vec![File::new("megatron.args", out.0)])
 }
 
@@ -110,14 +113,36 @@ fn model(e: &mut Export, f: &Facts, out: &mut Flags) -> Result<()> {
         out.on("moe-grouped-gemm", true);
         let g = gating(&e.s.config, "config.json", &crate::shape(e.o))?;
         out.on("moe-router-pre-softmax", !g.normed);
-        let kind = if g.aux.is_some() { "aux_loss" } else { "none" };
-        out.put("moe-router-load-balancing-type", kind);
-        out.put("moe-aux-loss-coeff", g.aux.unwrap_or(0.0));
+        let aux = balancing(e, g.aux)?;
+        out.put("moe-router-load-balancing-type", if aux.is_some() { "aux_loss" } else { "none" });
+        out.put("moe-aux-loss-coeff", aux.unwrap_or(0.0));
         if let Some(z) = g.z {
             out.put("moe-z-loss-coeff", z);
         }
     }
     Ok(())
+}
+
+/// The coefficient of the loss that balances experts: if nobody chose one, that of the model, which is a fact of it
+/// whether its config asks transformers for the loss (`output_router_logits`) or not.
+fn balancing(e: &mut Export, plan: Option<f64>) -> Result<Option<f64>> {
+    if e.asks("moe-aux", |o| o.balance.aux) {
+        return Ok(plan);
+    }
+    let mut config = e.s.config.clone();
+    config["output_router_logits"] = true.into();
+    let own = gating(&config, "config.json", &crate::shape(e.o))?.aux;
+    if plan != own {
+        let loss = |x: Option<f64>| {
+            x.map_or("no balancing loss".into(), |x| format!("a balancing loss times {x}"))
+        };
+        e.notes.push(format!(
+            "plan: {}, for config.json does not ask for it (output_router_logits); written: the model's own, {}",
+            loss(plan),
+            loss(own)
+        ));
+    }
+    Ok(own)
 }
 
 /// What it calls low_freq_factor, high_freq_factor and original_max_position_embeddings of Llama 3.1's scaling: it has
@@ -168,7 +193,8 @@ fn layout(e: &mut Export, f: &Facts, out: &mut Flags) {
             "cp-comm-type",
             match o.cp_mode {
                 CpMode::Ring => "p2p",
-                CpMode::AllGather => "allgather",
+                // As Transformer Engine spells it: the help of Megatron-LM says `allgather`, which is refused there.
+                CpMode::AllGather => "all_gather",
                 CpMode::Ulysses => "a2a",
             },
         );
@@ -212,16 +238,7 @@ fn layout(e: &mut Export, f: &Facts, out: &mut Flags) {
     if o.dtype == DType::F16 {
         out.on("fp16", true);
         out.on("accumulate-allreduce-grads-in-fp32", o.grad_dtype == DType::F32);
-        // As f32 2^32 would be written as 4294967300.
-        match o.loss_scaling {
-            LossScaling::Constant { scale } => out.put("loss-scale", f64::from(scale)),
-            LossScaling::Dynamic { initial, min, window, hysteresis } => {
-                out.put("initial-loss-scale", f64::from(initial));
-                out.put("min-loss-scale", f64::from(min));
-                out.put("loss-scale-window", window);
-                out.put("hysteresis", hysteresis);
-            }
-        }
+        scale(e, out);
     }
     if o.recompute == Recompute::Full {
         out.put("recompute-granularity", "full");
@@ -229,8 +246,35 @@ fn layout(e: &mut Export, f: &Facts, out: &mut Flags) {
         out.put("recompute-num-layers", 1);
     }
     // It takes no 0, and 32 bits; and of any seed it makes other numbers.
-    if (1..1 << 32).contains(&o.seed) {
+    if e.asks("seed", |o| o.seed) && (1..1 << 32).contains(&o.seed) {
         out.put("seed", o.seed);
+    } else {
+        e.leaves(format!("seed {}", o.seed), "--seed 1234");
+    }
+}
+
+/// How the loss is scaled for f16.
+fn scale(e: &mut Export, out: &mut Flags) {
+    // As f32 2^32 would be written as 4294967300.
+    match e.o.loss_scaling {
+        LossScaling::Constant { scale } => out.put("loss-scale", f64::from(scale)),
+        LossScaling::Dynamic { initial, min, window, hysteresis } => {
+            let (initial, min) = (f64::from(initial), f64::from(min));
+            let all = [
+                ("initial-loss-scale", "4294967296", initial.to_string()),
+                ("min-loss-scale", "1", min.to_string()),
+                ("loss-scale-window", "1000", window.to_string()),
+                ("hysteresis", "2", hysteresis.to_string()),
+            ];
+            for (flag, theirs, value) in all {
+                // Both have the same defaults.
+                if e.asks(flag, |_| ()) || value != theirs {
+                    out.put(flag, value);
+                } else {
+                    e.leaves(format!("--{flag} {value}"), format!("--{flag} {theirs}"));
+                }
+            }
+        }
     }
 }
 
@@ -279,31 +323,76 @@ fn stages(e: &mut Export, out: &mut Flags) {
 
 fn optimizer(e: &mut Export, out: &mut Flags) {
     let o = e.o;
-    match o.optimizer {
-        Optimizer::AdamW { beta1, beta2, eps } => {
-            out.put("optimizer", "adam");
-            out.put("adam-beta1", beta1);
-            out.put("adam-beta2", beta2);
-            out.put("adam-eps", eps);
-        }
-        Optimizer::Sgd => {
-            out.put("optimizer", "sgd");
-            out.put("sgd-momentum", 0.0);
+    if e.asks("optimizer", |o| adam(o).is_some()) {
+        out.put("optimizer", if adam(o).is_some() { "adam" } else { "sgd" });
+    } else {
+        e.leaves("AdamW", "--optimizer adam, which is AdamW");
+    }
+    match adam(o) {
+        None => out.put("sgd-momentum", 0.0),
+        Some((beta1, beta2, eps)) => {
+            if e.asks("betas", |o| adam(o).map(|a| (a.0, a.1))) {
+                out.put("adam-beta1", beta1);
+                out.put("adam-beta2", beta2);
+            } else {
+                e.leaves(format!("betas {beta1}, {beta2}"), "--adam-beta1 0.9 --adam-beta2 0.999");
+            }
+            if e.asks("eps", |o| adam(o).map(|a| a.2)) {
+                out.put("adam-eps", eps);
+            } else {
+                e.leaves(format!("epsilon {eps:e}"), "--adam-eps 1e-8");
+            }
         }
     }
-    out.put("weight-decay", o.weight_decay);
-    out.put("clip-grad", o.clip.unwrap_or(0.0));
-    match o.lr {
-        LrSchedule::Constant { lr } => {
-            out.put("lr", lr);
-            out.put("lr-decay-style", "constant");
-        }
-        LrSchedule::WarmupCosine { lr, warmup, total, floor } => {
-            out.put("lr", lr);
+    if e.asks("weight-decay", |o| o.weight_decay) {
+        out.put("weight-decay", o.weight_decay);
+    } else {
+        let of = if o.decay == Decay::All { "all parameters" } else { "matrices" };
+        let plan = format!("weight decay {} of {of}", o.weight_decay);
+        e.leaves(plan, "--weight-decay 0.01, of matrices");
+    }
+    if e.asks("clip", |o| o.clip) {
+        out.put("clip-grad", o.clip.unwrap_or(0.0));
+    } else {
+        e.leaves("no clipping", "--clip-grad 1.0");
+    }
+    if e.asks("lr", rate) {
+        out.put("lr", rate(o));
+    } else {
+        e.leaves(format!("learning rate {}", rate(o)), "none: --lr is yours to give");
+    }
+    schedule(e, out);
+}
+
+/// How the learning rate changes from step to step.
+fn schedule(e: &mut Export, out: &mut Flags) {
+    let chosen = e.asks("lr-schedule", |o| cosine(o).is_some());
+    match cosine(e.o) {
+        None if chosen => out.put("lr-decay-style", "constant"),
+        None => e.leaves("a constant learning rate", "--lr-decay-style linear"),
+        Some((warmup, total, floor)) => {
             out.put("lr-decay-style", "cosine");
-            out.put("min-lr", floor);
-            out.put("lr-warmup-iters", warmup);
-            out.put("lr-decay-iters", total);
+            if e.asks("min-lr", |_| ()) || floor != 0.0 {
+                out.put("min-lr", floor);
+            } else {
+                e.leaves(format!("the last learning rate is {floor}"), "--min-lr 0");
+            }
+            if e.asks("warmup", |_| ()) || warmup != 0 {
+                out.put("lr-warmup-iters", warmup);
+            } else {
+                e.leaves("no warmup", "--lr-warmup-iters 0");
+            }
+            if e.asks("total-steps", |_| ()) || total != TOTAL {
+                out.put("lr-decay-iters", total);
+            } else {
+                e.leaves(
+                    format!("the cosine ends at step {total}"),
+                    "--lr-decay-iters as --train-iters",
+                );
+            }
         }
     }
 }
+
+/// Where a cosine ends if nobody says.
+const TOTAL: usize = 1000;

@@ -1,7 +1,9 @@
 //! `shardc export`: a plan as flags or files of other software, or what that software lacks.
 //!
-//! Nothing is written that is merely near: what a target cannot say is refused, all of it at once.
+//! Nothing is written that is merely near: what a target cannot say is refused, all of it at once. Layout and facts of
+//! the model are always written, settings of training if they were chosen.
 
+mod asked;
 mod chakra;
 mod deepspeed;
 mod dtensor;
@@ -82,21 +84,33 @@ impl File {
     }
 }
 
-/// The files of a plan for a target.
-///
-/// # Errors
-/// `export` with all that the target lacks.
-pub fn export(s: &Stored, to: Target) -> Result<Vec<File>> {
-    with_options(s, &s.options, to)
+/// What is exported.
+pub struct Exported {
+    pub files: Vec<File>,
+    /// What is told beside the files.
+    pub told: Vec<String>,
 }
 
-/// The same of a plan with these options, or of one that is not compiled yet and has no programs: then what programs
-/// say is not looked at.
+/// A plan for a target. Settings of training that nobody chose are written if the export is to be exact, and else
+/// noted, with what the target does without them.
 ///
 /// # Errors
 /// `export` with all that the target lacks.
-pub fn with_options(s: &Stored, o: &Options, to: Target) -> Result<Vec<File>> {
-    let mut e = Export { s, o, to, lacks: vec![], helps: vec![] };
+pub fn export(s: &Stored, to: Target, exact: bool) -> Result<Exported> {
+    of_options(s, &s.options, to, exact)
+}
+
+/// Whether a target takes a plan with these options, or one that is not compiled yet and has no programs: then what
+/// programs say is not looked at.
+///
+/// # Errors
+/// `export` with all that the target lacks.
+pub fn takes(s: &Stored, o: &Options, to: Target) -> Result<()> {
+    of_options(s, o, to, false).map(drop)
+}
+
+fn of_options(s: &Stored, o: &Options, to: Target, exact: bool) -> Result<Exported> {
+    let mut e = Export { s, o, to, exact, notes: vec![], lacks: vec![], helps: vec![] };
     let files = match to {
         Target::Megatron => megatron::files(&mut e)?,
         Target::Torchtitan => torchtitan::files(&mut e)?,
@@ -106,19 +120,21 @@ pub fn with_options(s: &Stored, o: &Options, to: Target) -> Result<Vec<File>> {
         Target::Dtensor => dtensor::files(&mut e)?,
         Target::Chakra => chakra::files(&mut e)?,
     };
-    e.done().map(|()| files)
+    e.done()?;
+    // What its files have no room for.
+    let told = beside(s, to).into_iter().chain(e.notes).collect();
+    Ok(Exported { files, told })
 }
 
 /// What is told beside the files: what the plan does and a target does not say, though numbers and exchanges are the
 /// same.
-pub fn beside(s: &Stored, to: Target) -> Vec<String> {
-    let name = match to {
-        Target::Megatron => "Megatron-LM",
-        Target::Deepspeed => "DeepSpeed",
-        Target::Nanotron => "nanotron",
+fn beside(s: &Stored, to: Target) -> Vec<String> {
+    match to {
+        Target::Megatron | Target::Deepspeed | Target::Nanotron => {}
         // Its file says so itself, and the others are no trainings.
         Target::Torchtitan | Target::HfTpPlan | Target::Dtensor | Target::Chakra => return vec![],
-    };
+    }
+    let name = to.software();
     let copy = (to == Target::Megatron).then(|| megatron::copied(s)).flatten();
     let again = (s.options.recompute == Recompute::Elementwise).then(|| {
         format!(
@@ -134,6 +150,11 @@ struct Export<'a> {
     s: &'a Stored,
     o: &'a Options,
     to: Target,
+    /// Whether settings of training are written that nobody chose.
+    exact: bool,
+    /// Of settings that are not written: what the plan has, and the target. A target whose files take comments takes
+    /// them from here.
+    notes: Vec<String>,
     /// What the target cannot say, or what is not written for it.
     lacks: Vec<String>,
     /// What else to compile with.

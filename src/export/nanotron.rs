@@ -1,5 +1,6 @@
 //! The YAML config of nanotron.
 
+use super::asked::{adam, rate};
 use super::{Export, File};
 use serde_json::{Value as Json, json};
 use shardc_ir::diag::Result;
@@ -54,8 +55,9 @@ pub(super) fn files(e: &mut Export) -> Result<Vec<File>> {
         return Ok(vec![]);
     };
     e.lack(o.dtype == DType::F16, "f16: it has no loss scaling");
+    unasked(e);
     let spared: &[&str] = if o.decay == Decay::All { &[] } else { &[".*norm.*", ".*bias.*"] };
-    let config = json!({
+    let mut config = json!({
         "general": { "project": "shardc", "run": "plan", "seed": o.seed, "ignore_sanity_checks": true },
         "checkpoints": { "checkpoints_path": "checkpoints", "checkpoint_interval": total },
         "data_stages": [{ "name": "all", "start_training_step": 1,
@@ -88,7 +90,33 @@ pub(super) fn files(e: &mut Export) -> Result<Vec<File>> {
         "tokens": { "sequence_length": o.seq, "train_steps": total, "micro_batch_size": o.microbatch,
             "batch_accumulation_per_replica": o.microbatches() },
     });
-    Ok(vec![File::new("nanotron.yaml", yaml(&config))])
+    if !e.asks("seed", |o| o.seed) {
+        e.leaves(format!("seed {}", o.seed), 42);
+        for of in ["/general", "/data_stages/0/data"] {
+            let of = config.pointer_mut(of).and_then(Json::as_object_mut);
+            of.map(|of| of.remove("seed"));
+        }
+    }
+    let notes: String = e.notes.drain(..).map(|note| format!("# {note}\n")).collect();
+    Ok(vec![File::new("nanotron.yaml", notes + &yaml(&config))])
+}
+
+/// Notes what nobody chose and is written still, for nanotron has no default of it and reads no config without.
+fn unasked(e: &mut Export) {
+    let o = e.o;
+    let (beta1, beta2, eps) = adam(o).unwrap_or_default();
+    let all = [
+        (e.asks("lr", rate), format!("learning_rate {}", rate(o))),
+        (e.asks("betas", |o| adam(o).map(|a| (a.0, a.1))), format!("betas {beta1}, {beta2}")),
+        (e.asks("eps", |o| adam(o).map(|a| a.2)), format!("adam_eps {eps:e}")),
+        (e.asks("weight-decay", |o| o.weight_decay), format!("weight_decay {}", o.weight_decay)),
+        (e.asks("clip", |o| o.clip), "no clipping".into()),
+    ];
+    for (_, plan) in all.into_iter().filter(|x| !x.0) {
+        e.notes.push(format!(
+            "plan: {plan}, which nobody chose; nanotron has no default, so it is written"
+        ));
+    }
 }
 
 fn model(e: &Export, theta: f64) -> Json {

@@ -74,25 +74,7 @@ pub(super) fn files(e: &mut Export) -> Result<Vec<File>> {
     let list = |all: &[(String, String)]| -> String {
         all.iter().map(|(n, v)| format!("        {n}={v},\n")).collect()
     };
-    let tokens = |rows: usize| (rows * o.seq).to_string();
-    let training = [
-        ("num_tokens_per_microbatch_per_dp_rank", tokens(o.microbatch)),
-        ("num_tokens_per_train_step", tokens(o.global_batch)),
-        ("max_context_length", o.seq.to_string()),
-        ("max_norm", o.clip.map_or("float(\"inf\")".into(), |c| c.to_string())),
-        ("dtype", "\"float32\"".into()),
-        (
-            "mixed_precision_param",
-            format!("\"{}\"", if o.dtype == DType::BF16 { "bfloat16" } else { "float32" }),
-        ),
-    ];
-    // It records none of pipelines, and few of experts.
-    let graphs = (e.n("pp") > 1 || e.n("ep") > 1).then(|| ("disable_cuda_graphs", "True".into()));
-    let training: String = training
-        .iter()
-        .chain(&graphs)
-        .map(|(n, v)| format!("    config.training.{n} = {v}\n"))
-        .collect();
+    let training = training(e);
     let (again, import) = match &o.recompute {
         Recompute::Full => (
             "FullAC.Config()",
@@ -117,6 +99,39 @@ pub(super) fn files(e: &mut Export) -> Result<Vec<File>> {
     );
     files.insert(0, File::new("shardc_plan.py", text));
     Ok(files)
+}
+
+/// Lines of what the config says of a training.
+fn training(e: &mut Export) -> String {
+    let o = e.o;
+    let tokens = |rows: usize| (rows * o.seq).to_string();
+    let training = [
+        ("num_tokens_per_microbatch_per_dp_rank", tokens(o.microbatch)),
+        ("num_tokens_per_train_step", tokens(o.global_batch)),
+        ("max_context_length", o.seq.to_string()),
+        ("dtype", "\"float32\"".into()),
+        (
+            "mixed_precision_param",
+            format!("\"{}\"", if o.dtype == DType::BF16 { "bfloat16" } else { "float32" }),
+        ),
+    ];
+    let clip = e
+        .asks("clip", |o| o.clip)
+        .then(|| ("max_norm", o.clip.map_or("float(\"inf\")".into(), |c| c.to_string())));
+    if clip.is_none() {
+        e.leaves("no clipping", "max_norm 1.0");
+    }
+    // It records none of pipelines, and few of experts.
+    let graphs = (e.n("pp") > 1 || o.ep > 1).then(|| ("disable_cuda_graphs", "True".into()));
+    let training = training.iter().chain(&clip).chain(&graphs);
+    let mut training: String =
+        training.map(|(n, v)| format!("    config.training.{n} = {v}\n")).collect();
+    training.extend(e.notes.drain(..).map(|note| format!("    # {note}\n")));
+    if let Some(flags) = e.given_elsewhere() {
+        training +=
+            &format!("    # The plan was given {flags}: that is said by the rest of the config.\n");
+    }
+    training
 }
 
 fn python(b: bool) -> &'static str {

@@ -28,10 +28,10 @@ const FIRST: [(&str, &[&str]); 11] = [
 /// What else layouts depend on that are chosen by price.
 const PRICED: [&str; 2] = ["memory", "hardware"];
 
-/// Options that the last passes, or none, act on; the mesh, which stands in a program; and the budget, which follows
-/// from the memory.
+/// Options that the last passes, or none, act on; the mesh, which stands in a program; the budget, which follows
+/// from the memory; and which flags were given.
 #[cfg(test)]
-const LAST: [&str; 6] = ["mesh", "node", "lr", "seed", "loss_scaling", "budget"];
+const LAST: [&str; 7] = ["mesh", "node", "lr", "seed", "loss_scaling", "budget", "given"];
 
 /// Options whose flags have other names.
 const WORDS: [(&str, &str); 5] = [
@@ -138,6 +138,7 @@ mod tests {
             cp_split: Some(shardc_passes::options::CpSplit::Zigzag),
             chunks: Some(1),
             memory: Some(1),
+            given: vec!["clip".into()],
             ..Options::default()
         };
         let mut options: Vec<String> =

@@ -34,6 +34,7 @@ impl Flags {
             seed: self.seed.unwrap_or(0),
             chunks: self.chunks,
             layers: self.layers.clone().unwrap_or_default(),
+            given: self.given(),
             ..Options::default()
         };
         self.ranks(&mut o, text)?;

@@ -41,11 +41,9 @@ pub struct Training(pub Flags);
 impl Training {
     /// Those that are given, by their names on the command line.
     pub fn given(&self) -> Map<String, Value> {
-        let all = serde_json::to_value(&self.0).expect("flags are plain data");
-        let Value::Object(all) = all else { return Map::new() };
         let word = |name: &str| name.replace('_', "-");
         let is_shared = |name: &str| SHARED.iter().any(|s| word(s) == name);
-        all.into_iter().filter(|(name, v)| is_shared(name) && !v.is_null()).collect()
+        self.0.table().into_iter().filter(|(name, _)| is_shared(name)).collect()
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::space::Candidate;
 use crate::Input;
-use crate::export::{Target, with_options};
+use crate::export::{Target, takes};
 use crate::plan_dir::Stored;
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::func::Module;
@@ -92,8 +92,8 @@ pub(super) fn retain(
     left: &mut LeftOut,
 ) -> Result<()> {
     let probe = stored(input, no_plan(base), base);
-    legal.retain(|c| match with_options(&probe, &c.options(base), to) {
-        Ok(_) => true,
+    legal.retain(|c| match takes(&probe, &c.options(base), to) {
+        Ok(()) => true,
         Err(d) => {
             left.add(d);
             false
@@ -111,7 +111,7 @@ pub(super) fn retain(
 /// `export`, as exporting it has.
 pub(super) fn taken(to: Target, input: &Input, plan: Plan, o: &Options) -> Result<Plan> {
     let s = stored(input, plan, o);
-    with_options(&s, o, to).map(|_| s.plan)
+    takes(&s, o, to).map(|()| s.plan)
 }
 
 fn nothing_taken(to: Target, left: &LeftOut) -> Diag {

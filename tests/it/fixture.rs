@@ -87,6 +87,7 @@ pub fn options(mesh: &[(&str, usize)], sp: bool, microbatch: usize) -> Options {
         documents: None,
         observe: true,
         memory: None,
+        given: vec![],
         ep: 1,
         etp: None,
         moe: Default::default(),

@@ -9,6 +9,7 @@ mod bad_layouts;
 mod balance;
 mod cases;
 mod checkpoints;
+mod chosen;
 mod chunks;
 #[cfg(feature = "mpi")]
 mod clusters;

@@ -9,9 +9,10 @@ use crate::terminal::note;
 use rustix::fs::{Access, Timespec, Timestamps, UTIME_NOW, access, futimens};
 use serde::{Deserialize, Serialize};
 use shardc_ir::diag::{Diag, Result};
+use shardc_ir::files::make::{self, Folder};
 use shardc_ir::files::{self, Place};
 use shardc_runtime::spawn;
-use std::fs::{self, File, OpenOptions, TryLockError};
+use std::fs::{self, File, TryLockError};
 use std::io::{Read, Seek, Write};
 use std::os::unix::fs::{FileExt as _, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -71,6 +72,8 @@ pub struct Lock {
     dir: PathBuf,
     /// What its file says.
     text: String,
+    /// It was made for what is saved to it.
+    is_new: bool,
     _held: File,
     /// Dropped, it ends the thread that touches the file.
     _beat: Sender<()>,
@@ -102,6 +105,10 @@ impl Drop for Lock {
         // While it is held, so that nobody of this host has it; of another host somebody may.
         if self.said() == self.text {
             let _ = fs::remove_file(&self.path);
+        }
+        if self.is_new {
+            // It stays if anything was saved.
+            let _ = fs::remove_dir(&self.dir);
         }
     }
 }
@@ -135,13 +142,22 @@ fn beat(file: &File, text: String, every: Duration) -> Result<Sender<()>> {
 /// For how long a file was not touched, by the clock of its own file system: that of a file which is made
 /// beside it.
 fn silence(path: &Path) -> Option<Duration> {
-    let mut name = path.file_name()?.to_os_string();
-    name.push(format!(".{}-{}", crate::cluster::host(), std::process::id()));
-    let beside = path.with_file_name(name);
-    let now = File::create_new(&beside).and_then(|f| f.metadata()?.modified());
-    let _ = fs::remove_file(&beside);
+    let folder = Folder::open(make::parent(path)).ok()?;
+    let beside = format!("{}.{:016x}", path.file_name()?.to_string_lossy(), make::fresh());
+    let now = folder.file(&beside).and_then(|f| {
+        folder.remove(&beside);
+        f.metadata()?.modified()
+    });
     let then = fs::metadata(path).and_then(|m| m.modified()).ok()?;
     now.ok()?.duration_since(then).ok()
+}
+
+/// Whether the text of a lock is cut short: its writer has died within the one write that it takes.
+fn is_cut(text: &str) -> bool {
+    let begin = r#"{"pid":"#;
+    let cut = serde_json::from_str::<Owner>(text).is_err_and(|e| e.is_eof());
+    let ours = text.starts_with(begin) || begin.starts_with(text);
+    (cut && ours) || text.bytes().all(|b| b == 0)
 }
 
 /// Why the lock of such a process may be taken over, if it may.
@@ -172,12 +188,13 @@ fn free(
 /// `save-locked` if another job saves to it, `file`.
 pub fn of_checkpoints(place: &Place, plan: &Path) -> Result<Lock> {
     let dir = place.path();
-    let lock = match alone(place) {
+    let mut lock = match alone(place) {
         true => take(&dir.join(LOCK), dir, plan)?,
         false => of_model(place, plan)?,
     };
     let fail = |e| files::io_error("cannot make the folder", dir, &e);
-    fs::create_dir_all(dir).map_err(fail)?;
+    Folder::at(dir).map_err(fail)?;
+    lock.is_new = place.is_new();
     place.again().map(|_| lock)
 }
 
@@ -203,13 +220,15 @@ fn alone(place: &Place) -> bool {
 fn take(path: &Path, dir: &Path, plan: &Path) -> Result<Lock> {
     let fail = |e| files::io_error("cannot lock the folder", path, &e);
     loop {
+        files::no_link(path, "a lock")?;
         if path.exists() {
             // What is not a plain file is not a lock, and is not opened for writing.
             files::open(path)?;
         }
-        let mut options = OpenOptions::new();
-        let file = options.read(true).write(true).create(true).truncate(false).open(path);
-        let mut file = file.map_err(fail)?;
+        let mut file = make::file_or_new(path).map_err(fail)?;
+        if !file.metadata().map_err(fail)?.is_file() {
+            continue;
+        }
         let locked = match file.try_lock() {
             Ok(()) => true,
             Err(TryLockError::WouldBlock) => {
@@ -226,12 +245,18 @@ fn take(path: &Path, dir: &Path, plan: &Path) -> Result<Lock> {
             Err(TryLockError::Error(_)) => false,
         };
         // Its owner may have removed it between our opening and locking.
-        let (here, held) = (fs::metadata(path), file.metadata().map_err(fail)?);
+        let (here, held) = (fs::symlink_metadata(path), file.metadata().map_err(fail)?);
         if !here.is_ok_and(|m| (m.dev(), m.ino()) == (held.dev(), held.ino())) {
             continue;
         }
         let (text, job) = (read(&mut file), Job::own(|name| std::env::var(name).ok()));
-        if !text.is_empty() {
+        let long = || silence(path).is_some_and(|s| s >= SILENCE);
+        if !text.is_empty() && is_cut(&text) && (locked || long()) {
+            note(format!(
+                "took over the lock of {}, whose text is cut short: who wrote it has died",
+                dir.display()
+            ));
+        } else if !text.is_empty() {
             let owner: Option<Owner> = serde_json::from_str(&text).ok();
             // Silence of one that never said anything says nothing.
             let silent = silence(path).filter(|_| owner.as_ref().is_some_and(|o| o.beats));
@@ -256,7 +281,8 @@ fn take(path: &Path, dir: &Path, plan: &Path) -> Result<Lock> {
         let beat = put.map_err(fail).and_then(|()| beat(&file, text.clone(), BEAT));
         // Without a name it locks nobody out.
         let _beat = beat.inspect_err(|_| drop(fs::remove_file(path)))?;
-        return Ok(Lock { path: path.into(), dir: dir.into(), text, _held: file, _beat });
+        let (path, dir) = (path.into(), dir.into());
+        return Ok(Lock { path, dir, text, is_new: false, _held: file, _beat });
     }
 }
 

@@ -9,7 +9,7 @@ use serde_json::Value as Json;
 use shardc_codegen::kept;
 use shardc_frontends::Facts;
 use shardc_ir::diag::{Diag, Result};
-use shardc_ir::files::{self, Place, Staged, io_error};
+use shardc_ir::files::{self, FileFormat, Place, Staged, io_error, make};
 use shardc_ir::phase::Phase;
 use shardc_ir::plan::{Plan, Settings};
 use shardc_ir::schedule::{parse_csv, write_csv};
@@ -166,12 +166,14 @@ pub fn reseal(dir: &Path) -> Result<()> {
         let own = hash(&read_bytes(dir, &name)?);
         head.files.insert(name, own);
     }
-    let path = dir.join("plan.json");
-    let staged = Staged::new(&Place::of(&path)?)?;
-    put(staged.path(), &text_of(head))
-        .and_then(|()| staged.publish())
+    let (path, text) = (dir.join("plan.json"), text_of(head));
+    let fail = |e| io_error("cannot write the file", &path, &e);
+    files::replace(&path, &SEALED, |out| out.write_all(text.as_bytes()).map_err(fail))
         .map_err(|d| unwritten(dir, d))
 }
+
+/// The head of a plan, which was read.
+const SEALED: FileFormat = FileFormat { name: "a plan", is: |begin| begin.starts_with(b"{") };
 
 /// Writes a text and flushes it.
 fn put(path: &Path, text: &str) -> Result<()> {
@@ -330,10 +332,11 @@ pub fn write(dir: &Path, s: &Stored) -> Result<()> {
     };
     let head = text_of(head);
     let write = || -> Result<()> {
-        let staged = Staged::new(&place)?;
         place.make_parent()?;
+        let staged = Staged::folder(&place)?;
         let fail = |e| files::io_error("cannot write the plan", dir, &e);
-        std::fs::create_dir_all(staged.path().join("programs")).map_err(fail)?;
+        let new = |file: &&str| make::between(staged.path(), Path::new(file)).map_err(fail);
+        TEXTS.iter().try_for_each(new)?;
         put(&staged.path().join("plan.json"), &head)?;
         for (file, text) in TEXTS.iter().zip(&texts) {
             put(&staged.path().join(file), text)?;

@@ -8,6 +8,7 @@ use comfy_table::{ContentArrangement, Table, presets};
 use rustix::termios::tcgetwinsize;
 use serde_json::{Value as Json, json};
 use shardc_ir::diag::{Diag, Exit, Result, Spot};
+use shardc_ir::files;
 use std::fmt::Display;
 use std::io::{ErrorKind, IsTerminal as _, Write as _};
 use std::sync::{Mutex, Once, OnceLock};
@@ -210,7 +211,9 @@ pub fn written(done: std::io::Result<()>) -> Result<()> {
 /// Prints the result of a command, which ends if that cannot be written.
 pub fn show(text: impl AsRef<str>) {
     if let Err(d) = print(text.as_ref()) {
-        std::process::exit(fail(&d));
+        let status = fail(&d);
+        files::abandon();
+        std::process::exit(status);
     }
 }
 

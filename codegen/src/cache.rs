@@ -2,13 +2,11 @@
 //! else can have put it there: owner and mode of the folder, of those above it and of each file are
 //! judged as ssh judges its own ([`shardc_ir::files::trust`]), on descriptors, and links are not followed.
 
-use rustix::fs::{AtFlags, Mode, OFlags, openat, renameat, unlinkat};
 use shardc_ir::diag::Result;
-use shardc_ir::files::{io_error, trust};
-use std::fs::{DirBuilder, File, OpenOptions};
-use std::hash::{BuildHasher, Hasher};
+use shardc_ir::files::{io_error, make, trust};
+use std::fs::File;
 use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// Largest file of compiled kernels that is read, in bytes.
@@ -24,16 +22,9 @@ pub fn place() -> Option<PathBuf> {
     own.or_else(|| user().map(|c| c.join("shardc")))
 }
 
-/// A name beside a file that no other process has, nor another thread.
-pub(crate) fn beside(name: &str) -> String {
-    // Keys of a table of the standard library are random; process numbers are not, in containers.
-    let number = std::hash::RandomState::new().build_hasher().finish();
-    format!(".{number:016x}-{name}")
-}
-
 /// A folder that is ours, open.
 pub(crate) struct Folder {
-    folder: File,
+    folder: make::Folder,
     pub path: PathBuf,
 }
 
@@ -44,15 +35,14 @@ impl Folder {
     /// `file` if it cannot be made, or others can write it, or put another in its place.
     pub fn open(path: &Path) -> Result<Folder> {
         let fail = |e: io::Error| io_error("cannot open the folder of compiled kernels", path, &e);
-        DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(fail)?;
+        make::private(path).map_err(fail)?;
         let path = std::fs::canonicalize(path).map_err(fail)?;
         for above in path.ancestors().skip(1) {
             let meta = std::fs::symlink_metadata(above).map_err(fail)?;
             let not = if meta.mode() & STICKY == 0 { trust::WRITABLE } else { 0 };
             trust::check("a folder above compiled kernels", above, &meta, not)?;
         }
-        let flags = (OFlags::DIRECTORY | OFlags::NOFOLLOW).bits().cast_signed();
-        let folder = OpenOptions::new().read(true).custom_flags(flags).open(&path).map_err(fail)?;
+        let folder = make::Folder::open(&path).map_err(fail)?;
         let meta = folder.metadata().map_err(fail)?;
         trust::check("the folder of compiled kernels", &path, &meta, trust::WRITABLE)?;
         Ok(Folder { folder, path })
@@ -60,8 +50,7 @@ impl Folder {
 
     /// Opens a file; `None` if there is none, or a link.
     pub fn file(&self, name: &str) -> Option<File> {
-        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        openat(&self.folder, name, flags, Mode::empty()).ok().map(File::from)
+        self.folder.read(name).ok()
     }
 
     /// All of a file, if it is there and ours; any other is replaced when it is made again.
@@ -72,23 +61,10 @@ impl Folder {
 
     /// Writes a file beside its place, and renames it.
     pub fn keep(&self, name: &str, bytes: &[u8]) -> io::Result<()> {
-        let beside = beside(name);
-        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW;
-        let mode = Mode::RUSR | Mode::WUSR;
-        let mut file = File::from(openat(&self.folder, &*beside, flags | OFlags::CLOEXEC, mode)?);
-        let done = file.write_all(bytes).and_then(|()| self.rename(&beside, name));
-        if done.is_err() {
-            self.remove(&beside);
-        }
-        done
+        let new = |f: &make::Folder, beside: &str| f.private_file(beside);
+        self.folder.replace(name, new, |mut file| file.write_all(bytes))
     }
 
-    pub fn rename(&self, from: &str, to: &str) -> io::Result<()> {
-        Ok(renameat(&self.folder, from, &self.folder, to)?)
-    }
-    pub fn remove(&self, name: &str) {
-        let _ = unlinkat(&self.folder, name, AtFlags::empty());
-    }
     /// Names of its files, in order.
     pub fn names(&self) -> Vec<String> {
         let all = std::fs::read_dir(&self.path).into_iter().flatten().flatten();
@@ -111,7 +87,7 @@ mod tests {
 
     #[test]
     fn only_what_nobody_else_can_have_written_is_believed() {
-        let base = std::env::temp_dir().join(beside("cache"));
+        let base = std::env::temp_dir().join(make::beside("cache"));
         let (above, dir) = (base.join("above"), base.join("above/cache"));
         let folder = Folder::open(&dir).expect("a folder");
         assert_eq!(fs::metadata(&dir).expect("made").permissions().mode() & 0o777, 0o700);

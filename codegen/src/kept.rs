@@ -7,9 +7,10 @@ use crate::cubin;
 use crate::cuda::HEADERS;
 use crate::nvrtc;
 use shardc_ir::diag::{Diag, Result};
-use shardc_ir::files;
+use shardc_ir::files::{self, make};
 use shardc_ir::launch::Source;
 use std::collections::BTreeMap;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
 /// The file of a text's code for an architecture.
@@ -159,20 +160,15 @@ fn cached(source: &Source, arch: &str) -> Result<Vec<u8>> {
 ///
 /// # Errors
 /// `cuda-compile` if the folder cannot be written.
-#[expect(clippy::disallowed_methods, reason = "a new plan's folder, which is sealed afterwards")]
 pub fn put(source: &Source, arch: &str, code: &[u8], dir: &Path) -> Result<()> {
     let name = name(source, arch);
     if dir.join(&name).is_file() {
         return Ok(());
     }
-    let beside = dir.join(cache::beside(&name));
-    let done = std::fs::create_dir_all(dir)
-        .and_then(|()| std::fs::write(&beside, code))
-        .and_then(|()| std::fs::rename(&beside, dir.join(name)));
-    done.map_err(|e| {
-        let _ = std::fs::remove_file(&beside);
-        cannot(dir, &e)
-    })
+    let put = |folder: make::Folder| {
+        folder.replace(&name, |f, beside| f.file(beside), |mut out| out.write_all(code))
+    };
+    make::Folder::at(dir).and_then(put).map_err(|e| cannot(dir, &e))
 }
 
 #[cfg(test)]
@@ -194,7 +190,7 @@ mod tests {
 
     /// A folder of a plan with code, which is the name of its architecture.
     fn plan(source: &Source, archs: &[&str]) -> Own {
-        let dir = std::env::temp_dir().join(cache::beside("kept"));
+        let dir = std::env::temp_dir().join(make::beside("kept"));
         std::fs::create_dir_all(&dir).expect("a folder");
         let mut own = Own { dir, hashes: BTreeMap::new() };
         for arch in archs {
@@ -210,7 +206,7 @@ mod tests {
         let text = "this is not text of a kernel".to_string();
         let source = Source { file: "gemm.cu", text };
         let made = name(&source, "sm_80");
-        assert!(is_ours(&made) && is_ours(&cache::beside(&made)));
+        assert!(is_ours(&made) && is_ours(&make::beside(&made)));
         assert!(!is_ours("notes.txt") && !is_ours("gemm-sm_80.cubin") && !is_ours(".cubin"));
         let found = |arch: &str| Some(cubin::least(arch.as_bytes()));
         let mut archs = vec![];

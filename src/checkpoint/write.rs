@@ -6,7 +6,7 @@ use crate::plan_dir::{self, Stored};
 use crate::seal;
 use shardc_frontends::write_each;
 use shardc_ir::diag::{Diag, Result};
-use shardc_ir::files;
+use shardc_ir::files::{self, Unfinished};
 use shardc_ir::loss_scale::ScaleState;
 use shardc_runtime::Session;
 use shardc_runtime::holdings::{Give, Holding, Task};
@@ -57,16 +57,10 @@ impl Saves {
     ) -> Result<PathBuf> {
         self.wait();
         let dir = &self.dir;
-        begin(dir, step, stored)?;
+        let new = begin(dir, step, stored)?;
         let number = u32::try_from(step).unwrap_or(u32::MAX);
-        let written = session.each(number, task(dir, step)).and_then(|given| {
-            finish(dir, Reached { step, run: Some(run), scale: session.scale() }, given)
-        });
-        if let Err(d) = written {
-            // What is there of it fills a disk that may be full.
-            let _ = fs::remove_dir_all(unfinished(dir, step));
-            return Err(d);
-        }
+        let given = session.each(number, task(dir, step))?;
+        finish(new, dir, Reached { step, run: Some(run), scale: session.scale() }, given)?;
         let saved = step_folder(dir, step);
         let gone = hide(dir, self.keep);
         // What cannot be removed costs room alone, and the next save tries again.
@@ -108,11 +102,12 @@ pub fn write_all(
     give: impl Fn(&Holding) -> Result<Vec<f32>>,
 ) -> Result<PathBuf> {
     let step = reached.step;
-    begin(dir, step, stored)?;
+    let new = begin(dir, step, stored)?;
     let one = |(rank, all): (usize, &Vec<Holding>)| {
-        write_rank(&unfinished(dir, step), rank, all, &mut |h, sink| sink(&give(h)?))
+        write_rank(new.path(), rank, all, &mut |h, sink| sink(&give(h)?))
     };
-    finish(dir, reached, ranks.iter().enumerate().map(one).collect::<Result<_>>()?)?;
+    let given = ranks.iter().enumerate().map(one).collect::<Result<_>>()?;
+    finish(new, dir, reached, given)?;
     Ok(step_folder(dir, step))
 }
 
@@ -145,33 +140,40 @@ pub fn check_steps(dir: &Path, done: usize) -> Result<()> {
         .help(way))
 }
 
-/// Makes the folder that will be the checkpoint, with the plan.
-fn begin(dir: &Path, step: usize, stored: &Stored) -> Result<()> {
-    let new = unfinished(dir, step);
-    let fail = |e: std::io::Error| failed(&new, &e);
+/// Makes the folder that will be the checkpoint, with the plan. It goes if nothing becomes of it: what is
+/// there fills a disk that may be full.
+fn begin(dir: &Path, step: usize, stored: &Stored) -> Result<Unfinished> {
+    let path = unfinished(dir, step);
+    let fail = |e: std::io::Error| failed(&path, &e);
     let there = step_folder(dir, step);
-    if there.exists() {
+    if there.exists() || there.is_symlink() {
         return Err(Diag::new("save-target", "a checkpoint of this step exists already")
             .at(there.display().to_string())
             .help("move it away, or name another folder"));
     }
     clean(dir)?;
-    fs::create_dir_all(&new).map_err(fail)?;
-    plan_dir::write(&new.join("plan"), stored).map_err(|d| failed(&new, &d.message))
+    let new = Unfinished::folder(path.clone()).map_err(fail)?;
+    plan_dir::write(&path.join("plan"), stored).map_err(|d| failed(&path, &d.message))?;
+    Ok(new)
 }
 
 /// Removes unfinished checkpoints: whoever has the lock of the folder writes none yet, and nobody else
-/// does.
+/// does. What else has such a name is in the way.
 fn clean(dir: &Path) -> Result<()> {
     let ours = |name: &str| {
         let step = name.strip_prefix('.').and_then(|n| n.strip_suffix(".unfinished"));
         step.is_some_and(|s| step_of(s).is_some())
     };
     for e in fs::read_dir(dir).into_iter().flatten().flatten() {
-        let is_dir = e.file_type().is_ok_and(|t| t.is_dir());
-        if is_dir && ours(&e.file_name().to_string_lossy()) {
-            fs::remove_dir_all(e.path()).map_err(|why| failed(&e.path(), &why))?;
+        if !ours(&e.file_name().to_string_lossy()) {
+            continue;
         }
+        let path = e.path();
+        files::no_link(&path, "an unfinished checkpoint").map_err(|d| d.coded("save"))?;
+        if !path.is_dir() {
+            return Err(failed(&path, &"this is in the way, and not an unfinished checkpoint"));
+        }
+        fs::remove_dir_all(&path).map_err(|why| failed(&path, &why))?;
     }
     Ok(())
 }
@@ -232,9 +234,9 @@ fn write_rank(to: &Path, rank: usize, all: &[Holding], give: &mut Give) -> Resul
 }
 
 /// Writes the index of what all ranks have written, flushes the folder, and makes it visible.
-fn finish(dir: &Path, reached: Reached, given: Vec<Vec<u8>>) -> Result<()> {
+fn finish(new: Unfinished, dir: &Path, reached: Reached, given: Vec<Vec<u8>>) -> Result<()> {
     let Reached { step, run, scale } = reached;
-    let new = &unfinished(dir, step);
+    let new = new.path();
     let mut files = BTreeMap::new();
     let mut tensors: BTreeMap<(String, String), Tensor> = BTreeMap::new();
     for bytes in given {

@@ -1,6 +1,6 @@
 //! `shardc compile`: model in, plan out.
 
-use super::passes::Watched;
+use super::passes::{Dumped, Watched};
 use super::{gather, show, warn};
 use crate::device;
 use crate::flags::Flags;
@@ -36,7 +36,7 @@ pub fn compile(
             .help("add -o DIR"));
     }
     doing("compiling");
-    let (mut done, ran) = passes.compile(&flags.own_mesh()?, |manager: Manager| {
+    let (mut done, mut ran) = passes.compile(&flags.own_mesh()?, |manager: Manager| {
         crate::compile_with(&model, &o, manager).map_err(|d| advise(d, &model, &o, &flags))
     })?;
     passes.keep(&ran, &done.stored.options)?;
@@ -54,6 +54,7 @@ pub fn compile(
         device::write(&code, dir)?;
         done.report.kernel_ms = Some(took.as_secs_f64() * 1e3);
     }
+    ran.dumped.iter_mut().for_each(Dumped::keep);
     warn(&done.warnings);
     warn(&flags.without_effect(&o, &done.propagated.sharded.funcs[0], done.stored.facts.as_ref()));
     done.notes.iter().chain(&flags.unasked(&o)).chain(&in_pieces(&done.stored)).for_each(note);

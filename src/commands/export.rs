@@ -6,7 +6,7 @@ use crate::plan_dir;
 use crate::terminal::{doing, note};
 use clap::Args;
 use shardc_ir::diag::{Diag, Result, count};
-use shardc_ir::files::{self as disk, io_error};
+use shardc_ir::files::{self as disk, Place, Staged, io_error, make};
 use std::path::{Path, PathBuf};
 
 /// What is exported.
@@ -46,29 +46,28 @@ pub fn export(what: &Export) -> Result<i32> {
         show(String::from_utf8_lossy(&one.bytes));
         return Ok(0);
     };
-    new_folder(dir)?;
+    let staged = new_folder(dir)?;
     for f in &all {
-        let path = dir.join(&f.name);
-        let failed = |e| io_error("cannot write the file", &path, &e);
+        let (path, named) = (staged.path().join(&f.name), dir.join(&f.name));
+        let failed = |e| io_error("cannot write the file", &named, &e);
+        make::between(staged.path(), Path::new(&f.name)).map_err(failed)?;
         disk::create(&path, |out| out.write_all(&f.bytes).map_err(failed))?;
     }
+    staged.publish()?;
     note(format!("wrote {} to {}", count(all.len(), "file", "files"), dir.display()));
     Ok(0)
 }
 
-/// Makes a folder; one that is there must be empty.
-fn new_folder(dir: &Path) -> Result<()> {
-    let mut inside = match std::fs::read_dir(dir) {
-        Ok(inside) => inside,
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
-            return std::fs::create_dir(dir).map_err(|e| unwritten(dir, &e.to_string()));
+/// Makes what becomes the folder; one that is there must be empty.
+fn new_folder(dir: &Path) -> Result<Staged> {
+    let place = Place::of(dir).map_err(|d| unwritten(dir, &d.message))?;
+    if !place.is_new() {
+        let inside = std::fs::read_dir(place.path());
+        if inside.map_err(|e| unwritten(dir, &e.to_string()))?.next().is_some() {
+            return Err(unwritten(dir, "the folder is not empty"));
         }
-        Err(e) => return Err(unwritten(dir, &e.to_string())),
-    };
-    match inside.next() {
-        None => Ok(()),
-        Some(_) => Err(unwritten(dir, "the folder is not empty")),
     }
+    Staged::folder(&place).map_err(|d| unwritten(dir, &d.message))
 }
 
 fn unwritten(dir: &Path, why: &str) -> Diag {

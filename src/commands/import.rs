@@ -1,11 +1,11 @@
 //! `shardc import`: an archive of `torch.export` in, the text of a model out.
 
+use super::passes::write_program;
 use super::{show, warn};
 use crate::terminal::note;
 use clap::{Args, ValueEnum};
 use shardc_frontends::import::{DEFAULT, Opened, Raise, Sizes};
 use shardc_ir::diag::{Result, count};
-use shardc_ir::files;
 use shardc_ir::plan::Mode;
 use shardc_ir::text;
 use std::path::PathBuf;
@@ -69,9 +69,7 @@ pub fn import(how: &Import) -> Result<i32> {
         show(text);
         return Ok(0);
     };
-    files::create(out, |w| {
-        w.write_all(text.as_bytes()).map_err(|e| files::io_error("cannot write the text", out, &e))
-    })?;
+    write_program(out, &text)?;
     let parameters: usize =
         m.source.weights.iter().map(|w| w.shape.iter().product::<usize>()).sum();
     let lines = count(m.source.module.funcs[0].nodes.len(), "op", "ops");

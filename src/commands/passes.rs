@@ -7,7 +7,8 @@ use crate::terminal::json_line;
 use clap::Args;
 use serde_json::json;
 use shardc_ir::diag::{Diag, Result};
-use shardc_ir::files::{self, FileFormat};
+use shardc_ir::files::make::Folder;
+use shardc_ir::files::{self, FileFormat, Place};
 use shardc_ir::func::Module;
 use shardc_ir::mesh::Mesh;
 use shardc_ir::phase::Phase;
@@ -44,16 +45,84 @@ pub struct Ran {
     pub dump: Option<String>,
     /// Whether the options of all passes are known.
     known: bool,
+    /// What `--dump-all` has written.
+    pub dumped: Option<Dumped>,
+}
+
+/// The programs of a compilation in their folder. If nothing becomes of it they go, and the folder too if it
+/// was made for them; where a pass fails, what the passes before it leave says why, and stays.
+pub struct Dumped {
+    dir: PathBuf,
+    is_new: bool,
+    /// A pass has run: what is there is of this compilation.
+    begun: bool,
+    stays: bool,
+}
+
+impl Dumped {
+    /// Makes the folder.
+    ///
+    /// # Errors
+    /// `output` for the folder of a plan, or with files of somebody else; `file` if it cannot be made.
+    fn new(dir: &Path) -> Result<Dumped> {
+        if dir.join("plan.json").exists() {
+            return Err(Diag::new("output", "the folder holds a plan")
+                .at(format!("--dump-all {}", dir.display()))
+                .help("name another folder for the programs"));
+        }
+        let place = Place::of(dir)?;
+        if !place.is_new() {
+            MADE_WITH.check(&dir.join(OPTIONS))?;
+            pipeline::names().try_for_each(|pass| PROGRAM.check(&dir.join(file(pass))))?;
+        }
+        let fail = |e| files::io_error("cannot write to the folder", dir, &e);
+        Folder::at(place.path()).map_err(fail)?;
+        let is_new = place.is_new();
+        Ok(Dumped { dir: dir.into(), is_new, begun: false, stays: false })
+    }
+
+    /// Keeps the programs of a compilation that is done.
+    pub fn keep(&mut self) {
+        self.stays = true;
+    }
+
+    /// Writes what a pass leaves. With the first one, what an earlier compilation left goes: not if the flags
+    /// are refused.
+    fn add(&mut self, pass: &str, m: &Module) -> Result<()> {
+        if !std::mem::replace(&mut self.begun, true) {
+            cleared(&self.dir)?;
+        }
+        write_program(&self.dir.join(file(pass)), &text::print_between(m))
+    }
+}
+
+impl Drop for Dumped {
+    fn drop(&mut self) {
+        if self.stays || std::thread::panicking() {
+            return;
+        }
+        // Nothing here is worth more than the error on its way.
+        let _ = if self.begun { cleared(&self.dir) } else { Ok(()) };
+        let _ = if self.is_new { std::fs::remove_dir(&self.dir) } else { Ok(()) };
+    }
 }
 
 /// Largest text of a program that is read, in bytes.
 const MAX_TEXT: u64 = 1 << 30;
 
-/// The texts that `--dump-all` and `opt -o` write over.
-const PROGRAM: FileFormat = FileFormat {
-    name: "a program",
-    is: |head| head.starts_with(b"mesh") || head.starts_with(b"func"),
-};
+/// The first line of a text that shardc writes to a file; only such a file is replaced by one.
+const WRITTEN: &str = "// Written by shardc, which replaces this file when it writes it again.\n";
+/// The texts that `import -o`, `--dump-all` and `opt -o` write, and write over.
+const PROGRAM: FileFormat =
+    FileFormat { name: "a program", is: |head| head.starts_with(WRITTEN.as_bytes()) };
+
+/// Writes a program to a file.
+///
+/// # Errors
+/// `file`, and `output` if there is another file.
+pub(super) fn write_program(path: &Path, text: &str) -> Result<()> {
+    write(path, &PROGRAM, &format!("{WRITTEN}{text}"))
+}
 
 /// Beside the programs of `--dump-all`: the options that they were made with.
 const OPTIONS: &str = "options.toml";
@@ -106,17 +175,14 @@ impl Watched {
                 .at(format!("--dump-after {}", last.name))
                 .help(format!("name `{}` or a later pass", first.name)));
         }
-        self.dump_all.as_deref().map_or(Ok(()), dumps)?;
+        let mut dumped = self.dump_all.as_deref().map(Dumped::new).transpose()?;
         let (mut dump, mut failed) = (None, None);
-        // What an earlier run left goes when a pass has run: not if the flags are refused.
-        let mut old = self.dump_all.as_deref();
         let mut watch = |pass: &str, m: &Module| {
-            failed = failed.take().or(old.take().and_then(|dir| cleared(dir).err()));
             if last.is_some_and(|p| p.name == pass) {
                 dump = Some(text::print_between(m));
             }
-            if let Some(dir) = self.dump_all.as_ref().filter(|_| failed.is_none()) {
-                failed = write(&dir.join(file(pass)), &PROGRAM, &text::print_between(m)).err();
+            if let Some(dumped) = dumped.as_mut().filter(|_| failed.is_none()) {
+                failed = dumped.add(pass, m).err();
             }
         };
         let goes_on = from.is_some();
@@ -125,8 +191,11 @@ impl Watched {
         let out = match goes_on {
             true => attempt("a pass", || done(manager)),
             false => done(manager),
-        }?;
-        failed.map_or(Ok((out, Ran { dump, known })), Err)
+        };
+        let is_pass = |d: &Diag| d.code == "pass";
+        dumped.iter_mut().filter(|_| out.as_ref().is_err_and(is_pass)).for_each(Dumped::keep);
+        let ran = Ran { dump, known, dumped };
+        failed.map_or(out.map(|out| (out, ran)), Err)
     }
 
     /// Writes beside the programs with which options they were made, if that is known, for those who begin with one
@@ -159,22 +228,7 @@ fn file(pass: &str) -> String {
     format!("{:02}-{pass}.ir", place(pass) + 1)
 }
 
-/// Makes the folder of `--dump-all`.
-///
-/// # Errors
-/// `output` for the folder of a plan or with options of somebody else, `file` if it cannot be made.
-fn dumps(dir: &Path) -> Result<()> {
-    if dir.join("plan.json").exists() {
-        return Err(Diag::new("output", "the folder holds a plan")
-            .at(format!("--dump-all {}", dir.display()))
-            .help("name another folder for the programs"));
-    }
-    std::fs::create_dir_all(dir)
-        .map_err(|e| files::io_error("cannot write to the folder", dir, &e))?;
-    MADE_WITH.check(&dir.join(OPTIONS))
-}
-
-/// Takes away what an earlier run left in a folder.
+/// Takes away what a compilation left in a folder.
 fn cleared(dir: &Path) -> Result<()> {
     let own = pipeline::names().map(file).chain([OPTIONS.to_string()]);
     for old in own.map(|p| dir.join(p)).filter(|f| f.is_file()) {
@@ -317,7 +371,7 @@ pub fn opt(path: &Path, name: &str, flags: &Flags, out: Option<&Path>, json: boo
     };
     let text = text::print_between(&done);
     match out {
-        Some(path) => write(path, &PROGRAM, &text)?,
+        Some(path) => write_program(path, &text)?,
         None if json => {
             let phase = done.phase.name();
             show(json_line("opt", json!({ "pass": name, "phase": phase, "text": text })));

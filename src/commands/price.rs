@@ -55,7 +55,7 @@ const MAX_TABLE: u64 = 64 << 20;
 
 /// What `--rows` writes.
 const PRICES: FileFormat =
-    FileFormat { name: "a table of prices", is: |begin| begin.starts_with(b"id,step_s") };
+    FileFormat { name: "a table of prices", is: |begin| begin.starts_with(b"id,step_s\n") };
 
 /// Prices a plan or a table.
 ///

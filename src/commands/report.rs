@@ -29,8 +29,12 @@ pub struct Report {
 }
 
 /// What is written.
-const PAGE: FileFormat =
-    FileFormat { name: "a page", is: |begin| begin.starts_with(b"<!doctype html>") };
+const PAGE: FileFormat = FileFormat {
+    name: "a page",
+    is: |begin| {
+        begin.starts_with(b"<!doctype html>\n<html lang=\"en\" data-by=\"shardc report\">\n")
+    },
+};
 
 /// Writes the page.
 ///

@@ -29,6 +29,7 @@ use metrics::Metrics;
 pub use settings::Given;
 use shardc_frontends::DUMP;
 use shardc_ir::diag::{Diag, Result};
+use shardc_ir::files;
 use shardc_ir::func::inputs;
 use shardc_ir::plan::Mode;
 pub use start::{Start, session};
@@ -280,6 +281,7 @@ fn heed_signals(saves: bool, job: Option<&Job>) -> Result<()> {
     };
     signals::handle(Duration::ZERO, told, |signal| {
         signals::say_lost(signal);
+        files::abandon();
         std::process::exit(signals::status(signal))
     })
 }

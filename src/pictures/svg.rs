@@ -79,7 +79,7 @@ pub fn svg(step: &Step, d: &Drawn) -> String {
     }
     let (width, height) = (frame.width, y.ceil() + 10.0);
     format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" role=\"img\" width=\"{width}\" \
+        "{BEGIN} role=\"img\" width=\"{width}\" \
          height=\"{height}\" viewBox=\"0 0 {width} {height}\">\n<title>{}</title>\n{}\
          <rect width=\"100%\" height=\"100%\" fill=\"{}\"/>\n{body}</svg>\n",
         escape(d.title),
@@ -87,6 +87,9 @@ pub fn svg(step: &Step, d: &Drawn) -> String {
         named("panel").light
     )
 }
+
+/// How a picture of a plan begins, and no other one does.
+pub const BEGIN: &str = "<svg xmlns=\"http://www.w3.org/2000/svg\" data-by=\"shardc inspect\"";
 
 /// Colours of cells are attributes, because their shade says the chunk. `n`: numbers in cells.
 fn style() -> String {

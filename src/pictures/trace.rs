@@ -30,10 +30,12 @@ pub struct Chrome {
 }
 
 impl Chrome {
+    /// How each file begins, and no other one does.
+    pub const BEGIN: &str = "{\"displayTimeUnit\":\"ms\",\"otherData\":{\"by\":\"shardc run\",";
+
     /// How the file begins; `plan`: the hash of what ran.
     pub fn head(plan: &str) -> String {
-        let about = json!({ "plan": plan });
-        format!("{{\"displayTimeUnit\":\"ms\",\"otherData\":{about},\"traceEvents\":[\n")
+        format!("{}\"plan\":{}}},\"traceEvents\":[\n", Chrome::BEGIN, json!(plan))
     }
 
     /// Events of all ranks, none of which began before those that were added earlier.

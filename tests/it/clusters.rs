@@ -140,8 +140,16 @@ fn a_killed_rank_is_named_by_those_that_are_left() {
         let job = Job::start(&format!("kill-{victim}"), 4, "pp=2,tp=2");
         let pid = job.pid(victim);
         let dir = job.dir.clone();
+        // A stranger's folder: records are written there, and not where its links lead.
+        std::fs::write(dir.join("profile"), "mine").expect("written");
+        std::fs::create_dir(dir.join("shardc-failure")).expect("a folder");
+        for other in (0..4).filter(|r| *r != victim) {
+            let link = dir.join(format!("shardc-failure/rank-{other:05}.txt"));
+            std::os::unix::fs::symlink("../profile", link).expect("a link");
+        }
         job.signal(&pid, "-KILL");
         let (_, err) = job.end();
+        assert_eq!(std::fs::read(dir.join("profile")).expect("still there"), b"mine");
         let who = format!("process {victim} (");
         one_message(&err, &["error[rank-failed]", &who, &pid, "was killed", "--resume"]);
         // Those that are left say where they are and for whom they wait, which is their luck: in a

@@ -68,6 +68,7 @@ mod schemas;
 mod search;
 mod shell;
 mod sinks;
+mod strangers;
 #[cfg(feature = "tokenizers")]
 mod text;
 mod training;

@@ -4,14 +4,16 @@
 //! flags, processor. They are written beside and renamed, so that processes may race; one that is
 //! found is opened once, and what was checked is what is loaded.
 
-use crate::cache::{self, Folder, MOST, beside};
+use crate::cache::{self, Folder, MOST};
+use rustix::process::{Pid, Signal, kill_process_group};
 use shardc_ir::diag::{Diag, Result};
-use shardc_ir::files::{self, trust};
+use shardc_ir::files::{self, Unfinished, make, trust};
 use std::ffi::OsStr;
 use std::fs::{File, Permissions};
-use std::io::Read;
+use std::io::{Read, Write as _};
 use std::os::fd::IntoRawFd;
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::channel;
@@ -78,7 +80,7 @@ fn lasting(file: File, path: PathBuf) -> PathBuf {
 /// with exit status 5.
 pub fn compile(text: &str, limit: Duration) -> Result<PathBuf> {
     let cc = Compiler { words: compiler(), limit };
-    let version = cc.run(Stream::Out, &["--version"])?.said;
+    let version = cc.run(None, Stream::Out, &["--version"])?.said;
     let mut hash = blake3::Hasher::new();
     for part in [text, &version, &processor(), &cc.words] {
         hash.update(&(part.len() as u64).to_le_bytes()).update(part.as_bytes());
@@ -101,27 +103,26 @@ pub fn compile(text: &str, limit: Duration) -> Result<PathBuf> {
     let cannot = |e: &dyn std::fmt::Display| {
         failed(format!("compiled kernels cannot be kept in {}: {e}", dir.display())).help(other)
     };
-    let (source, new) = (beside(&format!("{name}.c")), beside(&name));
-    let at = |name: &str| folder.path.join(name);
+    // All that the compiler and what it starts write; it goes when this ends.
+    let work = Unfinished::beside(&folder.path.join(WORK)).map_err(|e| cannot(&e))?;
+    let (source, new) = (work.path().join("kernels.c"), work.path().join("kernels.so"));
     let put = |made: Vec<u8>| -> Result<PathBuf> {
         // The compiler gives others what they may have of any file.
-        let own = std::fs::set_permissions(at(&new), Permissions::from_mode(0o700));
+        let own = std::fs::set_permissions(&new, Permissions::from_mode(0o700));
         own.map_err(|e| cannot(&e))?;
         // Another process may put its own in the place at once: this one goes by what is open.
-        let file = folder.file(&new).ok_or_else(|| cannot(&"it is gone at once"))?;
-        folder.rename(&new, &name).map_err(|e| cannot(&e))?;
+        let (file, path) = (files::open(&new)?.0, folder.path.join(&name));
+        std::fs::rename(&new, &path).map_err(|e| cannot(&e))?;
         let hash = blake3::hash(&made).to_hex();
         folder.keep(&sum, hash.as_bytes()).map_err(|e| cannot(&e))?;
-        Ok(lasting(file, at(&name)))
+        Ok(lasting(file, path))
     };
-    let written = write_beside(&at(&source), text).map_err(|e| cannot(&e));
-    let done = written.and_then(|()| cc.build(&at(&source), &at(&new))).and_then(put);
-    folder.remove(&source);
-    if done.is_err() {
-        folder.remove(&new);
-    }
-    done
+    written(&source, text).map_err(|e| cannot(&e))?;
+    cc.build(&source, &new).and_then(put)
 }
+
+/// What the compiler works in, in the folder of compiled kernels.
+const WORK: &str = "kernels";
 
 /// An object that is there as it was written, and ours: a damaged one would end the process.
 fn whole(folder: &Folder, name: &str, sum: &str) -> Option<PathBuf> {
@@ -133,10 +134,9 @@ fn whole(folder: &Folder, name: &str, sum: &str) -> Option<PathBuf> {
     same.then(|| lasting(file, path))
 }
 
-/// Writes a file that has a name that no other process has.
-#[expect(clippy::disallowed_methods, reason = "a name that no other process has")]
-fn write_beside(path: &Path, text: &str) -> std::io::Result<()> {
-    std::fs::write(path, text)
+/// Writes a new file.
+fn written(path: &Path, text: &str) -> std::io::Result<()> {
+    make::file(path)?.write_all(text.as_bytes())
 }
 
 /// The machine's C compiler.
@@ -166,13 +166,9 @@ impl Compiler {
         if !ran.status.success() {
             // It may be about the flags: those that it takes with a text that nothing is wrong with.
             let (probe, made) = (object.with_extension("probe.c"), object.with_extension("probe"));
-            let write = write_beside(&probe, "int shardc_probe;\n");
-            let known = write.map_err(|e| failed(format!("{}: {e}", probe.display())));
-            let known = known.and_then(|()| self.known(&probe, &made));
-            for file in [&probe, &made] {
-                let _ = std::fs::remove_file(file);
-            }
-            let known = known?;
+            let write = written(&probe, "int shardc_probe;\n");
+            write.map_err(|e| failed(format!("{}: {e}", probe.display())))?;
+            let known = self.known(&probe, &made)?;
             if known != all {
                 ran = self.make(&known, source, object)?;
             }
@@ -212,21 +208,29 @@ impl Compiler {
     }
 
     fn make(&self, flags: &[Option<&str>; 6], source: &Path, object: &Path) -> Result<Ran> {
-        let (source, object) = (source.as_os_str(), object.as_os_str());
+        let (work, source) = (source.parent(), source.as_os_str());
         let flags = NEEDED.iter().copied().chain(flags.iter().copied().flatten());
         let flags = flags.map(OsStr::new);
-        let files = [OsStr::new("-o"), object, source, OsStr::new("-lm")];
-        self.run(Stream::Err, &flags.chain(files).collect::<Vec<_>>())
+        let files = [OsStr::new("-o"), object.as_os_str(), source, OsStr::new("-lm")];
+        self.run(work, Stream::Err, &flags.chain(files).collect::<Vec<_>>())
     }
 
-    /// Runs it to its end; what it says on a stream, as far as that is kept.
-    fn run(&self, stream: Stream, arguments: &[impl AsRef<OsStr>]) -> Result<Ran> {
+    /// Runs it to its end, or with all that it has started to the limit; `work`: where it may put what it needs
+    /// meanwhile. What it says on a stream, as far as that is kept.
+    fn run(
+        &self,
+        work: Option<&Path>,
+        stream: Stream,
+        arguments: &[impl AsRef<OsStr>],
+    ) -> Result<Ran> {
         let cc = &self.words;
         let starts = |e| failed(format!("the C compiler `{cc}` does not start: {e}"));
         let pipe = |own| if stream == own { Stdio::piped() } else { Stdio::null() };
         let mut c = command(cc);
         c.args(arguments).stdin(Stdio::null()).stdout(pipe(Stream::Out)).stderr(pipe(Stream::Err));
-        let mut child = c.spawn().map_err(starts)?;
+        work.map(|dir| c.env("TMPDIR", dir));
+        // A group of its own: what it starts is in it.
+        let mut child = c.process_group(0).spawn().map_err(starts)?;
         let out = child.stdout.take().map(|x| Box::new(x) as Box<dyn Read + Send>);
         let from = out.or(child.stderr.take().map(|x| Box::new(x) as _)).expect("one is piped");
         let (send, said) = channel();
@@ -236,7 +240,8 @@ impl Compiler {
             Err(e) => Err(e),
         };
         if !matches!(ended, Ok(Some(_))) {
-            let _ = child.kill();
+            // Before it is waited for, as its number may be another's then.
+            let _ = kill_process_group(Pid::from_child(&child), Signal::KILL);
             let _ = child.wait();
         }
         let late =

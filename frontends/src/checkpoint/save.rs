@@ -5,10 +5,9 @@ use half::{bf16, f16};
 use safetensors::Dtype;
 use serde_json::{Map, Value, json};
 use shardc_ir::diag::{Diag, Result};
-use shardc_ir::files::{self, FileFormat, Place, Staged};
+use shardc_ir::files::{self, FileFormat, Place, Staged, make};
 use shardc_ir::weights::Weight;
 use std::collections::BTreeMap;
-use std::fs;
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 
@@ -38,10 +37,8 @@ pub fn save(
 ) -> Result<Written> {
     let dir = place.path();
     let tensors = group(weights).map_err(|d| d.at(dir.display().to_string()))?;
-    let staged = Staged::new(place)?;
     place.make_parent()?;
-    let fail = |e| files::io_error("cannot make the folder", dir, &e);
-    fs::create_dir_all(staged.path()).map_err(fail)?;
+    let staged = Staged::folder(place)?;
     write_folder(staged.path(), config, &tensors, how, get)?;
     let put = || {
         check_target(place, how.force)?;
@@ -69,7 +66,7 @@ const MOST_ASIDE: usize = 1 << 10;
 fn keep(dir: &Path, name: &str, bytes: &[u8]) -> Result<()> {
     let path = dir.join(name);
     let fail = |e| files::io_error("cannot make the folder", &path, &e);
-    path.parent().map_or(Ok(()), fs::create_dir_all).map_err(fail)?;
+    make::between(dir, Path::new(name)).map_err(fail)?;
     files::create(&path, |out| put(out, &path, bytes))
 }
 

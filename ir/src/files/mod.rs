@@ -5,12 +5,15 @@
 //! never end, and opening some devices does something. What a path is may change between a look and
 //! the opening, so the descriptor is asked too.
 
+pub mod make;
 mod place;
 pub mod trust;
+mod unfinished;
 mod write;
 
 pub use place::Place;
-pub use write::{FileFormat, Growing, Staged, create, replace, sweep};
+pub use unfinished::{Unfinished, abandon, sweep};
+pub use write::{FileFormat, Growing, Staged, create, replace};
 
 use crate::diag::{Diag, Result};
 use rustix::fs::OFlags;
@@ -53,6 +56,20 @@ fn plain(path: &Path, meta: &Metadata) -> Result<()> {
         .at(path.display().to_string())
         .rule("only plain files are read and replaced: others may have no end")
         .help("give a file; what a pipe or a device gives, write to a file first"))
+}
+
+/// Refuses a link, where shardc makes `what` of its own.
+///
+/// # Errors
+/// `file`.
+pub fn no_link(path: &Path, what: &str) -> Result<()> {
+    if !path.is_symlink() {
+        return Ok(());
+    }
+    Err(Diag::new("file", format!("this is a link, and not {what}"))
+        .at(path.display().to_string())
+        .rule("no link is followed to where shardc makes files of its own")
+        .help("look at who made it and where it leads, and remove it; or name another folder"))
 }
 
 /// Opens a plain file for reading; gives its length in bytes too. It never blocks.

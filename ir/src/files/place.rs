@@ -1,7 +1,7 @@
 //! Where something is written: resolved once, when it is checked, so that what is checked is what is
 //! locked, written beside and replaced.
 
-use super::io_error;
+use super::{io_error, make};
 use crate::diag::{Diag, Result};
 use std::fs;
 use std::io::{self, ErrorKind};
@@ -59,8 +59,7 @@ impl Place {
 
     /// The folder that it is in.
     pub fn parent(&self) -> &Path {
-        let parent = self.path.parent().filter(|p| !p.as_os_str().is_empty());
-        parent.unwrap_or(Path::new("."))
+        make::parent(&self.path)
     }
 
     /// Whether nothing was there.
@@ -82,9 +81,8 @@ impl Place {
     /// # Errors
     /// `file`, also if that is by now another one than was resolved.
     pub fn make_parent(&self) -> Result<()> {
-        let parent = self.parent();
-        let fail = |e| io_error("cannot make the folder", parent, &e);
-        fs::create_dir_all(parent).map_err(fail)?;
+        let fail = |e| io_error("cannot make the folder", self.parent(), &e);
+        make::above(&self.path).map_err(fail)?;
         match Place::of(&self.path).is_ok_and(|now| now.path == self.path) {
             true => Ok(()),
             false => Err(changed(&self.path)),

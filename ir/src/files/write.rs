@@ -2,103 +2,52 @@
 //! after a full disk or a kill.
 
 use super::place::{Place, changed};
-use super::{io_error, open};
+use super::unfinished::{Unfinished, beside, sweep};
+use super::{io_error, make, open};
 use crate::diag::{Diag, Result};
 use std::fs::{self, File};
-use std::hash::{BuildHasher, Hasher};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
-
-/// Name of this host, as names of files may have it.
-fn host() -> String {
-    let name = rustix::system::uname();
-    let name = name.nodename().to_string_lossy();
-    name.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '_' }).collect()
-}
-
-/// Tells this process from earlier ones of the same number: containers count from 1.
-fn own() -> &'static str {
-    static OWN: OnceLock<String> = OnceLock::new();
-    OWN.get_or_init(|| {
-        // Keys of a table of the standard library are random.
-        format!("{:08x}", std::hash::RandomState::new().build_hasher().finish() as u32)
-    })
-}
-
-/// What names of unfinished files for `path` begin with.
-fn mark(path: &Path) -> Option<String> {
-    Some(format!(".{}.unfinished-", path.file_name()?.to_string_lossy()))
-}
-
-/// Where `path` is written: `.NAME.unfinished-HOST-PID-NUMBER` beside it.
-fn beside(path: &Path) -> Result<PathBuf> {
-    let mark = mark(path).ok_or_else(|| {
-        Diag::new("file", "this path does not end in a name")
-            .at(path.display().to_string())
-            .help("name a file or folder, such as out")
-    })?;
-    let name = format!("{mark}{}-{}-{}", host(), std::process::id(), own());
-    Ok(path.with_file_name(name))
-}
-
-/// Whether the process that the rest of a name of [`beside`] speaks of is gone from this host.
-fn is_dead(owner: &str) -> bool {
-    let mut words = owner.rsplitn(3, '-');
-    let (Some(number), Some(pid), Some(host_)) = (words.next(), words.next(), words.next()) else {
-        return false;
-    };
-    let Ok(pid) = pid.parse::<i32>() else { return false };
-    if host_ != host() || number == own() {
-        return false;
-    }
-    // Our number with another's mark: it was ours before us.
-    pid == std::process::id().cast_signed() || !lives(pid)
-}
-
-/// Whether a process of this host lives.
-pub(super) fn lives(pid: i32) -> bool {
-    let Some(pid) = rustix::process::Pid::from_raw(pid) else { return false };
-    rustix::process::test_kill_process(pid) != Err(rustix::io::Errno::SRCH)
-}
-
-/// Removes what processes of this host that have died left of writing `path`.
-pub fn sweep(path: &Path) {
-    let Some(mark) = mark(path) else { return };
-    let parent = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    for e in fs::read_dir(parent).into_iter().flatten().flatten() {
-        let name = e.file_name();
-        if name.to_string_lossy().strip_prefix(&mark).is_some_and(is_dead) {
-            remove(&e.path());
-        }
-    }
-}
-
-/// Removes a file or a folder; no error here is worth more than the one on its way.
-fn remove(path: &Path) {
-    let is_dir = fs::symlink_metadata(path).is_ok_and(|m| m.is_dir());
-    let _ = if is_dir { fs::remove_dir_all(path) } else { fs::remove_file(path) };
-}
 
 /// A file or folder that is written beside its place. It is removed unless it was published.
 pub struct Staged {
     place: Place,
-    path: PathBuf,
+    new: Unfinished,
 }
 
 impl Staged {
-    /// For a place; nothing is made yet, but what dead processes left there is removed.
+    /// An empty folder for a place, in a folder that is there. What dead processes left there is removed.
     ///
     /// # Errors
-    /// `file` if the path ends in no name.
-    pub fn new(place: &Place) -> Result<Staged> {
+    /// `file` if the path ends in no name, or the folder cannot be made.
+    pub fn folder(place: &Place) -> Result<Staged> {
+        let fail = |e| io_error("cannot make the folder", place.path(), &e);
+        let new = Unfinished::folder(Staged::beside(place)?).map_err(fail)?;
+        Ok(Staged { place: place.clone(), new })
+    }
+
+    /// The same of an empty file, for writing.
+    ///
+    /// # Errors
+    /// As for [`Staged::folder`].
+    pub fn file(place: &Place) -> Result<(Staged, File)> {
+        let fail = |e| io_error("cannot write the file", place.path(), &e);
+        let (new, file) = Unfinished::file(Staged::beside(place)?).map_err(fail)?;
+        Ok((Staged { place: place.clone(), new }, file))
+    }
+
+    fn beside(place: &Place) -> Result<PathBuf> {
         sweep(place.path());
-        Ok(Staged { place: place.clone(), path: beside(place.path())? })
+        beside(place.path()).ok_or_else(|| {
+            Diag::new("file", "this path does not end in a name")
+                .at(place.path().display().to_string())
+                .help("name a file or folder, such as out")
+        })
     }
 
     /// Where to write.
     pub fn path(&self) -> &Path {
-        &self.path
+        self.new.path()
     }
 
     /// Puts it into its place, in one step. What the place had when it was checked is replaced, and
@@ -119,13 +68,14 @@ impl Staged {
         if !place.is_as_before()? {
             return Err(changed(place.path()));
         }
+        let new = self.path();
         if place.is_new() {
-            return rename_new(&self.path, place.path()).map_err(fail);
+            return rename_new(new, place.path()).map_err(fail);
         }
-        // `self.path` is the old one then, which is dropped, if it is that.
-        exchange(&self.path, place.path()).map_err(fail)?;
-        if !place.was(&self.path) {
-            exchange(&self.path, place.path()).map_err(fail)?;
+        // `new` is the old one then, which is dropped, if it is that.
+        exchange(new, place.path()).map_err(fail)?;
+        if !place.was(new) {
+            exchange(new, place.path()).map_err(fail)?;
             return Err(changed(place.path()));
         }
         Ok(())
@@ -169,12 +119,6 @@ fn exchange(a: &Path, b: &Path) -> io::Result<()> {
         return Err(e);
     }
     fs::rename(&old, a)
-}
-
-impl Drop for Staged {
-    fn drop(&mut self) {
-        remove(&self.path);
-    }
 }
 
 /// What kind of file a command writes.
@@ -252,9 +196,8 @@ impl Growing {
     pub fn new(path: &Path, form: &'static FileFormat) -> Result<Growing> {
         let place = Place::of(path).map_err(|d| named(path, d))?;
         form.check(place.path()).map_err(|d| named(path, d))?;
-        let staged = Staged::new(&place)?;
-        let out = created(staged.path()).map_err(|d| named(path, d))?;
-        Ok(Growing { path: path.into(), form, staged, out })
+        let (staged, out) = Staged::file(&place).map_err(|d| named(path, d))?;
+        Ok(Growing { path: path.into(), form, staged, out: buffered(out) })
     }
 
     /// Adds bytes.
@@ -270,37 +213,46 @@ impl Growing {
     /// # Errors
     /// `file`, and those of [`FileFormat::check`].
     pub fn publish(self) -> Result<()> {
+        self.open().map(drop)
+    }
+
+    /// The same; the file, to whose end may be written.
+    ///
+    /// # Errors
+    /// As for [`Growing::publish`].
+    pub fn open(self) -> Result<File> {
         let Growing { path, form, staged, out } = self;
         let put = || {
-            flushed(staged.path(), out)?;
+            let file = flushed(staged.path(), out)?;
             let place = Place::of(&path)?;
             form.check(place.path())?;
-            staged.publish_at(&place)
+            staged.publish_at(&place)?;
+            make::appends(&file).map_err(|e| io_error("cannot write the file", &path, &e))?;
+            Ok(file)
         };
         put().map_err(|d| named(&path, d))
     }
 }
 
-/// Creates a file and flushes it to disk.
+/// Makes a file, in a folder that is there and where nothing of this name is, and flushes it to disk.
 ///
 /// # Errors
 /// `file`, and those of `write`.
 pub fn create(path: &Path, write: impl FnOnce(&mut dyn Write) -> Result<()>) -> Result<()> {
-    let mut out = created(path)?;
+    let file = make::file(path).map_err(|e| io_error("cannot write the file", path, &e))?;
+    let mut out = buffered(file);
     write(&mut out)?;
-    flushed(path, out)
+    flushed(path, out).map(drop)
 }
 
-#[expect(clippy::disallowed_methods, reason = "this is where files are made")]
-fn created(path: &Path) -> Result<io::BufWriter<File>> {
-    let file = File::create(path).map_err(|e| io_error("cannot write the file", path, &e))?;
-    Ok(io::BufWriter::with_capacity(1 << 20, file))
+fn buffered(file: File) -> io::BufWriter<File> {
+    io::BufWriter::with_capacity(1 << 20, file)
 }
 
-fn flushed(path: &Path, out: io::BufWriter<File>) -> Result<()> {
+fn flushed(path: &Path, out: io::BufWriter<File>) -> Result<File> {
     let fail = |e: &io::Error| io_error("cannot write the file", path, e);
     let file = out.into_inner().map_err(|e| fail(e.error()))?;
-    file.sync_all().map_err(|e| fail(&e))
+    file.sync_all().map_err(|e| fail(&e)).map(|()| file)
 }
 
 #[cfg(test)]
@@ -321,8 +273,7 @@ mod tests {
         fs::create_dir(&target).expect("a folder");
         fs::write(target.join("old"), "1").expect("a file");
         let stage = |publish: bool| {
-            let s = Staged::new(&Place::of(&target).expect("a place")).expect("a stage");
-            fs::create_dir(s.path()).expect("a folder");
+            let s = Staged::folder(&Place::of(&target).expect("a place")).expect("a stage");
             fs::write(s.path().join("new"), "2").expect("a file");
             if publish {
                 s.publish().expect("published")
@@ -342,9 +293,7 @@ mod tests {
         let target = dir.join("out");
         let stage = || {
             let place = Place::of(&target).expect("a place");
-            let s = Staged::new(&place).expect("a stage");
-            fs::create_dir(s.path()).expect("a folder");
-            s
+            Staged::folder(&place).expect("a stage")
         };
         // New then, and there by now; another folder than then.
         let put = || {
@@ -363,35 +312,6 @@ mod tests {
         let s = stage();
         assert!(rename_new(s.path(), &target).is_err() && target.join("mine").exists());
         drop(s);
-        fs::remove_dir_all(&dir).expect("removed");
-    }
-
-    #[test]
-    fn what_the_dead_left_is_removed_and_nothing_else() {
-        let dir = folder("sweep");
-        let path = dir.join("out");
-        let mut child = std::process::Command::new("true").spawn().expect("a process");
-        child.wait().expect("it ends");
-        let (dead, here, me) = (child.id(), host(), std::process::id());
-        let gone = [
-            format!(".out.unfinished-{here}-{dead}-00000001"),
-            // Of an earlier process with our number.
-            format!(".out.unfinished-{here}-{me}-xxxxxxxx"),
-        ];
-        let stays = [
-            format!(".out.unfinished-{here}-{me}-{}", own()),
-            format!(".out.unfinished-{here}-1-00000001"),
-            format!(".out.unfinished-elsewhere-{dead}-00000001"),
-            format!(".other.unfinished-{here}-{dead}-00000001"),
-            "out.unfinished".into(),
-            ".out.unfinished-notes".into(),
-        ];
-        for name in gone.iter().chain(&stays) {
-            fs::create_dir(dir.join(name)).expect("a folder");
-        }
-        sweep(&path);
-        gone.iter().for_each(|n| assert!(!dir.join(n).exists(), "{n} is left"));
-        stays.iter().for_each(|n| assert!(dir.join(n).exists(), "{n} is gone"));
         fs::remove_dir_all(&dir).expect("removed");
     }
 }

@@ -225,6 +225,7 @@ impl Shared {
         if let Some(m) = message {
             (self.print)(m);
         }
+        shardc_ir::files::abandon();
         std::process::exit(status)
     }
 }

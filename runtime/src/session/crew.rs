@@ -4,6 +4,8 @@ use crate::alarm::Alarm;
 use crate::control::Witness;
 use crate::flight::Flight;
 use crate::wiring::Wiring;
+use shardc_ir::files::make::Folder;
+use std::io::Write as _;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -23,12 +25,12 @@ impl Witness for Crew {
             |(rank, f): &(usize, Arc<Flight>)| f.whereabouts(&self.wiring, *rank, &waits, oldest);
         self.flights.iter().map(one).collect::<Vec<_>>().join("; ")
     }
-    #[expect(clippy::disallowed_methods, reason = "a folder of ours, of a job that has failed")]
     fn record(&self) -> Option<String> {
-        std::fs::create_dir_all(&self.records).ok()?;
+        let folder = Folder::at(&self.records).ok()?;
         for (rank, f) in &self.flights {
-            let file = self.records.join(format!("rank-{rank:05}.txt"));
-            std::fs::write(file, f.lines(&self.wiring, *rank)).ok()?;
+            let (name, lines) = (format!("rank-{rank:05}.txt"), f.lines(&self.wiring, *rank));
+            let new = |folder: &Folder, beside: &str| folder.file(beside);
+            folder.replace(&name, new, |mut out| out.write_all(lines.as_bytes())).ok()?;
         }
         Some(self.records.display().to_string())
     }

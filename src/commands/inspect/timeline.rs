@@ -1,7 +1,7 @@
 //! `inspect --timeline`: the schedule drawn, with memory over time in the SVG.
 
 use crate::pictures::step::{Lengths, Step, gaps};
-use crate::pictures::svg::{Drawn, Memory, svg};
+use crate::pictures::svg::{BEGIN, Drawn, Memory, svg};
 use crate::pictures::timeline::text;
 use crate::plan_dir::Stored;
 use crate::report::Chosen;
@@ -100,7 +100,8 @@ fn title(s: &Stored) -> String {
 }
 
 /// What `--svg` writes.
-const SVG: FileFormat = FileFormat { name: "an SVG", is: |begin| begin.starts_with(b"<svg") };
+const SVG: FileFormat =
+    FileFormat { name: "an SVG", is: |begin| begin.starts_with(BEGIN.as_bytes()) };
 
 /// Largest trace that is read, in bytes.
 const MAX_TRACE: u64 = 4 << 30;

@@ -3,20 +3,23 @@
 
 use super::events;
 use crate::process::most_memory;
-use crate::terminal::{fail, note, warn};
+use crate::terminal::{fail, json_line, note, warn};
 use serde_json::{Value as Json, json};
 use shardc_ir::diag::{Diag, Result, count};
-use shardc_ir::files::{self, FileFormat};
+use shardc_ir::files::make::{self, Folder};
+use shardc_ir::files::{self, FileFormat, Growing, Place};
 use shardc_runtime::session::StepResult;
 use std::collections::BTreeMap;
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// What `--metrics` writes.
-pub(super) const METRICS: FileFormat =
-    FileFormat { name: "a file of metrics", is: |begin| begin.starts_with(b"{\"step\":") };
+pub(super) const METRICS: FileFormat = FileFormat {
+    name: "a file of metrics",
+    is: |begin| begin.starts_with(b"{\"$schema\":\"shardc/metrics/"),
+};
 
 /// Most bytes of a file that a run goes on with.
 const MOST: u64 = 1 << 30;
@@ -56,17 +59,16 @@ impl Metrics {
         };
         let step = |line: &str| serde_json::from_str::<Json>(line).ok()?["step"].as_u64();
         let kept = |line: &&str| step(line).is_some_and(|s| s <= done as u64);
-        let fails = |e| files::io_error("cannot write the metrics", path, &e);
-        files::replace(path, &METRICS, |out| {
-            text.lines().filter(kept).try_for_each(|line| writeln!(out, "{line}").map_err(fails))
-        })?;
+        let mut file = Growing::new(path, &METRICS)?;
+        let mut kept_lines = text.lines().filter(kept);
+        kept_lines.try_for_each(|line| file.write(format!("{line}\n").as_bytes()))?;
+        let file = file.open()?;
         let lost = text.lines().filter(|line| !kept(line)).count();
         if lost > 0 {
             let (lines, at) = (count(lost, "line", "lines"), path.display());
             let behind = if done > 0 { format!(" of steps behind {done}") } else { String::new() };
             note(format!("replaced {lines}{behind} of metrics that were in {at}"));
         }
-        let file = OpenOptions::new().append(true).open(path).map_err(fails)?;
         Ok(Metrics { path: path.to_path_buf(), file, events: false, lost: None })
     }
 
@@ -78,11 +80,11 @@ impl Metrics {
         let since = now();
         let name = format!("events.out.tfevents.{}.{}", since as u64, crate::cluster::host());
         let pid = std::process::id();
-        let path = dir.join(format!("{name}.{pid}"));
+        let (path, name) = (dir.join(format!("{name}.{pid}")), format!("{name}.{pid}"));
         let fails = |e| files::io_error("cannot write the events", &path, &e);
-        std::fs::create_dir_all(dir).map_err(fails)?;
-        let file = OpenOptions::new().append(true).create_new(true).open(&path);
-        let mut file = file.map_err(fails)?;
+        let folder = Folder::at(Place::of(dir)?.path()).map_err(fails)?;
+        let mut file = folder.file(name).map_err(fails)?;
+        make::appends(&file).map_err(fails)?;
         file.write_all(&events::begin(since, done)).map_err(fails)?;
         Ok(Metrics { path: path.clone(), file, events: true, lost: None })
     }
@@ -117,7 +119,7 @@ impl Metrics {
         }
         let bytes = match self.events {
             true => events::scalars(now(), line),
-            false => format!("{line}\n").into_bytes(),
+            false => json_line("metrics", line.clone()).into_bytes(),
         };
         if let Err(e) = self.file.write_all(&bytes) {
             let d = files::io_error("cannot write the metrics", &self.path, &e);

@@ -16,7 +16,7 @@ use std::path::Path;
 
 /// What `--trace` writes.
 const TRACE: FileFormat =
-    FileFormat { name: "a trace", is: |begin| begin.starts_with(b"{\"displayTimeUnit\"") };
+    FileFormat { name: "a trace", is: |begin| begin.starts_with(Chrome::BEGIN.as_bytes()) };
 
 /// The file, which grows with the run beside its place.
 pub struct Trace {

@@ -1,5 +1,6 @@
 //! Crates that this depends on: licences that `deny.toml` allows, and no source but the registry.
 
+mod makes;
 mod sbom;
 
 use serde_json::Value as Json;

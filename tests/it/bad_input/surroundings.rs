@@ -279,6 +279,32 @@ fn planted_objects_do_not_run() {
     assert!(said(&out).contains("chmod go-w"), "{}", said(&out));
 }
 
+/// What a compiler that is ended has started ends too, and nothing that they wrote is left.
+#[test]
+fn a_compiler_is_ended_with_all_that_it_started() {
+    let lab = with_plan("endless_cc", &[]);
+    let files = "echo x >\"${TMPDIR:-/tmp}/part.s\"; echo x >\"$TMPDIR/part.o\"";
+    let text = format!(
+        "[ \"$1\" = --version ] && exit; sleep 1000 & echo $! >\"{}\"; {files}; wait",
+        lab.path("started").display()
+    );
+    let (cc, tmp) = (compiler(&lab, "starts", &text), lab.path("tmp"));
+    std::fs::create_dir(&tmp).expect("a folder");
+    let mut c = in_lab(&lab, &["run", "plan", "--steps", "1", "--timeout", "1"]);
+    c.env("CC", &cc).env("SHARDC_CACHE", lab.path("cache")).env("TMPDIR", &tmp);
+    let out = c.output().expect("starts");
+    assert!(said(&out).contains("without end"), "{}", said(&out));
+    let started = std::fs::read_to_string(lab.path("started")).expect("it ran");
+    let state = std::fs::read_to_string(format!("/proc/{}/stat", started.trim()));
+    // Nobody may have waited for it: then it is dead all the same.
+    let lives = state.is_ok_and(|s| !s.contains(") Z "));
+    assert!(!lives, "process {started} goes on");
+    for dir in ["tmp", "cache"] {
+        let left: Vec<_> = std::fs::read_dir(lab.path(dir)).expect("a folder").flatten().collect();
+        assert!(left.is_empty(), "{left:?}");
+    }
+}
+
 #[test]
 fn compilers_that_fail() {
     let lab = with_plan("bad_cc", &[]);

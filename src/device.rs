@@ -110,9 +110,18 @@ pub fn made_for(
     Ok((all.remove(arch).unwrap_or_default(), code))
 }
 
+/// Of a compiler that is missing, and a plan whose own code is not trusted: what else can be done.
+pub fn without(d: Diag, dir: Option<&Path>, trusted: Option<&Path>) -> Diag {
+    let has_code = dir.is_some_and(|dir| dir.join(FOLDER).is_dir());
+    if d.code != "missing-library" || !has_code || trusted.is_some() {
+        return d;
+    }
+    d.help("or use the compiled kernels in the plan's folder with --trust-kernels, if you trust whoever made it")
+}
+
 /// The devices of this machine with the code of a plan's ranks, from rank `first` on, which take turns
-/// on all devices or are on `one`; `dir` is the plan's folder, if it has one, and `library` says who
-/// multiplies matrices.
+/// on all devices or are on `one`; `trusted` is the plan's folder, if the code there may run, and `library`
+/// says who multiplies matrices.
 ///
 /// # Errors
 /// `missing-library`, `cuda-driver`, `cuda-compile` and `cuda-limit`.
@@ -120,14 +129,14 @@ pub fn open(
     plan: &Plan,
     programs: &[Program],
     (first, one): (usize, Option<usize>),
-    dir: Option<&Path>,
+    trusted: Option<&Path>,
     library: bool,
 ) -> Result<Arc<Devices>> {
     let count = Device::count()?.min(programs.len());
     let numbers = one.map_or(0..count, |d| d..d + 1);
     let devices: Vec<Arc<Device>> = numbers.map(Device::open).collect::<Result<_>>()?;
     let archs: Vec<String> = devices.iter().map(|d| d.arch()).collect::<Result<_>>()?;
-    let own = dir.map(plan_dir::device_code).transpose()?;
+    let own = trusted.map(plan_dir::device_code).transpose()?;
     // Ranks launch the same wherever they are: what the least of the devices can.
     let can = |a: &&String| (Limits::of(a).shared, Limits::of(a).groups);
     let least = archs.iter().min_by_key(can).map_or("", |a| a);

@@ -114,6 +114,10 @@ pub struct Run {
     /// Where ranks run: cpu, or cuda, with rank r on device r modulo the number of devices
     #[arg(long, value_enum, default_value_t)]
     pub device: On,
+    /// Use the compiled kernels in the plan's folder: whoever made the plan has chosen what they do [default: kernels
+    /// come from the plan's text, compiled here or found in the user's cache]
+    #[arg(long)]
+    pub trust_kernels: bool,
     /// Matrix products on a device: own kernels, NVIDIA's cuBLASLt (for two operands of the same type in plain
     /// batches), or auto: cuBLASLt where it is installed
     #[arg(long, value_enum, default_value_t)]
@@ -209,6 +213,11 @@ fn check(how: &Run, transport: Transport) -> Result<()> {
         return Err(Diag::new("flag", "on the CPU, products use shardc's own kernels")
             .at(format!("--products {}", how.products.word()))
             .help("add --device cuda, or leave --products out"));
+    }
+    if how.device == On::Cpu && how.trust_kernels {
+        return Err(Diag::new("flag", "the kernels in a plan's folder are for devices")
+            .at("--trust-kernels")
+            .help("add --device cuda, or leave --trust-kernels out"));
     }
     let files = [
         ("--trace", how.trace.as_deref()),

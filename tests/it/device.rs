@@ -99,7 +99,24 @@ fn code_of_a_plan() {
     std::fs::copy(libraries.join("libcuda.so.1"), only_driver.join("libcuda.so.1"))
         .expect("a copy");
     let driver = only_driver.display().to_string();
-    m.ok(&run, &[("LD_LIBRARY_PATH", &driver)]);
+    // Without a compiler it runs, if whoever made it is trusted; else it is as if it were not there.
+    let out = m.shardc(&run, &[("LD_LIBRARY_PATH", &driver)]);
+    let said = String::from_utf8_lossy(&out.stderr);
+    assert_eq!(out.status.code(), Some(5), "{said}");
+    assert!(
+        said.contains("error[missing-library]: ") && said.contains("--trust-kernels"),
+        "{said}"
+    );
+    m.ok(&[&run[..], &["--trust-kernels"]].concat(), &[("LD_LIBRARY_PATH", &driver)]);
+    // Code of somebody else's under the names and hashes of the plan's own is not looked at.
+    for file in std::fs::read_dir(m.dir.join("plan/kernels")).expect("a folder") {
+        std::fs::write(file.expect("a file").path(), "planted").expect("written");
+    }
+    shardc::plan_dir::reseal(&m.dir.join("plan")).expect("a plan");
+    let out = m.shardc(&[&run[..], &["--trust-kernels"]].concat(), &[]);
+    assert!(String::from_utf8_lossy(&out.stderr).contains("not an ELF file"));
+    m.ok(&run, &[]);
+    std::fs::remove_dir_all(m.dir.join("cache")).expect("it is there");
     // Without it there is, and it is kept.
     std::fs::remove_dir_all(m.dir.join("plan/kernels")).expect("it is there");
     m.ok(&run, &[]);

@@ -105,7 +105,10 @@ pub(super) fn launch(
         On::Cpu => None,
         On::Cuda => {
             let one = job.and_then(Job::device);
-            Some(device::open(plan, &programs, (own.start, one), dir, how.products.library())?)
+            let trusted = dir.filter(|_| how.trust_kernels);
+            let opened =
+                device::open(plan, &programs, (own.start, one), trusted, how.products.library());
+            Some(opened.map_err(|d| device::without(d, dir, trusted))?)
         }
     };
     let options = Options {

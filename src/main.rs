@@ -5,10 +5,15 @@ use shardc::commands::{Cli, run};
 use shardc::signals;
 use shardc::terminal::{Talk, fail, say_error, talk, written};
 use shardc_ir::diag::{Diag, Result};
+use shardc_runtime::memory::Memory;
 use std::io::Write as _;
 use std::process::ExitCode;
 
+#[global_allocator]
+static MEMORY: Memory = Memory;
+
 fn main() -> ExitCode {
+    Memory::reserve();
     // A panic is a bug of ours, whichever thread it is in.
     std::panic::set_hook(Box::new(|info| {
         say_error(format!(

@@ -10,6 +10,7 @@ pub mod control;
 pub mod cuda;
 pub mod exec;
 pub mod holdings;
+pub mod memory;
 pub mod messages;
 #[cfg(feature = "mpi")]
 pub mod mpi;

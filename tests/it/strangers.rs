@@ -164,3 +164,34 @@ fn a_lock_that_is_cut_short_is_taken_over() {
     let said = lab.refuses(&hf, 5, "save-locked");
     assert!(said.contains("does not say who"), "{said}");
 }
+
+/// With less and less room for addresses: what does not work says so, and leaves nothing
+/// unfinished.
+#[test]
+fn the_end_of_memory_is_one_line() {
+    let lab = planned("memory");
+    let model = format!("{FIXTURES}/llama_mha");
+    let compile = ["compile", &model, "--seq", "16", "--global-batch", "8", "-o", "new"];
+    let save = ["run", "plan", "--steps", "1", "--save", "saved"];
+    let mut ended = 0;
+    for args in [&compile[..], &save] {
+        let least = (6..).map(|i| i * 8_000).find(|kb| {
+            let out = limited(&lab, &format!("-v {kb}"), args);
+            let said = said(&out);
+            let text: Vec<&str> = said.lines().filter(|l| l.contains("no more memory")).collect();
+            assert!(text.len() <= 1 && !said.contains("memory allocation of"), "{kb}: {said}");
+            if let [line] = text[..] {
+                assert!(line.starts_with("error[no-memory]: "), "{kb}: {said}");
+                assert_eq!(out.status.code(), Some(5), "{kb}: {said}");
+                ended += 1;
+            }
+            let left = lab.names().into_iter().filter(|n| {
+                n.file_name().is_some_and(|n| n.to_string_lossy().contains(".unfinished"))
+            });
+            assert_eq!(left.count(), 0, "{kb}: {said}");
+            out.status.success()
+        });
+        assert!(least.is_some_and(|kb| kb < 2_000_000));
+    }
+    assert!(ended > 0, "there was enough at once: this test shows nothing");
+}

@@ -1,0 +1,104 @@
+//! The end of a process that gets no more memory: one line says so, and nothing unfinished is left.
+//!
+//! Allocations are those of the system. Where one is refused, nothing that runs can go on, and no
+//! destructor would run when the standard library ends the process. Arenas of ranks are not
+//! allocated here: that one is refused is a diagnostic.
+
+use shardc_ir::files;
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::io::Write as _;
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+
+/// The allocator of the command.
+pub struct Memory;
+
+/// What is kept back, so that there is room for the work of the end.
+const RESERVE: Layout = Layout::new::<[u8; 1 << 20]>();
+static KEPT: AtomicPtr<u8> = AtomicPtr::new(null_mut());
+/// Some thread ends the process.
+static ENDS: AtomicBool = AtomicBool::new(false);
+
+thread_local! {
+    /// It is this thread.
+    static ENDING: Cell<bool> = const { Cell::new(false) };
+}
+
+unsafe extern "C" {
+    /// Ends the process without running anything of it, as memory may be needed for that.
+    safe fn _exit(status: i32) -> !;
+}
+
+/// Exit status of an error of the environment, as of `no-memory`.
+const STATUS: i32 = 5;
+
+impl Memory {
+    /// Keeps some back; where there is not even that, the first need of it says so.
+    pub fn reserve() {
+        // SAFETY: the layout is not empty.
+        let kept = unsafe { System.alloc(RESERVE) };
+        let before = KEPT.swap(kept, Ordering::AcqRel);
+        if !before.is_null() {
+            // SAFETY: it came from there with this layout, and the swap gave it to nobody else.
+            unsafe { System.dealloc(before, RESERVE) };
+        }
+    }
+}
+
+/// What was allocated, or the end of the process.
+fn given(p: *mut u8, bytes: usize) -> *mut u8 {
+    if p.is_null() { refused(bytes) } else { p }
+}
+
+#[cold]
+fn refused(bytes: usize) -> ! {
+    if ENDING.get() {
+        _exit(STATUS);
+    }
+    if ENDS.swap(true, Ordering::AcqRel) {
+        // Another thread is at it.
+        loop {
+            std::thread::sleep(std::time::Duration::from_secs(1));
+        }
+    }
+    ENDING.set(true);
+    let kept = KEPT.swap(null_mut(), Ordering::AcqRel);
+    if !kept.is_null() {
+        // SAFETY: it came from there with this layout, and the swap gave it to nobody else.
+        unsafe { System.dealloc(kept, RESERVE) };
+    }
+    let mut line = [0; 256];
+    let mut rest = &mut line[..];
+    let _ = writeln!(
+        rest,
+        "error[no-memory]: this process gets no more memory: {bytes} B were refused \
+         (by `ulimit -v`, a container or the machine); nothing unfinished is left"
+    );
+    let left = rest.len();
+    let len = line.len() - left;
+    // Not by way of a lock, which a thread may have that waits for memory.
+    let _ = rustix::io::write(std::io::stderr(), &line[..len]);
+    files::abandon();
+    _exit(STATUS)
+}
+
+// SAFETY: each function does what that of `System` does, or does not return.
+unsafe impl GlobalAlloc for Memory {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: what the caller promises is what `System` asks for.
+        given(unsafe { System.alloc(layout) }, layout.size())
+    }
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: as above.
+        given(unsafe { System.alloc_zeroed(layout) }, layout.size())
+    }
+    unsafe fn realloc(&self, p: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        // SAFETY: as above.
+        given(unsafe { System.realloc(p, layout, size) }, size)
+    }
+    unsafe fn dealloc(&self, p: *mut u8, layout: Layout) {
+        // SAFETY: as above.
+        unsafe { System.dealloc(p, layout) }
+    }
+}

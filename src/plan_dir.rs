@@ -209,6 +209,11 @@ fn unchanged(dir: &Path, text: &str, head: &Head) -> Result<[String; TEXTS.len()
     Ok(texts)
 }
 
+/// A path without a slash at its end, to which something can be added.
+pub(crate) fn bare(dir: &Path) -> PathBuf {
+    dir.components().collect()
+}
+
 /// A file of a plan that cannot be used.
 fn not_a_plan(dir: &Path, file: &str, what: impl std::fmt::Display) -> Diag {
     Diag::new("plan", what.to_string())
@@ -392,7 +397,8 @@ pub fn read(dir: &Path) -> Result<Stored> {
         return Err(io_error("cannot read the plan", dir, e));
     }
     if found.is_err() {
-        let place = dir.display();
+        let place = bare(dir);
+        let place = place.display();
         let (what, help) = if dir.is_file() {
             ("this is a file", "give the folder of the plan".to_string())
         } else if dir.join("config.json").is_file() {

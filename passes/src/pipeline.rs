@@ -161,6 +161,7 @@ fn through<'o>(
     let still = frozen(&source.weights, o)?;
     check_rows(&source.module.funcs[0], o.mode == Mode::Train, &still)?;
     schedule::possible(o)?;
+    let given = manager.from.is_some();
     let (begin, module) = match manager.from.take() {
         Some(Begin { pass, module, .. }) => {
             on_mesh(&module, o)?;
@@ -169,7 +170,7 @@ fn through<'o>(
         None => (PASSES[0].name, std::mem::take(&mut source.module)),
     };
     let mut state = State::new(module, source, o)?;
-    state.trial = manager.trial;
+    (state.trial, state.given) = (manager.trial, given);
     let mut phases = vec![];
     for pass in PASSES.iter().skip_while(|p| p.name != begin) {
         if manager.without == Some(pass.name) {
@@ -179,7 +180,7 @@ fn through<'o>(
         let changed = run(pass, &mut state)?;
         phases.push((pass.name, since.elapsed().as_secs_f64() * 1e3));
         if changed && (manager.verify_each || (cfg!(debug_assertions) && !manager.trial)) {
-            state.verified(pass.name);
+            state.verified(pass.name)?;
         }
         (manager.watch)(pass.name, state.module());
     }
@@ -222,8 +223,9 @@ pub fn on_mesh(m: &Module, o: &Options) -> Result<()> {
 /// `phase` if it is not, and those of verifying it and of the pass.
 pub fn run_pass(pass: &Pass, module: Module, source: Source, o: &Options) -> Result<Module> {
     let mut state = State::new(module, source, o)?;
+    state.given = true;
     run(pass, &mut state)?;
-    state.verified(pass.name);
+    state.verified(pass.name)?;
     Ok(state.into_module())
 }
 

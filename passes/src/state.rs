@@ -57,6 +57,8 @@ pub(crate) struct State<'a> {
     o: &'a Options,
     /// The plan is not checked a second time.
     pub trial: bool,
+    /// The module is one that somebody gave, and perhaps changed, and not what the passes made of a model.
+    pub given: bool,
     /// What the module was at first, and what is known of its parameters.
     pub source: Source,
     frozen: BTreeSet<String>,
@@ -84,6 +86,7 @@ impl<'a> State<'a> {
             m,
             o,
             trial: false,
+            given: false,
             source,
             frozen,
             schedule,
@@ -114,13 +117,24 @@ impl<'a> State<'a> {
 
     /// Checks what a pass has left.
     ///
+    /// # Errors
+    /// `pass` if it does not verify, of a module that somebody gave.
+    ///
     /// # Panics
-    /// If it does not verify: the pass is wrong then, and not what somebody gave it.
-    pub fn verified(&self, by: &str) {
-        if let Err(all) = verify(self.module(), self.module().phase) {
-            let all: Vec<String> = all.iter().map(Diag::render).collect();
-            panic!("{by} made a program that does not verify:\n{}", all.join("\n"));
-        }
+    /// If it does not verify, of any other: the pass is wrong then.
+    pub fn verified(&self, by: &str) -> Result<()> {
+        let Err(all) = verify(self.module(), self.module().phase) else { return Ok(()) };
+        let all: Vec<String> = all.iter().map(Diag::render).collect();
+        self.broken(&format!("{by} made a program that does not verify:\n{}", all.join("\n")))
+    }
+
+    /// What does not hold behind the passes: of a module that somebody gave it is that module's, else theirs.
+    fn broken(&self, what: &str) -> Result<()> {
+        assert!(self.given, "the passes are wrong: {what}");
+        Err(Diag::new("pass", "the program that was given does not become a plan")
+            .rule("a pass takes what the passes before it leave")
+            .why(what.replace('\n', " "))
+            .help("start from a text that --dump-all wrote with the same flags, with few changes"))
     }
 
     fn schedule(&mut self) -> Result<Arc<Schedule>> {
@@ -380,7 +394,7 @@ impl<'a> State<'a> {
 
     pub fn verify(&mut self) -> Changed {
         if !self.trial {
-            self.verified("one of the passes");
+            self.verified("one of the passes")?;
         }
         Ok(false)
     }
@@ -416,11 +430,11 @@ impl<'a> State<'a> {
         };
         let checked = if self.trial { Ok(()) } else { step::replay::replay(&plan) };
         if let Err(d) = checked {
-            panic!("the passes made lists that do not fit together:\n{}", d.render());
+            self.broken(&format!("the lists of its ranks do not fit together:\n{}", d.render()))?;
         }
         let holds = if self.trial { Ok(()) } else { memory::replay::replay(&plan) };
         if let Err(what) = holds {
-            panic!("the passes planned memory that does not hold: {what}");
+            self.broken(&format!("the memory that is planned for it does not hold: {what}"))?;
         }
         self.plan = Some(plan);
         Ok(false)

@@ -62,11 +62,11 @@ pub struct Inspect {
     #[arg(long, conflicts_with_all = ["phase", "local", "rank", "summary", "ranks", "collectives"])]
     pub timeline: bool,
     /// Draw the schedule with the times of a run, from a file of run --trace; the first of several steps is left
-    /// out
-    #[arg(long, value_name = "TRACE", requires = "timeline")]
+    /// out (--timeline is then not needed)
+    #[arg(long, value_name = "TRACE", conflicts_with_all = ["phase", "local", "rank", "summary", "ranks", "collectives"])]
     pub times: Option<std::path::PathBuf>,
-    /// Write the timeline, and the memory of every rank over time, as an SVG picture
-    #[arg(long, value_name = "FILE", requires = "timeline")]
+    /// Write the timeline, and the memory of every rank over time, as an SVG picture (--timeline is then not needed)
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["phase", "local", "rank", "summary", "ranks", "collectives"])]
     pub svg: Option<std::path::PathBuf>,
 }
 
@@ -89,7 +89,7 @@ pub fn inspect(s: &Stored, what: &Inspect, json: bool) -> Result<String> {
     if what.summary {
         return Ok(summary::summary(s, what.class, json));
     }
-    if what.timeline {
+    if what.timeline || what.times.is_some() || what.svg.is_some() {
         let (times, svg) = (what.times.as_deref(), what.svg.as_deref());
         return timeline::timeline(s, timeline::Asked { times, svg, class: what.class, json });
     }

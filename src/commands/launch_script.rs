@@ -92,6 +92,11 @@ pub(super) fn quoted(text: &str) -> String {
     format!("$'{}'", text.chars().map(one).collect::<String>())
 }
 
+/// A path that a command does not take for a flag.
+fn no_flag(path: &str) -> String {
+    if path.starts_with('-') { format!("./{path}") } else { path.into() }
+}
+
 /// What differs from plan to plan.
 struct Sizes {
     /// In quotes of a shell.
@@ -185,7 +190,7 @@ pub fn launch_script(how: &LaunchScript, as_json: bool) -> Result<String> {
     let nccl = launcher == For::Torchrun || of_plan;
     let arena = if nccl { 0 } else { stored.plan.peak_bytes().div_ceil(1 << 20) };
     let s = Sizes {
-        plan: quoted(&dir.display().to_string()),
+        plan: quoted(&no_flag(&dir.display().to_string())),
         variables: variables(how),
         time: how.time.clone(),
         cpus: how.cpus_per_task,
@@ -228,7 +233,8 @@ pub fn launch_script(how: &LaunchScript, as_json: bool) -> Result<String> {
 fn variables(how: &LaunchScript) -> Vec<(&'static str, &'static str, String)> {
     let data = how.data.as_ref().map(|d| ("DATA", " --data \"$DATA\"", quoted(d)));
     let steps = how.steps.map(|n| ("STEPS", " --steps \"$STEPS\"", n.to_string()));
-    let weights = how.weights.as_ref().map(|w| ("WEIGHTS", "", quoted(&w.display().to_string())));
+    let weights =
+        how.weights.as_ref().map(|w| ("WEIGHTS", "", quoted(&no_flag(&w.display().to_string()))));
     data.into_iter().chain(steps).chain(weights).collect()
 }
 

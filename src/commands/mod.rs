@@ -23,6 +23,7 @@ pub mod verify;
 
 use crate::flags::{self, Flags};
 use crate::hub;
+use crate::plan_dir::bare;
 use crate::process::most_memory;
 use crate::proof::Prove;
 use crate::report::bytes;
@@ -257,7 +258,8 @@ fn no_plan(model: &Path) -> Result<()> {
     if !model.join("plan.json").is_file() {
         return Ok(());
     }
-    let dir = model.display();
+    let dir = bare(model);
+    let dir = dir.display();
     Err(Diag::new("plan", "this is a compiled plan, and not a model")
         .at(dir.to_string())
         .help(format!("give the model that it was compiled from, or its text: {dir}/model.ir"))

@@ -185,12 +185,15 @@ impl Watched {
                 failed = dumped.add(pass, m).err();
             }
         };
-        let goes_on = from.is_some();
         let known = from.as_ref().is_none_or(|begin| begin.made.is_some());
         let manager = Manager { verify_each: self.verify_each, from, ..Manager::new(&mut watch) };
-        let out = match goes_on {
-            true => attempt("a pass", || done(manager)),
-            false => done(manager),
+        let out = match self.from.as_deref() {
+            // It is the program that a pass cannot do with.
+            Some([first, file]) => {
+                attempt(&format!("`{first}`, or a pass behind it,"), || done(manager))
+                    .map_err(|d| if d.code == "pass" { d.at(file.clone()) } else { d })
+            }
+            _model => done(manager),
         };
         let is_pass = |d: &Diag| d.code == "pass";
         dumped.iter_mut().filter(|_| out.as_ref().is_err_and(is_pass)).for_each(Dumped::keep);

@@ -259,3 +259,28 @@ fn scripts_carry_what_a_job_needs() {
         assert_eq!(refused.status.code(), Some(2), "{time}");
     }
 }
+
+/// A slash at the end of a path, a picture without its text, and a plan that is called as a flag.
+#[test]
+fn paths_and_flags_are_taken_as_they_are_meant() {
+    let lab = Lab::new("meant");
+    let model = lab.model("llama_mha");
+    let said = lab.refuses(&["verify", &format!("{model}/")], 2, "plan");
+    assert!(said.contains("shardc compile llama_mha -o llama_mha.plan\n"), "{said}");
+    let build = ["compile", &model, "--seq", "16", "--mesh", "pp=2", "--prove", "no", "-o"];
+    lab.ok(&[&build[..], &["p"]].concat());
+    let said = lab.refuses(&["compile", "p/"], 2, "plan");
+    assert!(said.contains(": p/model.ir"), "{said}");
+    let drawn = text(&lab.ok(&["inspect", "p", "--timeline", "--svg", "a.svg"]).stdout);
+    assert_eq!(text(&lab.ok(&["inspect", "p", "--svg", "b.svg"]).stdout), drawn);
+    let [a, b] = ["a.svg", "b.svg"].map(|f| std::fs::read(lab.path(f)).expect("a picture"));
+    assert!(a == b && a.starts_with(b"<svg"));
+    // Where a script names it, it is a path.
+    std::fs::rename(lab.path("p"), lab.path("--force")).expect("renamed");
+    for launcher in ["slurm", "mpirun", "torchrun", "k8s"] {
+        let script = ["launch-script", "--for", launcher, "--weights=--w", "--", "--force"];
+        let script = text(&lab.ok(&script).stdout);
+        assert!(script.contains("shardc run './--force' "), "{launcher}: {script}");
+        assert!(script.contains("{WEIGHTS:-'./--w'}"), "{launcher}: {script}");
+    }
+}

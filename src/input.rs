@@ -29,6 +29,8 @@ pub struct Input {
     pub name: Option<String>,
     /// Tensors that an archive does not train.
     pub frozen: Vec<String>,
+    /// Other names of tensors to which something is tied, each with the tensor.
+    pub tied: Vec<[String; 2]>,
     pub warnings: Vec<Diag>,
 }
 
@@ -62,8 +64,8 @@ fn read(path: &Path, o: &Options) -> Result<Input> {
         let opened = Opened::read(path)?.drops(o.dropout);
         let mut m = opened.import(sizes, o.mode, Raise::default())?;
         split_as(&mut m.source, &plan_beside(path)?);
-        let (frozen, warnings) = (m.frozen, m.warnings);
-        return Ok(Input { frozen, warnings, ..without_facts(m.source, PROGRAMS[1]) });
+        let (frozen, tied, warnings) = (m.frozen, m.tied, m.warnings);
+        return Ok(Input { frozen, tied, warnings, ..without_facts(m.source, PROGRAMS[1]) });
     }
     if is_text(path) {
         let axes: Vec<(&str, usize)> = o.mesh.iter().map(|(n, s)| (n.as_str(), *s)).collect();
@@ -208,6 +210,7 @@ pub(crate) fn is_text(path: &Path) -> bool {
 }
 
 pub(crate) fn from_model(m: Model) -> Input {
+    let tied = m.tied().into_iter().collect();
     let source =
         Source { module: m.module, weights: m.weights, sequence: m.sequence, vocab: m.facts.vocab };
     Input {
@@ -218,6 +221,7 @@ pub(crate) fn from_model(m: Model) -> Input {
         origin: None,
         name: None,
         frozen: vec![],
+        tied,
         warnings: m.warnings,
     }
 }
@@ -261,6 +265,7 @@ fn without_facts(source: Source, family: &str) -> Input {
         origin: None,
         name: None,
         frozen: vec![],
+        tied: vec![],
         warnings: vec![],
     }
 }

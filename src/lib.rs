@@ -39,6 +39,7 @@ use shardc_ir::diag::{Diag, Result, count};
 use shardc_ir::func::Module;
 use shardc_ir::hardware::Hardware;
 use shardc_ir::mesh::{AtomSet, Mesh};
+use shardc_ir::names::glob;
 use shardc_ir::ops::Op;
 use shardc_ir::plan::Plan;
 use shardc_ir::text;
@@ -184,8 +185,26 @@ pub fn compile_with(model: &Path, o: &Options, manager: Manager) -> Result<Outpu
 /// The same, of options that violate no rule of the model's sizes.
 fn compile_legal(model: &Path, o: &Options, manager: Manager) -> Result<Output> {
     let since = Instant::now();
-    let input = read_model(model, o)?;
-    let o = &options_for(&input, o)?;
+    let mut input = read_model(model, o)?;
+    let (o, tied) = (options_for(&input, o)?, std::mem::take(&mut input.tied));
+    made(input, &o, manager, since).map_err(|d| by_its_name(d, &tied, &o))
+}
+
+/// The way out where a tensor is named that is none of its own, but tied to another.
+fn by_its_name(mut d: Diag, tied: &[[String; 2]], o: &Options) -> Diag {
+    let globs = || o.freeze.iter().chain(o.shard.iter().map(|r| &r.glob));
+    let meant = |[other, _]: &&[String; 2]| {
+        globs().any(|g| glob(g, other) && d.message.contains(&format!("`{g}`")))
+    };
+    let found = tied.iter().filter(|_| d.code == "unknown-tensor").find(meant);
+    let Some([other, tensor]) = found else { return d };
+    d.why.push(format!("`{other}` is tied to `{tensor}`: they are one parameter"));
+    d.help = vec![format!("name it so: {tensor}")];
+    d
+}
+
+/// A model that was read, compiled.
+fn made(input: Input, o: &Options, manager: Manager, since: Instant) -> Result<Output> {
     let read_ms = since.elapsed().as_secs_f64() * 1e3;
     let mut before = vec![("read", read_ms)];
     let searches = search::searches(o);

@@ -16,7 +16,7 @@ pub const IGNORED: i32 = -100;
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Batch {
     pub input_ids: Vec<i32>,
-    /// The token itself, or [`IGNORED`]: position i is scored against `labels[i + 1]`.
+    /// The token itself, or a negative number such as [`IGNORED`]: position i is scored against `labels[i + 1]`.
     pub labels: Vec<i32>,
     pub rows: usize,
     pub seq: usize,
@@ -45,11 +45,11 @@ pub fn tensors(path: &Path) -> Result<BTreeMap<String, Tensor>> {
     Ok(Header::read(path)?.tensors.into_iter().map(one).collect())
 }
 
-/// Reads `input_ids` and `labels`, i64 [rows, seq] of equal shape.
+/// Reads `input_ids` and `labels`, i64 [rows, seq] of equal shape; where nothing is `scored`, the labels may be missing.
 ///
 /// Errors: `batch` for another shape or type and for numbers that are not i32, `missing-tensor`, and
 /// those of reading a header.
-pub fn read_batch(path: &Path) -> Result<Batch> {
+pub fn read_batch(path: &Path, scored: bool) -> Result<Batch> {
     let header = Header::read(path)?;
     let (mut file, _) = files::open(path)?;
     let place = |name: &str| format!("{}: {name}", path.display());
@@ -86,7 +86,10 @@ pub fn read_batch(path: &Path) -> Result<Batch> {
         Ok((t.shape.clone(), numbers.enumerate().map(small).collect::<Result<_>>()?))
     };
     let (shape, input_ids) = read("input_ids")?;
-    let (other, labels) = read("labels")?;
+    let (other, labels) = match scored || header.tensors.contains_key("labels") {
+        true => read("labels")?,
+        false => (shape.clone(), vec![IGNORED; input_ids.len()]),
+    };
     if shape != other {
         let what = format!("`labels` is {other:?}, `input_ids` is {shape:?}");
         return Err(Diag::new("batch", what)
@@ -102,7 +105,7 @@ impl Batch {
     pub fn check(&self, vocab: usize) -> Result<()> {
         let known = |x: i32| usize::try_from(x).is_ok_and(|x| x < vocab);
         let ids = self.input_ids.iter().position(|&x| !known(x));
-        let labels = self.labels.iter().position(|&x| x != IGNORED && !known(x));
+        let labels = self.labels.iter().position(|&x| x >= 0 && !known(x));
         let found = ids.map(|i| ("input_ids", i, self.input_ids[i]));
         match found.or(labels.map(|i| ("labels", i, self.labels[i]))) {
             None => Ok(()),

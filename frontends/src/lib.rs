@@ -118,6 +118,16 @@ pub struct Gating {
     pub latent: Option<LatentSizes>,
 }
 
+impl Model {
+    /// The name of a head that is no tensor of its own, and that of the table to which it is tied.
+    pub fn tied(&self) -> Option<[String; 2]> {
+        let family = family::FAMILIES.iter().find(|f| f.model_type == self.family)?;
+        let table = format!("{}.weight", family.embedding);
+        let table = self.weights.iter().map(|w| &w.tensor).find(|t| t.ends_with(&table))?;
+        self.facts.tied.then(|| [format!("{}.weight", family.head), table.clone()])
+    }
+}
+
 /// A model as the passes take it.
 #[derive(Clone, Debug)]
 pub struct Model {

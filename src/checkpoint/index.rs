@@ -319,9 +319,21 @@ impl Saved {
         let Some(t) = self.tensors.get(&(kind.to_string(), name.to_string())) else {
             let tensors = count(self.tensors.len(), "tensor", "tensors");
             let what = format!("the checkpoint has no {kind} `{name}`");
-            return Err(Diag::new("missing-tensor", what).at(at).help(format!(
-                "resume with the model and the optimizer that wrote its {tensors}"
-            )));
+            let d = Diag::new("missing-tensor", what)
+                .at(at.clone())
+                .help(format!("resume with the model and the optimizer that wrote its {tensors}"));
+            // The parameter is there: it was frozen, or another optimizer trained it.
+            let known = (RoleKind::Param.to_string(), name.to_string());
+            let trains_other = kind != RoleKind::Param && self.tensors.contains_key(&known);
+            return Err(if !trains_other {
+                d
+            } else {
+                d.rule("training goes on with the state of its optimizer, which has one of each parameter that it trained")
+                    .help(format!(
+                        "to train other parameters, or with another optimizer, begin with the weights alone: \
+                         shardc reshard {at} --to hf -o model, then shardc run PLAN --weights model"
+                    ))
+            });
         };
         if t.shape != shape {
             let what =

@@ -54,7 +54,7 @@ pub struct Run {
     /// Tokenizer for text: a folder with tokenizer.json, or that file
     #[arg(long, value_name = "PATH")]
     pub tokenizer: Option<PathBuf>,
-    /// Evaluation data, whose loss is shown every --eval-every steps
+    /// Evaluation data, whose loss is shown every --eval-every steps, and once if there is no step to take (--steps 0)
     #[arg(long, value_name = "DATA")]
     pub eval_data: Option<String>,
     /// Steps between evaluations [default: 10]
@@ -338,7 +338,7 @@ fn run_in(dir: &Path, how: &Run, job: Option<&Job>, as_json: bool) -> Result<i32
     let steps = how.steps.unwrap_or(if s.mode == Mode::Infer { 1 } else { 10 });
     let feed = Feed::open(how, s, &table, run.picks(done))?;
     if leads {
-        words::random(stored, &start, &feed, &table).iter().for_each(note);
+        words::random(stored, &start, (&feed, steps > done), &table).iter().for_each(note);
     }
     if let Some(job) = job {
         job.same("flags", &how.of_all(steps))?;

@@ -104,15 +104,22 @@ fn checkpoints_and_logs_say_what_was_given() {
     });
     assert_eq!(index["run"], want);
     assert!(index["run"]["data"].as_str().is_some_and(|d| d.contains("random tokens")), "{want}");
-    // Forgotten, told; given again, nothing to tell but of the plan.
+    // It goes on as it was; what is given otherwise is told.
     let on = |more: &[&str]| run(&[&["--steps", "3", "--resume", "ckpt"], more].concat());
-    let text = on(&[]);
+    let text = on(&["--save", "more", "--save-every", "1"]);
+    let plan = "in the plan; a run goes on as its checkpoint or its flags say";
+    for line in ["learning rate 0.25 (0.001 ", "seed of data 7 (0 "] {
+        assert!(text.contains(&format!("{line}{plan})")), "no `{line}` in {text}");
+    }
+    assert!(!text.contains("when the checkpoint"), "{text}");
+    let saved = Saved::open(&lab.path("more")).expect("a checkpoint").run.expect("its state");
+    assert_eq!((saved.lr, saved.seed), (LrSchedule::Constant { lr: 0.25 }, 7));
+    let text = on(&["--lr", "0.001", "--data-seed", "0"]);
     let lines = [
         "learning rate 0.001 (0.25 when the checkpoint was written)",
         "seed of data 0 (7 when the checkpoint was written)",
     ];
     lines.iter().for_each(|l| assert!(text.contains(l), "no `{l}` in {text}"));
-    assert!(!on(&["--lr", "0.25", "--data-seed", "7"]).contains("when the checkpoint"));
     // Another mesh keeps it; a checkpoint of before goes on, too.
     lab.ok(&["reshard", "ckpt", "--to", "dp_shard=2", "--zero", "3", "-o", "two"]);
     assert_eq!(

@@ -71,6 +71,7 @@ mod sinks;
 mod strangers;
 #[cfg(feature = "tokenizers")]
 mod text;
+mod told;
 mod training;
 mod volumes;
 mod what_if;

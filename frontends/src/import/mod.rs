@@ -100,6 +100,8 @@ pub struct Imported {
     pub source: Source,
     /// Tensors that the archive does not train, to be frozen.
     pub frozen: Vec<String>,
+    /// Other names of tensors that have several, because parameters are tied, each with its tensor.
+    pub tied: Vec<[String; 2]>,
     /// What the user should know although the model is imported.
     pub warnings: Vec<Diag>,
 }
@@ -173,7 +175,11 @@ impl Opened {
         verify(&source.module, Phase::Source).map_err(|mut all| all.swap_remove(0))?;
         let frozen = if mode == Mode::Train { frozen(&l, &source) } else { vec![] };
         l.warnings.extend(told(&frozen));
-        Ok(Imported { source, frozen, warnings: l.warnings })
+        let names = |p: &lower::Param| -> Vec<[String; 2]> {
+            p.names.iter().skip(1).map(|n| [n.to_string(), p.names[0].to_string()]).collect()
+        };
+        let tied = l.params.iter().filter(|p| p.part.is_none()).flat_map(names).collect();
+        Ok(Imported { source, frozen, tied, warnings: l.warnings })
     }
 
     /// Refuses sizes that the archive does not have.

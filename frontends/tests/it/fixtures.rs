@@ -69,7 +69,7 @@ fn stored(name: &str, tensor: &str) -> Vec<f64> {
 
 /// Arguments of the program: weights from the checkpoint, the batch of the folder.
 fn arguments(m: &Model, name: &str) -> Vec<Vec<Tensor>> {
-    let batch = read_batch(&folder(name).join("batch.safetensors")).unwrap();
+    let batch = read_batch(&folder(name).join("batch.safetensors"), true).unwrap();
     batch.check(m.facts.vocab).unwrap();
     let checkpoint = m.checkpoint.as_ref().expect("weights");
     let f = &m.module.funcs[0];

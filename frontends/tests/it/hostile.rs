@@ -374,7 +374,7 @@ fn batches_that_lie() {
     let one = |ids: Value, labels: Value, data: &[u8]| {
         let mut bytes = safetensors(&json!({"input_ids": ids, "labels": labels}), 0);
         bytes.extend(data);
-        let read = read_batch(&dir.write("batch.safetensors", bytes));
+        let read = read_batch(&dir.write("batch.safetensors", bytes), true);
         read.map_err(|d| names(&d, "/batch.safetensors").code)
     };
     let (a, b) = (tensor("I64", &[1, 2], 0, 16), tensor("I64", &[1, 2], 16, 32));
@@ -383,9 +383,14 @@ fn batches_that_lie() {
     assert_eq!((&good.input_ids[..], &good.labels[..]), (&[1, 2][..], &[-100, 2][..]));
     assert_eq!(good.targets(), [2, -100]);
     assert!(good.check(3).is_ok());
+    // Every negative label is none, as programs read them.
+    let ignored = one(a.clone(), b.clone(), &numbers([1, 2, -1, 2])).unwrap();
+    assert!(ignored.check(3).is_ok());
     assert_eq!(names(&good.check(2).unwrap_err(), "/batch.safetensors").code, "batch");
     let no_labels = safetensors(&json!({"input_ids": tensor("I64", &[1, 1], 0, 8)}), 8);
-    let d = read_batch(&dir.write("batch.safetensors", no_labels)).unwrap_err();
+    let path = dir.write("batch.safetensors", no_labels);
+    assert_eq!(read_batch(&path, false).unwrap().labels, [-100]);
+    let d = read_batch(&path, true).unwrap_err();
     assert_eq!(names(&d, "/batch.safetensors").code, "missing-tensor");
     assert_eq!(one(a.clone(), b, &numbers([1 << 40, 2, 3, 4])), Err("batch"));
     let flat = tensor("I64", &[2], 16, 32);

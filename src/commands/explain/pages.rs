@@ -16,7 +16,7 @@ pub const PAGES: &[(&str, &str)] = pages! {
     "import-loss" "import-op" "index" "io" "kv-heads-against-tp" "label-range" "launcher" "layers" "mask-range" "mask-rule"
     "merged-parameters" "mesh" "microbatch" "missing-library" "missing-tensor" "missing-weights" "mixed"
     "moe-bound" "moe-buffers" "mpi" "name" "nan-loss" "needs-whole" "no-device" "no-effect" "no-evaluation" "no-experts"
-    "no-layout" "no-loss" "no-memory"
+    "no-labels" "no-layout" "no-loss" "no-memory"
     "not-built" "not-cached" "not-marked" "not-understood" "numbers-too-large" "operands" "out-of-memory" "output" "padding" "part-of-stack" "partial" "pass" "phase" "pipeline-axis"
     "no-secret"
     "plan" "plans-differ" "rank" "rank-failed" "ranks-disagree" "redefined" "refuted" "repeat" "result-type" "resume" "ring" "role"

@@ -34,7 +34,8 @@ impl Feed {
                 Source::Columns(d)
             }
             (Some(file), _) => {
-                let b = read_batch(file)?;
+                let scored = table.iter().any(|r| r.input.fill == Fill::Labels);
+                let b = read_batch(file, scored)?;
                 if (b.rows, b.seq) != (s.global_batch, s.seq) {
                     return Err(Diag::new(
                         "batch",

@@ -24,8 +24,6 @@ pub struct Keeper {
     what: What,
     /// The step after which the run begins.
     begun: usize,
-    /// The flags that it trains with, beside its plan.
-    given: String,
     /// The last step that was saved.
     last: Option<usize>,
     lock: Lock,
@@ -85,8 +83,7 @@ impl Keeper {
             }
         };
         let place = place.clone();
-        let given = how.given.words();
-        Ok(Keeper { place, written: None, what, begun: done, given, last: None, lock })
+        Ok(Keeper { place, written: None, what, begun: done, last: None, lock })
     }
 
     /// After a step: a checkpoint if it is time, and what to tell of it.
@@ -151,7 +148,7 @@ impl Keeper {
             What::Model(_) => {
                 format!("the model is in {dir}; --save-every N makes checkpoints to go on from")
             }
-            What::Steps(..) => format!("go on with --resume {dir}{}", self.given),
+            What::Steps(..) => format!("go on with --resume {dir}"),
         }
     }
 }

@@ -30,14 +30,6 @@ pub struct Given {
 }
 
 impl Given {
-    /// The flags that are given, as they may be given again: each with a space before it.
-    pub fn words(&self) -> String {
-        let seed = self.data_seed.map(|n| format!("--data-seed {n}"));
-        let order = self.data_order.map(|o| format!("--data-order {}", o.name()));
-        let all = self.rate.words().into_iter().chain(seed).chain(order);
-        all.map(|word| format!(" {word}")).collect()
-    }
-
     /// Refuses flags of training where nothing is trained, and those of a cosine where there is none.
     fn check(&self, mode: Mode, lr: LrSchedule) -> Result<()> {
         let rate = self.rate.words();
@@ -62,30 +54,40 @@ impl Given {
         }
     }
 
-    /// What the run begins with, but for its data. What is not as the plan, or the checkpoint that it goes on
-    /// from, has it, is told by the process that leads.
+    /// What the run begins with, but for its data: what flags say, or the checkpoint that it goes on from, or the plan,
+    /// in this order. What is not as the plan or the checkpoint has it is told by the process that leads.
     ///
     /// # Errors
     /// `flag`, and `plans-differ` of processes with other flags.
     pub fn begin(&self, stored: &Stored, start: &Start, job: Option<&Job>) -> Result<RunState> {
         let s = &stored.plan.settings;
-        let lr = self.rate.over(s.lr)?;
-        self.check(s.mode, lr)?;
-        let (order, seed) = (self.data_order.unwrap_or_default(), self.data_seed.unwrap_or(s.seed));
         let (saved, done) = match start {
             Start::Resumed(saved) => (saved.run.as_ref(), saved.step),
             _new => (None, 0),
         };
-        let rows =
-            saved.map_or((done as u64).saturating_mul(s.global_batch as u64), |run| run.rows);
-        let run = RunState { lr, order, seed, rows, data: None };
+        let rows = (done as u64).saturating_mul(s.global_batch as u64);
+        let plan = RunState { lr: s.lr, order: Order::default(), seed: s.seed, rows, data: None };
+        let was = saved.unwrap_or(&plan);
+        let lr = self.rate.over(was.lr)?;
+        self.check(s.mode, lr)?;
+        let run = RunState {
+            lr,
+            order: self.data_order.unwrap_or(was.order),
+            seed: self.data_seed.unwrap_or(was.seed),
+            rows: was.rows,
+            data: None,
+        };
+        let (order, seed) = (run.order, run.seed);
         if let Some(job) = job {
             job.same("the learning rate", &lr.to_string())?;
             job.same("the order of data", &format!("{}, seed {seed}", order.name()))?;
         }
         if job.is_none_or(|j| j.control.leads()) {
-            let plan = RunState { lr: s.lr, order: Order::default(), seed: s.seed, ..run.clone() };
-            run.differs(&plan, "in the plan").iter().for_each(note);
+            let when = match saved {
+                None => "in the plan",
+                Some(_) => "in the plan; a run goes on as its checkpoint or its flags say",
+            };
+            run.differs(&plan, when).iter().for_each(note);
             let mut other: Vec<String> =
                 saved.iter().flat_map(|was| run.differs(was, WRITTEN)).collect();
             if let Start::Resumed(saved) = start {

@@ -10,11 +10,11 @@ use crate::cluster::Job;
 use crate::data::{Data, Picks};
 use crate::plan_dir::Stored;
 use crate::signals;
-use crate::terminal::{Progress, Volume, note, talks};
+use crate::terminal::{Progress, Volume, note, talks, warn};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::json;
 use shardc_ir::diag::{Diag, Result, count};
-use shardc_ir::func::{InputRow, RoleKind};
+use shardc_ir::func::{Fill, InputRow, RoleKind};
 use shardc_ir::plan::Mode;
 use shardc_runtime::session::{Session, StepBatch, StepResult};
 use std::collections::BTreeMap;
@@ -43,13 +43,21 @@ impl Leader<'_> {
     pub fn steps(mut self, done: usize, steps: usize) -> Result<i32> {
         let s = &self.stored.plan.settings;
         let bar = bar(steps, self.as_json);
+        let labels = |r: &InputRow| r.input.fill == Fill::Labels;
+        let scores = s.mode == Mode::Train && self.table.iter().any(labels);
         let files = [&self.how.save, &self.how.dump, &self.how.trace, &self.how.metrics];
         let keeps = files.iter().any(|to| to.is_some()) || self.how.tensorboard.is_some();
         let mut out = Progress::new(keeps);
         let mut first: Option<StepResult> = None;
-        let (first_step, mut at, mut skipped) = (done + 1, done, 0);
+        let (first_step, mut at) = (done + 1, done);
+        let mut idle = Idle::default();
         let job = self.job;
         let asked = || job.map_or_else(signals::asked, |j| j.control.wished());
+        // Where there is no step to take, an evaluation is what somebody wants.
+        let alone = done >= steps && self.eval.is_some();
+        if let Some(line) = self.evaluation(done, alone && asked().is_none())? {
+            out.line(line)?;
+        }
         for step in first_step..=steps {
             if asked().is_some() {
                 break;
@@ -62,7 +70,7 @@ impl Leader<'_> {
             // A step that changes nothing is none of the schedule of the learning rate.
             let lr = self.run.lr.at(step - self.session.scale().skipped);
             let r = self.session.step(&batch, lr, step).map_err(|d| self.of_data(d, step))?;
-            skipped += usize::from(r.skipped);
+            bar.suspend(|| idle.add(step, scores, &r));
             if let Some(t) = &mut self.trace {
                 t.add(&self.stored.plan, step, &r.timings);
             }
@@ -93,18 +101,14 @@ impl Leader<'_> {
             {
                 bar.suspend(|| note(&line));
             }
-            if let Some(line) = self.evaluation(step)? {
+            let due = step.is_multiple_of(self.how.eval_every.unwrap_or(EVAL_EVERY) as usize);
+            if let Some(line) = self.evaluation(step, due)? {
                 bar.suspend(|| out.line(line))?;
             }
         }
         bar.finish_and_clear();
-        if skipped > 0 {
-            let of = at - done;
-            let none = if skipped == of { ": nothing was trained" } else { "" };
-            let of = count(of, "step", "steps");
-            note(format!("{skipped} of {of} skipped: gradients overflow{none}"));
-        }
-        if done >= steps {
+        idle.told(at - done).iter().for_each(note);
+        if done >= steps && !alone {
             let are = count(done, "step is", "steps are");
             note(format!("nothing to do: {are} done, and --steps is {steps}"));
         }
@@ -146,10 +150,9 @@ impl Leader<'_> {
         }
     }
 
-    /// What is said of an evaluation after a step, if there is one.
-    fn evaluation(&mut self, step: usize) -> Result<Option<String>> {
+    /// What is said of an evaluation after a step, if it is due and there are data for it.
+    fn evaluation(&mut self, step: usize, due: bool) -> Result<Option<String>> {
         let s = &self.stored.plan.settings;
-        let due = step.is_multiple_of(self.how.eval_every.unwrap_or(EVAL_EVERY) as usize);
         let Some(d) = self.eval.as_ref().filter(|_| due) else { return Ok(None) };
         let columns = d.batch(&self.table, &Picks::random(s.seed), EVALUATION, s.global_batch)?;
         let batch = StepBatch { columns, observe: false };
@@ -173,6 +176,60 @@ impl Leader<'_> {
         }
         Ok(())
     }
+}
+
+/// Steps of a run in which nothing was learned.
+#[derive(Default)]
+struct Idle {
+    steps: usize,
+    /// Those that changed nothing, because gradients of f16 overflowed.
+    skipped: usize,
+    /// Those whose batch had no label.
+    empty: usize,
+}
+
+impl Idle {
+    /// Counts a step, of a plan that scores labels or does not, and says once what is to be known of such.
+    fn add(&mut self, step: usize, scores: bool, r: &StepResult) {
+        self.steps += 1;
+        if let Some(scale) = r.loss_scale.filter(|_| r.skipped && self.steps == 1) {
+            // So a scale is found, and nothing is wrong.
+            note(format!(
+                "the first steps of f16 are skipped until the scale of the loss fits: it begins at {} and is halved \
+                 as gradients overflow (--initial-loss-scale begins lower)",
+                f64::from(scale)
+            ));
+        }
+        self.skipped += usize::from(r.skipped);
+        if scores && r.tokens == 0 {
+            if self.empty == 0 {
+                warn(&[unlabelled(step)]);
+            }
+            self.empty += 1;
+        }
+    }
+
+    /// What is said at the end.
+    fn told(&self, steps: usize) -> Vec<String> {
+        let of = count(steps, "step", "steps");
+        let skipped = (self.skipped > 0).then(|| {
+            let none = if self.skipped == steps { ": nothing was trained" } else { "" };
+            format!("{} of {of} skipped: gradients overflow{none}", self.skipped)
+        });
+        let empty = (self.empty > 1).then(|| format!("{} of {of} had no label", self.empty));
+        skipped.into_iter().chain(empty).collect()
+    }
+}
+
+/// A batch in which nothing has a label.
+fn unlabelled(step: usize) -> Diag {
+    Diag::new(
+        "no-labels",
+        format!("no token of step {step} has a label: there is nothing to learn"),
+    )
+    .rule("a token is scored if it has a label, which is not negative")
+    .why("the loss is 0; weight decay and the optimizer's moments still change parameters")
+    .help("look at the labels of the data: -100 stands for a token that is not scored")
 }
 
 /// The losses that a step shows by name, of which the loss is the sum.

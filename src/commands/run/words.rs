@@ -5,11 +5,11 @@ use super::feed::Feed;
 use crate::plan_dir::Stored;
 use shardc_ir::func::InputRow;
 
-/// What of a run is random.
+/// What of a run is random: its start, and its data, if it takes steps.
 pub(super) fn random(
     stored: &Stored,
     start: &Start,
-    feed: &Feed,
+    (feed, steps): (&Feed, bool),
     table: &[InputRow],
 ) -> Vec<String> {
     let s = &stored.plan.settings;
@@ -19,6 +19,9 @@ pub(super) fn random(
             "starting from random weights, seed {} (--weights DIR starts from a checkpoint)",
             s.seed
         ));
+    }
+    if !steps {
+        return out;
     }
     let unfed = feed.unfed(table);
     if !unfed.is_empty() {

@@ -9,6 +9,7 @@ pub mod batch;
 pub mod checkpoint;
 pub mod config;
 pub mod family;
+mod foreign;
 mod graph;
 pub mod import;
 pub mod rope;
@@ -264,11 +265,11 @@ fn build(
 }
 
 /// The JSON files of a folder that has no config.json: one of them may be meant.
-fn others(file: &Path) -> Option<String> {
-    let dir = file.parent().filter(|_| file.ends_with("config.json"))?;
+fn others(dir: &Path) -> Option<String> {
     let all = std::fs::read_dir(dir).ok()?.flatten().map(|e| e.path());
     let mut all: Vec<String> = all
         .filter(|p| p.extension().is_some_and(|e| e == "json") && p.is_file())
+        .filter(|p| foreign::refused(p).is_none())
         .map(|p| p.display().to_string())
         .collect();
     all.sort();
@@ -283,15 +284,32 @@ const MOST_OTHERS: usize = 5;
 
 fn read_config(file: &Path) -> Result<serde_json::Value> {
     let place = file.display().to_string();
+    // A JSON file of such a name may be a config nevertheless.
+    let is_json = file.extension().is_some_and(|e| e == "json");
+    if let Some(d) = foreign::refused(file).filter(|_| !is_json) {
+        return Err(d);
+    }
     let bytes = files::read(file, MAX_CONFIG).map_err(|d| {
         let help = "give a folder that holds config.json, such as examples/tiny-llama";
-        if file.exists() { d } else { others(file).into_iter().fold(d, Diag::help).help(help) }
+        let dir = file.parent().filter(|_| file.ends_with("config.json"));
+        match dir.filter(|_| !file.exists()) {
+            None if file.exists() => d,
+            None => d.help(help),
+            Some(dir) => {
+                let d = foreign::in_folder(dir, d);
+                others(dir).into_iter().fold(d, Diag::help).help(help)
+            }
+        }
     })?;
-    serde_json::from_slice(&bytes).map_err(|e| {
+    let config: serde_json::Value = serde_json::from_slice(&bytes).map_err(|e| {
         Diag::new("config", format!("config.json is not JSON: {e}")).at(place).help(format!(
             "see line {}, column {}",
             e.line(),
             e.column()
         ))
-    })
+    })?;
+    match foreign::refused(file).filter(|_| config.get("model_type").is_none()) {
+        Some(d) => Err(d),
+        None => Ok(config),
+    }
 }

@@ -13,6 +13,7 @@ mod gemma3;
 mod glm4_moe;
 mod gpt2;
 mod gpt_neox;
+mod held;
 mod llama;
 mod mistral;
 mod mixtral;
@@ -304,10 +305,10 @@ pub fn find(config: &Config) -> Result<&'static Family> {
     let what = format!("model type `{word}` is not known");
     let help = format!("the {} known types are {list}", FAMILIES.len());
     let d = config.unsupported("unknown-model-type", "model_type", what, help);
-    let d = match nearest(word, known(), 1)[..] {
+    let d = held::advise(config, word, d).unwrap_or_else(|d| match nearest(word, known(), 1)[..] {
         [] => d,
         [near, ..] => d.help(format!("the nearest is `{near}`")),
-    };
+    });
     Err(d.help("any other model comes as an archive of torch.export: shardc import MODEL.pt2"))
 }
 

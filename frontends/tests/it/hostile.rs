@@ -11,17 +11,17 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// A folder that is removed at the end of the test.
-struct Folder(PathBuf);
+pub(crate) struct Folder(pub(crate) PathBuf);
 
 impl Folder {
-    fn new(test: &str) -> Folder {
+    pub(crate) fn new(test: &str) -> Folder {
         let dir =
             std::env::temp_dir().join(format!("shardc-hostile-{test}-{}", std::process::id()));
         let _ = fs::remove_dir_all(&dir);
         fs::create_dir_all(&dir).unwrap();
         Folder(dir)
     }
-    fn write(&self, name: &str, bytes: impl AsRef<[u8]>) -> PathBuf {
+    pub(crate) fn write(&self, name: &str, bytes: impl AsRef<[u8]>) -> PathBuf {
         fs::write(self.0.join(name), bytes).unwrap();
         self.0.join(name)
     }
@@ -51,7 +51,7 @@ fn fixture(name: &str) -> PathBuf {
 }
 
 /// The config of a fixture with some keys replaced.
-fn changed(name: &str, changes: &Value) -> Value {
+pub(crate) fn changed(name: &str, changes: &Value) -> Value {
     let text = fs::read(fixture(name).join("config.json")).unwrap();
     let mut config: Value = serde_json::from_slice(&text).unwrap();
     for (k, v) in changes.as_object().unwrap() {
@@ -61,16 +61,16 @@ fn changed(name: &str, changes: &Value) -> Value {
 }
 
 /// A diagnostic that names the file which it is about.
-fn names<'a>(d: &'a Diag, file: &str) -> &'a Diag {
+pub(crate) fn names<'a>(d: &'a Diag, file: &str) -> &'a Diag {
     assert!(d.place.as_ref().is_some_and(|p| p.contains(file)), "{file} is not named: {d}");
     d
 }
 
-fn shape() -> Shape {
+pub(crate) fn shape() -> Shape {
     Shape::new(2, 8, Mode::Train)
 }
 
-fn load_changed(test: &str, name: &str, changes: Value) -> Result<Vec<Diag>, Diag> {
+pub(crate) fn load_changed(test: &str, name: &str, changes: Value) -> Result<Vec<Diag>, Diag> {
     let dir = Folder::new(test);
     dir.write("config.json", changed(name, &changes).to_string());
     load(&dir.0, &shape()).map(|m| m.warnings)

@@ -1,5 +1,6 @@
 //! The integration tests of checkpoints and configs, in one program.
 
 mod fixtures;
+mod foreign;
 mod hostile;
 mod save;

@@ -13,6 +13,8 @@ pub struct Config<'a> {
     object: &'a Map<String, Value>,
     file: String,
     pointer: String,
+    /// Other names of keys.
+    aliases: &'static [(&'static str, &'static str)],
 }
 
 impl<'a> Config<'a> {
@@ -20,7 +22,7 @@ impl<'a> Config<'a> {
     pub fn new(value: &'a Value, file: &str) -> Result<Config<'a>> {
         match value {
             Value::Object(object) => {
-                Ok(Config { object, file: file.into(), pointer: String::new() })
+                Ok(Config { object, file: file.into(), pointer: String::new(), aliases: &[] })
             }
             other => Err(Diag::new("config", format!("an object is needed, not {}", kind(other)))
                 .at(file)
@@ -28,9 +30,22 @@ impl<'a> Config<'a> {
         }
     }
 
+    /// The same with other names of keys, each before the key that it stands for.
+    pub fn called(self, aliases: &'static [(&'static str, &'static str)]) -> Config<'a> {
+        Config { aliases, ..self }
+    }
+
+    /// The name under which the config has a key: the key's own, if it has none.
+    fn named<'b>(&self, key: &'b str) -> &'b str {
+        #[cfg(test)]
+        tests::ASKED.with_borrow_mut(|all| all.insert(format!("{}/{key}", self.pointer)));
+        let there = |a: &&(&str, &str)| a.1 == key && self.object.contains_key(a.0);
+        self.aliases.iter().find(there).map_or(key, |a| a.0)
+    }
+
     /// File and JSON pointer of a key.
     pub fn place(&self, key: &str) -> String {
-        format!("{}: {}/{key}", self.file, self.pointer)
+        format!("{}: {}/{}", self.file, self.pointer, self.named(key))
     }
 
     /// An error about a key, code `config`.
@@ -51,12 +66,17 @@ impl<'a> Config<'a> {
 
     /// The value of a key; `None` if it is absent or null.
     pub fn get(&self, key: &str) -> Option<&'a Value> {
-        self.object.get(key).filter(|v| !v.is_null())
+        self.object.get(self.named(key)).filter(|v| !v.is_null())
     }
 
     /// True if the key is there, be it null.
     pub fn has(&self, key: &str) -> bool {
-        self.object.contains_key(key)
+        self.object.contains_key(self.named(key))
+    }
+
+    /// All keys that have a value, as they are written.
+    pub fn entries(&self) -> impl Iterator<Item = (&'a str, &'a Value)> {
+        self.object.iter().filter(|(_, v)| !v.is_null()).map(|(k, v)| (k.as_str(), v))
     }
 
     pub fn keys(&self) -> impl Iterator<Item = &'a str> {
@@ -72,6 +92,7 @@ impl<'a> Config<'a> {
                 object,
                 file: self.file.clone(),
                 pointer: format!("{}/{key}", self.pointer),
+                aliases: &[],
             })),
             Some(v) => Err(self.wrong(key, "an object", v, r#"{"rope_type": "default"} or null"#)),
         }
@@ -217,5 +238,16 @@ fn kind(v: &Value) -> &'static str {
         Value::String(_) => "a string",
         Value::Array(_) => "a list",
         Value::Object(_) => "an object",
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::cell::RefCell;
+    use std::collections::BTreeSet;
+
+    thread_local! {
+        /// Pointers of all keys that were asked for on this thread.
+        pub static ASKED: RefCell<BTreeSet<String>> = const { RefCell::new(BTreeSet::new()) };
     }
 }

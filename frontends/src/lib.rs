@@ -24,7 +24,6 @@ pub use checkpoint::save::{
 pub use checkpoint::{Checkpoint, Entry};
 pub use family::LatentSizes;
 
-use config::Config;
 use serde::{Deserialize, Serialize};
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::files;
@@ -166,14 +165,28 @@ pub const MAX_CONFIG: u64 = 16 << 20;
 /// [`Checkpoint::check`].
 pub fn load(path: &Path, shape: &Shape) -> Result<Model> {
     let file = config_of(path);
-    let config = read_config(&file)?;
+    let mut config = read_config(&file)?;
+    let place = file.display().to_string();
     let dir = file.parent().filter(|d| !d.as_os_str().is_empty()).map_or(".".into(), PathBuf::from);
     let checkpoint = Checkpoint::open(&dir)?;
     let has = |name: &str| checkpoint.as_ref().is_some_and(|c| c.get(name).is_some());
-    let (mut model, family) = build(&config, &file.display().to_string(), shape, &has)?;
+    let mut untied = None;
+    if let Some(c) = &checkpoint {
+        quantized(&config, &place).map_or(Ok(()), Err)?;
+        let (view, family) = family::of(&config, &place)?;
+        if view.flag("tie_word_embeddings", family.absent.tied)? {
+            untied = c.untied(family, &family.prefix(has))?;
+        }
+    }
+    if let (Some(_), Some(config)) = (&untied, config.as_object_mut()) {
+        config.insert("tie_word_embeddings".into(), false.into());
+    }
+    let (mut model, family) = build(&config, &place, shape, &has)?;
+    model.warnings.extend(untied);
     if let Some(c) = &checkpoint {
         c.check(&model.weights)?;
-        model.warnings.extend(c.unused(&model.weights, family.unused));
+        let [_, head] = family.tables("");
+        model.warnings.extend(c.unused(&model.weights, family.unused, &head));
     } else if dir.join("pytorch_model.bin").exists() {
         let what = "weights in pytorch_model.bin are not read, only safetensors files";
         let help =
@@ -192,17 +205,16 @@ pub fn load(path: &Path, shape: &Shape) -> Result<Model> {
 pub fn facts(path: &Path) -> Result<Facts> {
     let file = config_of(path);
     let config = read_config(&file)?;
-    let view = Config::new(&config, &file.display().to_string())?;
+    let (view, family) = family::of(&config, &file.display().to_string())?;
     let shape = Shape::new(1, 1, Mode::Infer);
-    Ok(sizes::Arch::read(family::find(&view)?, &view, &shape, &mut vec![])?.facts)
+    Ok(sizes::Arch::read(family, &view, &shape, &mut vec![])?.facts)
 }
 
 /// What [`from_config`] builds of this config, beside [`Facts`]; of a model without experts, nothing is balanced.
 ///
 /// Errors: those of [`load`] that concern the config.
 pub fn gating(config: &serde_json::Value, place: &str, shape: &Shape) -> Result<Gating> {
-    let view = Config::new(config, place)?;
-    let family = family::find(&view)?;
+    let (view, family) = family::of(config, place)?;
     let arch = sizes::Arch::read(family, &view, shape, &mut vec![])?;
     let (r, dense) = (arch.routing, arch.sparse.iter().filter(|sparse| !**sparse).count());
     Ok(Gating {
@@ -214,6 +226,30 @@ pub fn gating(config: &serde_json::Value, place: &str, shape: &Shape) -> Result<
         z: r.z,
         latent: arch.latent,
     })
+}
+
+/// Key of how a model's weights are quantized.
+const QUANTIZED: &str = "quantization_config";
+
+/// Why the weights of a config are not read, if they are quantized: the method is named.
+fn quantized(config: &serde_json::Value, place: &str) -> Option<Diag> {
+    let how = config.get(QUANTIZED).filter(|v| !v.is_null())?;
+    let word = |key: &str| how.get(key).and_then(serde_json::Value::as_str);
+    let method = word("quant_method").or(word("quant_algo")).map(|m| format!(" (`{m}`)"));
+    let what = format!("quantized weights{} are not read", method.unwrap_or_default());
+    let d = Diag::new("unsupported-config", what).at(format!("{place}: /{QUANTIZED}"));
+    Some(d.help("use the unquantized model: F32, BF16 and F16 tensors are read"))
+}
+
+/// Refuses a folder of weights whose config.json says that they are quantized.
+///
+/// # Errors
+/// `unsupported-config`.
+pub fn check_readable(dir: &Path) -> Result<()> {
+    let file = dir.join("config.json");
+    // Weights may stand alone.
+    let Ok(config) = read_config(&file) else { return Ok(()) };
+    quantized(&config, &file.display().to_string()).map_or(Ok(()), Err)
 }
 
 fn config_of(path: &Path) -> PathBuf {
@@ -245,19 +281,29 @@ fn build(
     shape: &Shape,
     has: &dyn Fn(&str) -> bool,
 ) -> Result<(Model, &'static family::Family)> {
-    let view = Config::new(config, place)?;
-    let family = family::find(&view)?;
+    let (view, family) = family::of(config, place)?;
     let mut warnings = vec![];
     let arch = sizes::Arch::read(family, &view, shape, &mut warnings)?;
     let prefix = family.prefix(has);
-    let graph = graph::build(family, &view, &arch, shape, &prefix)?;
+    // As in transformers, either of two that are tied may be stored.
+    let [embedding, head] = family.tables(&prefix);
+    let swapped = arch.facts.tied && !has(&embedding) && has(&head);
+    let names = graph::Names { prefix, embedding: if swapped { head } else { embedding } };
+    let graph = graph::build(family, &view, &arch, shape, &names)?;
+    let mut config = config.clone();
+    if let Some(d) = quantized(&config, place) {
+        // What is saved is not quantized.
+        config.as_object_mut().and_then(|c| c.remove(QUANTIZED));
+        let d = Diag::new("weights-not-read", d.message).at(d.place.unwrap_or_default());
+        warnings.push(d.help("sizes are those of the model; it starts from random weights"));
+    }
     let model = Model {
         family: family.model_type,
         module: graph.module,
         weights: graph.weights,
         facts: arch.facts,
         sequence: graph.sequence,
-        config: config.clone(),
+        config,
         warnings,
         checkpoint: None,
     };

@@ -6,6 +6,7 @@
 
 use crate::config::Config;
 use crate::family::Turning;
+use serde_json::{Map, Value};
 use shardc_ir::diag::{Diag, Result};
 use std::f64::consts::PI;
 use std::sync::Arc;
@@ -34,6 +35,8 @@ struct Base<'a> {
     /// Positions before scaling, by `original_max_position_embeddings`.
     original: f64,
     max_positions: f64,
+    /// The ramp of yarn begins and ends at whole pairs.
+    truncated: bool,
     /// `theta^(-2i/dim)`.
     inv_freq: Vec<f64>,
 }
@@ -50,11 +53,42 @@ const TYPES: [(&str, Scaling); 5] = [
     ("longrope", longrope),
 ];
 
+/// Key of the positions before scaling.
+pub const ORIGINAL: &str = "original_max_position_embeddings";
+/// Key of the part of a head that turns, in an object of numbers.
+pub const PART: &str = "partial_rotary_factor";
+/// Keys of an object of numbers.
+pub const KEYS: &[&str] = &[
+    "attention_factor",
+    "beta_fast",
+    "beta_slow",
+    "factor",
+    "high_freq_factor",
+    "long_factor",
+    "low_freq_factor",
+    "mrope_interleaved",
+    "mrope_section",
+    "mscale",
+    "mscale_all_dim",
+    ORIGINAL,
+    PART,
+    "rope_theta",
+    "rope_type",
+    "short_factor",
+    "truncate",
+    "type",
+];
+/// What parameters may be by, where they differ between layers: those that see all, those with a window.
+const KINDS: [&str; 2] = ["full_attention", "sliding_attention"];
+/// Keys of the object of numbers, in both dialects; the first counts.
+const DIALECTS: [&str; 2] = ["rope_scaling", "rope_parameters"];
+
 /// Reads either dialect: `rope_scaling` beside `rope_theta`, or `rope_parameters`; `theta` is the base
 /// where neither gives one. `seq` and `max_positions` are the tokens of a row and the most there may be.
 /// With `local`, of layers with a window; `None` if they turn as the others.
 ///
-/// Errors: `rope-type` for an unknown kind, `config` for numbers that make no frequencies.
+/// Errors: `rope-type` for an unknown kind, `config` for numbers that make no frequencies,
+/// `unsupported-config`.
 pub fn read(
     config: &Config,
     head_dim: usize,
@@ -62,52 +96,33 @@ pub fn read(
     theta: f64,
     (turning, local): (Turning, bool),
 ) -> Result<Option<Rope>> {
-    let (kind, theta_key, theta) = match (local, turning.local) {
+    let (theta_key, theta) = match (local, turning.local) {
         (true, None) => return Ok(None),
-        (true, Some((key, theta))) => (KINDS[1], key, theta),
-        (false, _) => (KINDS[0], turning.theta, theta),
+        (true, Some(own)) => own,
+        (false, _) => (turning.theta, theta),
     };
-    let own = match config.child("rope_scaling")? {
-        Some(c) => Some(("rope_scaling", c)),
-        None => config.child("rope_parameters")?.map(|c| ("rope_parameters", c)),
-    };
-    let own = match own {
-        Some((key, c)) if KINDS.iter().any(|k| c.has(k)) => match turning.local {
-            Some(_) => c.child(kind)?.map(|c| (key, c)),
-            None => {
-                return Err(differs(config, key, KINDS.iter().find(|k| c.has(k)).unwrap_or(&kind)));
-            }
-        },
-        // Numbers for all layers, where transformers has none but by kinds.
-        Some((key, c)) if key == "rope_parameters" && turning.local.is_some() => {
-            let what = format!("`{key}` is not by kinds of layers");
-            let help = format!("put what it holds under `{}`", KINDS[0]);
-            let key = c.keys().next().map_or(key.to_string(), |own| format!("{key}/{own}"));
-            return Err(config.unsupported("unsupported-config", &key, what, help));
-        }
-        // A scaling that is not by kinds is not that of layers with a window.
-        own => own.filter(|_| !local),
-    };
+    let (own, words) = object(config, turning, local)?;
     let word = match &own {
         None => None,
-        Some((_, c)) => match c.word_if("rope_type")? {
-            Some(w) => Some(("rope_type", w)),
-            None => c.word_if("type")?.map(|w| ("type", w)),
+        Some(c) => match c.word_if("rope_type")? {
+            None if words == Words::Both => c.word_if("type")?.map(|w| ("type", w)),
+            word => word.map(|w| ("rope_type", w)),
         },
     };
     let (word_key, word) = word.unwrap_or(("rope_type", "default"));
     let given = match &own {
-        Some((_, c)) => c.positive_if("rope_theta")?,
+        Some(c) => c.positive_if("rope_theta")?,
         None => None,
     };
     let theta = given.or(config.positive_if(theta_key)?).unwrap_or(theta);
-    let own = own.map_or_else(|| config.clone(), |own| own.1);
-    let dim = turning_part(config, &own, head_dim, turning)?;
-    let from = |c: &Config| c.positive_if("original_max_position_embeddings");
-    // As transformers: what such a family has in the config itself comes before its object's.
-    let original = match turning.stretched {
-        Some(absent) => from(config)?.unwrap_or(absent as f64),
-        None => from(&own)?.or(from(config)?).unwrap_or(max_positions as f64),
+    let own = own.unwrap_or_else(|| config.clone());
+    let dim = turning_part(config, &own, head_dim, (turning, word))?;
+    let from = |c: &Config| c.positive_if(ORIGINAL);
+    // As transformers: what stands in the config itself comes before its object's, unless these are by kinds.
+    let original = match (turning.stretched, turning.local) {
+        (Some(absent), _) => from(config)?.unwrap_or(absent as f64),
+        (None, None) => from(config)?.or(from(&own)?).unwrap_or(max_positions as f64),
+        (None, Some(_)) => from(&own)?.unwrap_or(max_positions as f64),
     };
     let power = |i: usize| theta.powf(-((2 * i) as f64) / dim as f64);
     // What Phi-3 calls `su` and, at first, `yarn`.
@@ -122,6 +137,7 @@ pub fn read(
     };
     let inv_freq = (0..dim / 2).map(power).collect();
     let base = Base {
+        truncated: truncated(config, &own, turning)?,
         config: own,
         theta,
         dim,
@@ -144,8 +160,52 @@ pub fn read(
     Ok(Some(Rope { inv_freq, attention_factor, head_factor }))
 }
 
-/// What parameters may be by, where they differ between layers: those that see all, those with a window.
-const KINDS: [&str; 2] = ["full_attention", "sliding_attention"];
+/// By which keys an object says its kind of scaling.
+#[derive(Clone, Copy, PartialEq)]
+enum Words {
+    /// `rope_type`, or else `type`.
+    Both,
+    /// `rope_type`: transformers puts "default" there before it looks at `type`.
+    New,
+}
+
+/// The object of numbers of layers that see all, or of those with a window, if there is one.
+fn object<'a>(
+    config: &Config<'a>,
+    turning: Turning,
+    local: bool,
+) -> Result<(Option<Config<'a>>, Words)> {
+    let [scaling, parameters] = [config.child(DIALECTS[0])?, config.child(DIALECTS[1])?];
+    if turning.local.is_none() {
+        let own = scaling.map(|c| (DIALECTS[0], c)).or(parameters.map(|c| (DIALECTS[1], c)));
+        let Some((key, own)) = own else { return Ok((None, Words::Both)) };
+        return match KINDS.iter().find(|k| own.has(k)).filter(|_| turning.kinds) {
+            Some(kind) => Err(differs(config, key, kind)),
+            None => Ok((Some(own), Words::Both)),
+        };
+    }
+    // By kinds: `rope_scaling` is of layers that see all, and `rope_parameters` has an object for each kind.
+    match (scaling, parameters) {
+        (Some(_), Some(_)) => {
+            let what = format!("both `{}` and `{}` are given", DIALECTS[0], DIALECTS[1]);
+            let help = format!("leave `{}` out", DIALECTS[0]);
+            Err(config.unsupported("unsupported-config", DIALECTS[0], what, help))
+        }
+        (Some(own), None) => Ok((Some(own).filter(|_| !local), Words::New)),
+        (None, Some(all)) => Ok((all.child(KINDS[usize::from(local)])?, Words::Both)),
+        (None, None) => Ok((None, Words::Both)),
+    }
+}
+
+/// Whether the ramp of yarn begins and ends at whole pairs.
+fn truncated(config: &Config, own: &Config, turning: Turning) -> Result<bool> {
+    const KEY: &str = "truncate";
+    match turning.local {
+        None => own.flag(KEY, true),
+        // As transformers, which looks for it beside the kinds.
+        Some(_) => config.child(DIALECTS[1])?.map_or(Ok(true), |all| all.flag(KEY, true)),
+    }
+}
 
 fn differs(config: &Config, key: &str, nested: &str) -> Diag {
     let what = format!("`{key}` differs between kinds of layers (`{nested}`)");
@@ -153,24 +213,69 @@ fn differs(config: &Config, key: &str, nested: &str) -> Diag {
     config.unsupported("unsupported-config", key, what, help.into())
 }
 
+/// Keys of rotary embeddings that change nothing, as in transformers, by their path.
+pub(crate) fn unread(config: &Config, turning: Turning) -> Vec<String> {
+    let object = |key: &str| config.get(key).and_then(Value::as_object).filter(|m| !m.is_empty());
+    let whole = |v: &Value| turning.part.is_none() && v.as_f64().is_some_and(|x| x != 1.0);
+    // The keys of an object of numbers that nothing reads, and those that are not read there.
+    let odd = |path: &str, object: &Map<String, Value>, not: &[&str]| -> Vec<String> {
+        let read = |k: &str| KEYS.contains(&k) && !not.contains(&k);
+        let there = object.iter().filter(|(_, v)| !v.is_null());
+        let odd = there.filter(|(k, v)| !read(k) || (*k == PART && whole(v)));
+        odd.map(|(k, _)| format!("{path}/{k}")).collect()
+    };
+    let mut out: Vec<String> =
+        config.get(PART).filter(|v| whole(v)).map(|_| PART.into()).into_iter().collect();
+    let by_kinds = turning.local.is_some();
+    if let Some(own) = object(DIALECTS[0]) {
+        let not: &[&str] = match by_kinds {
+            true if !own.contains_key("rope_type") => &["type", "truncate"],
+            true => &["truncate"],
+            false => &[],
+        };
+        out.extend(odd(DIALECTS[0], own, not));
+    }
+    let Some(own) = object(DIALECTS[1]) else { return out };
+    if !by_kinds {
+        match object(DIALECTS[0]) {
+            Some(_) => out.push(DIALECTS[1].into()),
+            None => out.extend(odd(DIALECTS[1], own, &[])),
+        }
+        return out;
+    }
+    for (key, v) in own.iter().filter(|(k, v)| !v.is_null() && *k != "truncate") {
+        let path = format!("{}/{key}", DIALECTS[1]);
+        match v.as_object().filter(|_| KINDS.contains(&key.as_str())) {
+            Some(own) => out.extend(odd(&path, own, &["truncate"])),
+            None => out.push(path),
+        }
+    }
+    out
+}
+
 /// Elements of a head that turn.
-fn turning_part(config: &Config, own: &Config, head_dim: usize, t: Turning) -> Result<usize> {
-    const KEY: &str = "partial_rotary_factor";
+fn turning_part(
+    config: &Config,
+    own: &Config,
+    head_dim: usize,
+    (t, word): (Turning, &str),
+) -> Result<usize> {
     let dim = match t.part {
         None => {
             for c in [config, own] {
-                if c.number_if(KEY)?.is_some_and(|x| x != 1.0) {
+                // Plain frequencies are of whole heads, as in transformers.
+                if word != "default" && c.number_if(PART)?.is_some_and(|x| x != 1.0) {
                     let what = "only a part of each head would turn, which this family does not do";
-                    let help = format!("remove `{KEY}`, or set it to 1.0");
-                    return Err(c.unsupported("unsupported-config", KEY, what.into(), help));
+                    let help = format!("remove `{PART}`, or set it to 1.0");
+                    return Err(c.unsupported("unsupported-config", PART, what.into(), help));
                 }
             }
             head_dim
         }
         Some((key, absent)) => {
             // Where there is no object, `own` is the config itself, which has another key.
-            let is_object = own.place(KEY) != config.place(KEY);
-            let nested = if is_object { own.number_if(KEY)? } else { None };
+            let is_object = own.place(PART) != config.place(PART);
+            let nested = if is_object { own.number_if(PART)? } else { None };
             let part = nested.or(config.number_if(key)?).unwrap_or(absent);
             if !(part > 0.0 && part <= 1.0) {
                 let what = format!("{part} of each head would turn");
@@ -255,7 +360,7 @@ fn yarn(b: &Base) -> Result<(Vec<f64>, f64, f64)> {
     let dim = b.dim as f64;
     let pair = |turns: f64| dim * (b.original / (turns * 2.0 * PI)).ln() / (2.0 * b.theta.ln());
     let (mut low, mut high) = (pair(fast), pair(slow));
-    if c.flag("truncate", true)? {
+    if b.truncated {
         (low, high) = (low.floor(), high.ceil());
     }
     (low, high) = (low.max(0.0), high.min(dim - 1.0));
@@ -294,147 +399,4 @@ fn longrope(b: &Base) -> Result<(Vec<f64>, f64, f64)> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use serde_json::json;
-
-    fn rope(config: serde_json::Value, head_dim: usize) -> Result<Rope> {
-        let config = Config::new(&config, "config.json")?;
-        Ok(read(&config, head_dim, [16, 32], 1e4, (Turning::PLAIN, false))?.expect("a rope"))
-    }
-
-    fn near(got: &[f32], want: &[f64]) {
-        assert_eq!(got.len(), want.len());
-        for (g, w) in got.iter().zip(want) {
-            assert!((f64::from(*g) - w).abs() <= 1e-7 * w.abs(), "{got:?}, not {want:?}");
-        }
-    }
-
-    /// The numbers of transformers for tests/fixtures/llama_gqa: all three branches.
-    #[test]
-    fn llama3_frequencies() {
-        let r = rope(
-            json!({"rope_theta": 100.0, "rope_scaling": {"rope_type": "llama3", "factor": 8.0,
-                "low_freq_factor": 0.25, "high_freq_factor": 1.0,
-                "original_max_position_embeddings": 8}}),
-            8,
-        );
-        near(&r.unwrap().inv_freq, &[1.0, 0.095_839_985_88, 0.0125, 0.003_952_847]);
-    }
-
-    /// The numbers of transformers for tests/fixtures/llama_yarn, in both dialects.
-    #[test]
-    fn yarn_frequencies() {
-        let old = json!({"rope_theta": 100.0, "rope_scaling": {"type": "yarn", "factor": 4.0,
-            "beta_fast": 32.0, "beta_slow": 0.1, "original_max_position_embeddings": 8}});
-        let new = json!({"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 100,
-            "beta_fast": 32.0, "beta_slow": 0.1, "original_max_position_embeddings": 8}});
-        let [old, new] = [rope(old, 8).unwrap(), rope(new, 8).unwrap()];
-        near(&old.inv_freq, &[1.0, 0.237_170_824_5, 0.05, 0.007_905_694_2]);
-        assert!((old.attention_factor - 1.138_629_436_1).abs() < 1e-10);
-        assert_eq!(old, new);
-    }
-
-    #[test]
-    fn yarn_attention_factor_variants() {
-        let with = |more: serde_json::Value| {
-            let mut own = json!({"rope_type": "yarn", "factor": 4.0});
-            own.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-            rope(json!({"rope_parameters": own}), 8).unwrap().attention_factor
-        };
-        let m = |s: f64| 0.1 * s * 4f64.ln() + 1.0;
-        assert_eq!(with(json!({"mscale": 2.0, "mscale_all_dim": 0.5})), m(2.0) / m(0.5));
-        assert_eq!(with(json!({"mscale": 2.0, "mscale_all_dim": 0})), m(1.0));
-        assert_eq!(with(json!({"attention_factor": 1.25, "mscale": 2.0})), 1.25);
-        let own =
-            json!({"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "mscale_all_dim": 0.5}});
-        assert_eq!(rope(own, 8).unwrap().head_factor, m(0.5));
-    }
-
-    /// The numbers of transformers 5.23, `Phi3RotaryEmbedding(Phi3Config(hidden_size=32,
-    /// num_attention_heads=4, max_position_embeddings=32, ..))` called with 16 positions: of both keys the
-    /// config's own is taken, 4096 where it is absent, and never the object's.
-    #[test]
-    fn longrope_takes_the_positions_of_the_config() {
-        let turning = Turning { stretched: Some(4096), ..Turning::PLAIN };
-        let rope = |own: Option<usize>, nested: usize, word: &str| -> Result<Rope> {
-            let c = json!({"original_max_position_embeddings": own, "rope_scaling": {
-                "rope_type": word, "original_max_position_embeddings": nested,
-                "short_factor": [1.0, 1.1, 1.2, 1.3], "long_factor": [1.0, 1.5, 2.5, 4.0]}});
-            let c = Config::new(&c, "config.json")?;
-            Ok(read(&c, 8, [16, 32], 1e4, (turning, false))?.expect("a rope"))
-        };
-        let long = [1.0, 0.066_666_67, 0.004, 0.000_25];
-        let short = [1.0, 0.090_909_094, 0.008_333_333_3, 0.000_769_230_77];
-        let cases = [
-            (Some(8), 24, "longrope", long, 1.290_994_448_735_805_6),
-            (Some(8), 24, "su", long, 1.290_994_448_735_805_6),
-            (Some(24), 8, "yarn", short, 1.044_280_355_042_484_6),
-            (None, 8, "longrope", short, 1.0),
-        ];
-        for (own, nested, word, frequencies, factor) in cases {
-            let r = rope(own, nested, word).unwrap();
-            near(&r.inv_freq, &frequencies);
-            assert!((r.attention_factor - factor).abs() < 1e-12, "{own:?}, {nested}");
-        }
-        for word in ["linear", "llama3"] {
-            assert_eq!(rope(None, 8, word).unwrap_err().code, "rope-type", "{word}");
-        }
-    }
-
-    #[test]
-    fn parameters_of_two_kinds_are_by_kinds() {
-        let turning = Turning { local: Some(("rope_local_base_freq", 1e4)), ..Turning::PLAIN };
-        let read = |c: serde_json::Value| -> Result<bool> {
-            let c = Config::new(&c, "config.json")?;
-            super::read(&c, 4, [16, 32], 1e6, (turning, false)).map(|r| r.is_some())
-        };
-        let flat = json!({"rope_type": "default", "rope_theta": 100.0});
-        let d = read(json!({"rope_parameters": flat})).unwrap_err();
-        assert_eq!(d.code, "unsupported-config", "{d}");
-        assert!(read(json!({"rope_parameters": {"full_attention": flat}})).unwrap());
-    }
-
-    /// The key of the config that a family reads is its own.
-    #[test]
-    fn a_part_is_not_read_by_another_key() {
-        let turning = Turning { part: Some(("rotary_pct", 0.25)), ..Turning::PLAIN };
-        let pairs = |c: serde_json::Value| {
-            let c = Config::new(&c, "config.json").unwrap();
-            read(&c, 16, [16, 32], 1e4, (turning, false)).unwrap().unwrap().inv_freq.len()
-        };
-        assert_eq!(pairs(json!({"partial_rotary_factor": 1.0, "rotary_pct": 0.5})), 4);
-        assert_eq!(pairs(json!({"partial_rotary_factor": 1.0})), 2);
-        let own = json!({"rotary_pct": 0.5, "rope_parameters": {"partial_rotary_factor": 1.0}});
-        assert_eq!(pairs(own), 8);
-    }
-
-    #[test]
-    fn default_and_linear() {
-        let d = rope(json!({"rope_theta": 10000.0, "rope_scaling": null}), 4).unwrap();
-        near(&d.inv_freq, &[1.0, 0.01]);
-        let l =
-            rope(json!({"rope_parameters": {"rope_type": "linear", "factor": 2.0}}), 4).unwrap();
-        near(&l.inv_freq, &[0.5, 0.005]);
-        assert_eq!(rope(json!({}), 4).unwrap(), d);
-    }
-
-    #[test]
-    fn mistakes_are_named() {
-        let code = |c, dim| {
-            let d = rope(c, dim).unwrap_err();
-            (d.code, d.place.unwrap(), d.help.join(" "))
-        };
-        let (c, place, help) = code(json!({"rope_scaling": {"type": "dynamic", "factor": 2.0}}), 4);
-        assert_eq!((c, &*place), ("rope-type", "config.json: /rope_scaling/type"));
-        assert!(help.contains("default, linear, llama3, yarn, longrope"), "{help}");
-        let (c, place, _) = code(json!({"rope_scaling": {"rope_type": "linear", "factor": 0}}), 4);
-        assert_eq!((c, &*place), ("config", "config.json: /rope_scaling/factor"));
-        assert_eq!(code(json!({"rope_theta": "x"}), 4).0, "config");
-        assert_eq!(code(json!({"rope_scaling": {"rope_type": "linear"}}), 4).0, "config");
-        assert_eq!(code(json!({}), 5).1, "config.json: /head_dim");
-        assert_eq!(code(json!({"partial_rotary_factor": 0.5}), 4).0, "unsupported-config");
-        assert_eq!(code(json!({"rope_theta": 1e-300}), 64).0, "config");
-        assert_eq!(code(json!({"rope_scaling": [1]}), 4).0, "config");
-    }
-}
+mod tests;

@@ -79,7 +79,8 @@ pub(crate) struct Routing {
 impl Arch {
     pub fn read(f: &Family, c: &Config, shape: &Shape, warnings: &mut Vec<Diag>) -> Result<Arch> {
         let activation = activation(f, c)?;
-        refuse(f, c)?;
+        f.refuse(c)?;
+        warnings.extend(f.unread(c));
         let facts = facts(f, c)?;
         check_shape(f, c, &facts, shape, warnings)?;
         let latent = latent(f, c)?;
@@ -155,37 +156,6 @@ fn activation(f: &Family, c: &Config) -> Result<Activation> {
     })
 }
 
-/// Refuses what would change the mathematics.
-fn refuse(f: &Family, c: &Config) -> Result<()> {
-    for &(key, only) in f.fixed {
-        if c.flag(key, only)? != only {
-            let what = format!("`{key}`: {} is not compiled", !only);
-            let help = format!("set it to {only}, if the weights were trained so");
-            return Err(c.unsupported("unsupported-config", key, what, help));
-        }
-    }
-    for &(key, only) in f.words {
-        if let Some(word) = c.word_if(key)?.filter(|w| *w != only) {
-            let what = format!("`{key}`: `{word}` is not compiled");
-            let help = format!("set it to {only}, if the weights were trained so");
-            return Err(c.unsupported("unsupported-config", key, what, help));
-        }
-    }
-    for &(key, only) in f.numbers {
-        if let Some(x) = c.number_if(key)?.filter(|x| *x != only) {
-            let what = format!("`{key}`: {x} is not compiled");
-            let help = format!("set it to {only}, if the weights were trained so");
-            return Err(c.unsupported("unsupported-config", key, what, help));
-        }
-    }
-    if c.get("quantization_config").is_some() {
-        let what = "quantized weights are not read".into();
-        let help = "use the unquantized model: F32, BF16 and F16 tensors are read".into();
-        return Err(c.unsupported("unsupported-config", "quantization_config", what, help));
-    }
-    Ok(())
-}
-
 fn facts(f: &Family, c: &Config) -> Result<Facts> {
     let k = &f.keys;
     let (hidden, heads) = (c.count(k.hidden)?, c.count(k.heads)?);
@@ -209,7 +179,9 @@ fn facts(f: &Family, c: &Config) -> Result<Facts> {
             .rule("heads % kv_heads == 0"));
     }
     let latent = latent(f, c)?;
-    let given = c.count_if("head_dim")?.or(f.absent.head_dim);
+    let given = k.head_dim.map_or(Ok(None), |key| c.count_if(key))?;
+    other_heads(f, c, given, (hidden, heads))?;
+    let given = given.or(f.absent.head_dim);
     // What a config with latent attention calls `head_dim` is only the part that turns.
     let given = latent.map(|l| l.still.saturating_add(l.turning)).or(given);
     let head_dim = match given {
@@ -242,6 +214,19 @@ fn facts(f: &Family, c: &Config) -> Result<Facts> {
         tied: c.flag("tie_word_embeddings", f.absent.tied)?,
         experts: f.experts.as_ref().map(|e| expert_facts(e, c)).transpose()?,
     })
+}
+
+/// Refuses heads of another size where it says only how they turn.
+fn other_heads(f: &Family, c: &Config, given: Option<usize>, of: (usize, usize)) -> Result<()> {
+    let ((hidden, heads), Heads::Joined(_)) = (of, f.attention.heads) else { return Ok(()) };
+    match given.filter(|n| n.checked_mul(heads) != Some(hidden)) {
+        None => Ok(()),
+        Some(n) => {
+            let what = format!("heads of {n} elements are not compiled for {}", f.model_type);
+            let help = format!("leave `head_dim` out, or set it to {}", hidden / heads);
+            Err(c.unsupported("unsupported-config", "head_dim", what, help))
+        }
+    }
 }
 
 /// The padding token; a negative number counts from the end of the vocabulary, as in
@@ -283,7 +268,7 @@ fn latent(f: &Family, c: &Config) -> Result<Option<LatentSizes>> {
 
 fn expert_facts(e: &Experts, c: &Config) -> Result<ExpertFacts> {
     let (count, top_k, width, _) = e.absent;
-    let key = e.count.iter().copied().find(|k| c.has(k)).unwrap_or(e.count[0]);
+    let key = e.count;
     let experts = c.count_if(key)?.unwrap_or(count);
     if experts > MAX_EXPERTS {
         let what = format!("{experts} experts are more than the {MAX_EXPERTS} compiled at most");
@@ -435,7 +420,12 @@ fn windows(f: &Family, c: &Config, layers: usize) -> Result<Vec<Option<usize>>> 
     };
     let (window, without, help) = match f.attention.window {
         Window::Never => return Ok(vec![None; layers]),
-        Window::All { absent } => return Ok(vec![width(absent)?; layers]),
+        Window::All { absent, listed } if !listed || !c.has("layer_types") => {
+            return Ok(vec![width(absent)?; layers]);
+        }
+        Window::All { absent, .. } => {
+            (width(absent)?, Else::Every(layers + 1), "set sliding_window to 4096, for example")
+        }
         Window::AllSwitched { absent } => {
             let on = c.flag("use_sliding_window", false)?;
             return Ok(vec![if on { width(Some(absent))? } else { None }; layers]);

@@ -79,6 +79,40 @@ fn weights_are_checked_before_a_run() {
     let other = format!("{FIXTURES}/gpt2");
     lab.refuses(&["run", "plan", "--weights", &other, "--save", "saved"], 2, "missing-tensor");
     lab.refuses(&["run", "plan", "--weights", "plan", "--save", "saved"], 2, "missing-weights");
+    let m = lab.model("llama_mha");
+    lab.write("quantized/config.json", r#"{"model_type": "llama", "quantization_config": {}}"#);
+    let file = std::fs::read(lab.path(&m).join("model.safetensors")).expect("weights");
+    lab.write("quantized/model.safetensors", &file);
+    lab.refuses(&["run", "plan", "--weights", "quantized"], 4, "unsupported-config");
+}
+
+/// A folder whose head is not its embedding, although it should be tied: both are trained and saved. A plan that ties
+/// them does not take its weights.
+#[test]
+fn a_head_that_differs_is_not_tied() {
+    let lab = Lab::new("untied");
+    let m = lab.model("llama_bias_tied");
+    let file = std::fs::read(lab.path(&m).join("model.safetensors")).expect("weights");
+    let data = 8 + u64::from_le_bytes(file[..8].try_into().expect("8 bytes")) as usize;
+    let mut header: Json = serde_json::from_slice(&file[8..data]).expect("a header");
+    let (at, len) = (file.len() - data, 64 * 32 * 4);
+    header["lm_head.weight"] =
+        json!({ "dtype": "F32", "shape": [64, 32], "data_offsets": [at, at + len] });
+    let mut other = safetensors(&header.to_string(), 0);
+    other.extend_from_slice(&file[data..]);
+    other.resize(other.len() + len, 0);
+    lab.ok(&["compile", &m, "--seq", "16", "-o", "tied"]);
+    lab.write("llama_bias_tied/model.safetensors", other);
+    lab.refuses(&["run", "tied", "--weights", &m, "--steps", "1"], 2, "untied-head");
+    let out = lab.ok(&["compile", &m, "--seq", "16", "-o", "plan"]);
+    assert!(String::from_utf8_lossy(&out.stderr).contains("warning[untied-head]"));
+    lab.ok(&["verify", "plan"]);
+    lab.ok(&["run", "plan", "--weights", &m, "--steps", "1", "--save", "saved"]);
+    let config = std::fs::read(lab.path("saved/config.json")).expect("a config");
+    let config: Json = serde_json::from_slice(&config).expect("JSON");
+    assert_eq!(config["tie_word_embeddings"], false);
+    let out = lab.ok(&["compile", "saved", "--seq", "16", "-o", "again"]);
+    assert!(!String::from_utf8_lossy(&out.stderr).contains("untied-head"));
 }
 
 #[test]

@@ -205,9 +205,6 @@ fn experts_that_do_not_divide() {
         lab.refuses(&compile(&c, &[]), exit, code);
     }
     for (change, code, exit) in [
-        (json!({ "scoring_func": "softmax" }), "unsupported-config", 4),
-        (json!({ "topk_method": "greedy" }), "unsupported-config", 4),
-        (json!({ "moe_layer_freq": 2 }), "unsupported-config", 4),
         (json!({ "n_group": 3 }), "config", 2),
         (json!({ "topk_group": 5 }), "config", 2),
         (json!({ "qk_rope_head_dim": 3 }), "config", 2),

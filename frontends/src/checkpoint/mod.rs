@@ -5,6 +5,7 @@ mod header;
 pub mod init;
 mod read;
 pub mod save;
+mod tied;
 
 pub(crate) use header::{Header, Info};
 use safetensors::Dtype;
@@ -42,6 +43,11 @@ impl Entry {
     /// True if elements are f32.
     pub fn is_f32(&self) -> bool {
         self.dtype == Dtype::F32
+    }
+
+    /// True if elements are of a type that is read.
+    fn is_readable(&self) -> bool {
+        matches!(self.dtype, Dtype::F32 | Dtype::BF16 | Dtype::F16)
     }
 }
 
@@ -219,7 +225,7 @@ impl Checkpoint {
                     w.tensor_shape, e.shape
                 )));
         }
-        if !matches!(e.dtype, Dtype::F32 | Dtype::BF16 | Dtype::F16) {
+        if !e.is_readable() {
             let what = format!("tensor `{tensor}` has elements of type {}", header::name(e.dtype));
             return Err(dtype_error(what).at(place()));
         }
@@ -227,11 +233,11 @@ impl Checkpoint {
     }
 
     /// A warning that names tensors nobody uses; `known` are ends of names of tensors that are no
-    /// weights. A tied output projection is not a surprise either.
-    pub fn unused(&self, weights: &[Weight], known: &[&str]) -> Option<Diag> {
+    /// weights. A tied output projection, `head`, is not a surprise either.
+    pub fn unused(&self, weights: &[Weight], known: &[&str], head: &str) -> Option<Diag> {
         let used: BTreeSet<String> = weights.iter().flat_map(Weight::tensors).collect();
         let left: Vec<&str> = (self.tensors.keys().map(String::as_str))
-            .filter(|t| !used.contains(*t) && *t != "lm_head.weight")
+            .filter(|t| !used.contains(*t) && *t != head)
             .filter(|t| !known.iter().any(|k| t.ends_with(k)))
             .collect();
         let (n, shown) = (left.len(), left.iter().take(3).copied().collect::<Vec<_>>().join(", "));

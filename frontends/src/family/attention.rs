@@ -100,6 +100,8 @@ pub enum Window {
     /// All, if `sliding_window` is a number; this if the key is absent.
     All {
         absent: Option<usize>,
+        /// With `layer_types`: those that it names.
+        listed: bool,
     },
     /// All, if `use_sliding_window` is true and `sliding_window` a number.
     AllSwitched {

@@ -10,7 +10,7 @@ pub(super) const EXPERTS: Experts = Experts {
     gate: "gate_proj",
     up: "up_proj",
     down: "down_proj",
-    count: &["n_routed_experts", "num_local_experts"],
+    count: "n_routed_experts",
     width: "moe_intermediate_size",
     score: Score::Sigmoid { bias: "e_score_correction_bias", absent: (8, 4, 2.5) },
     shared: Some("shared_experts"),
@@ -18,9 +18,22 @@ pub(super) const EXPERTS: Experts = Experts {
     absent: (256, 8, 2048, 0.0),
 };
 
+/// Other names of the keys of [`EXPERTS`].
+pub(super) const EXPERT_ALIASES: &[(&str, &str)] = &[("num_local_experts", "n_routed_experts")];
+
+/// What DeepSeek's own code reads of [`EXPERTS`]: transformers' class computes this, whatever stands there. Layers that
+/// predict more than the next token are not trained, neither there.
+pub(super) const EXPERT_WORDS: &[(&str, Only)] = &[
+    ("scoring_func", Only::Word("sigmoid")),
+    ("topk_method", Only::Word("noaux_tc")),
+    ("moe_layer_freq", Only::Numbers(&[1.0])),
+    ("num_nextn_predict_layers", Only::Numbers(&[1.0, 0.0])),
+    ("num_mtp_layers", Only::Numbers(&[1.0, 0.0])),
+];
+
 pub(super) const FAMILY: Family = Family {
     model_type: "deepseek_v3",
-    keys: Keys { kv_heads: None, ..llama::FAMILY.keys },
+    keys: Keys { kv_heads: None, head_dim: None, ..llama::FAMILY.keys },
     absent: Absent { max_positions: 4096, ..llama::FAMILY.absent },
     attention: Attention {
         heads: Heads::Latent(Latent {
@@ -43,7 +56,19 @@ pub(super) const FAMILY: Family = Family {
     },
     mlp: llama::PLAIN_MLP,
     experts: Some(EXPERTS),
-    words: &[("scoring_func", "sigmoid"), ("topk_method", "noaux_tc")],
-    numbers: &[("moe_layer_freq", 1.0)],
+    known: Known {
+        aliases: EXPERT_ALIASES,
+        idle: EXPERT_WORDS,
+        harmless: &[
+            "aux_loss_alpha",
+            "ep_size",
+            "head_dim",
+            "num_key_value_heads",
+            "output_router_logits",
+            "qk_head_dim",
+            "seq_aux",
+        ],
+        ..Known::NONE
+    },
     ..llama::FAMILY
 };

@@ -11,8 +11,8 @@ pub struct Experts {
     pub gate: &'static str,
     pub up: &'static str,
     pub down: &'static str,
-    /// Keys of the number of experts: the first that the config has.
-    pub count: &'static [&'static str],
+    /// Key of the number of experts.
+    pub count: &'static str,
     /// Key of an expert's width.
     pub width: &'static str,
     pub score: Score,

@@ -16,6 +16,7 @@ pub(super) const FAMILY: Family = Family {
     scaled_embedding: true,
     padding: PaddingToken::Key { absent: Some(0) },
     norm: Norm::RmsAroundOne,
+    positions: Positions::Rotary(Turning { kinds: true, ..Turning::PLAIN }),
     attention: Attention {
         norm_behind: Some("post_attention_layernorm"),
         window: Window::Alternating { absent: 4096, every: 2, key: None },
@@ -30,6 +31,14 @@ pub(super) const FAMILY: Family = Family {
         ..llama::PLAIN_MLP
     },
     softcap: Some(Softcap { key: "final_logit_softcapping", absent: Some(30.0) }),
-    fixed: &[("use_bidirectional_attention", false)],
+    known: Known {
+        // Transformers reads it in no class of text before Gemma 3.
+        idle: &[
+            ("use_bidirectional_attention", Only::Flag(false)),
+            ("hidden_act", Only::Word("gelu_pytorch_tanh")),
+        ],
+        harmless: &["sliding_window_size"],
+        ..Known::NONE
+    },
     ..llama::FAMILY
 };

@@ -23,5 +23,14 @@ pub(super) const FAMILY: Family = Family {
         ..gemma2::FAMILY.attention
     },
     softcap: Some(Softcap { key: "final_logit_softcapping", absent: None }),
+    known: Known {
+        refused: &[("use_bidirectional_attention", Only::Flag(false))],
+        idle: &[
+            ("attn_logit_softcapping", Only::Nothing),
+            ("hidden_act", Only::Word("gelu_pytorch_tanh")),
+        ],
+        harmless: &["_sliding_window_pattern"],
+        ..Known::NONE
+    },
     ..gemma2::FAMILY
 };

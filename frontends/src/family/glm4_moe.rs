@@ -26,5 +26,11 @@ pub(super) const FAMILY: Family = Family {
         absent: (128, 8, 1408, 0.0),
         ..deepseek_v3::EXPERTS
     }),
+    known: Known {
+        aliases: deepseek_v3::EXPERT_ALIASES,
+        idle: deepseek_v3::EXPERT_WORDS,
+        harmless: &["output_router_logits"],
+        ..Known::NONE
+    },
     ..llama::FAMILY
 };

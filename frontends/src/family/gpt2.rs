@@ -10,6 +10,7 @@ pub(super) const FAMILY: Family = Family {
         layers: "n_layer",
         heads: "n_head",
         kv_heads: None,
+        head_dim: None,
         ffn: "n_inner",
         max_positions: "n_positions",
         eps: "layer_norm_epsilon",
@@ -68,11 +69,28 @@ pub(super) const FAMILY: Family = Family {
     scaled_residual_init: true,
     // Causal masks, which old checkpoints store.
     unused: &[".attn.bias", ".attn.masked_bias"],
-    fixed: &[
-        ("scale_attn_weights", true),
-        ("scale_attn_by_inverse_layer_idx", false),
-        ("add_cross_attention", false),
-    ],
-    words: &[],
-    numbers: &[],
+    known: Known {
+        aliases: &[
+            ("hidden_size", "n_embd"),
+            ("num_hidden_layers", "n_layer"),
+            ("num_attention_heads", "n_head"),
+            ("max_position_embeddings", "n_positions"),
+        ],
+        refused: &[
+            ("scale_attn_weights", Only::Flag(true)),
+            ("scale_attn_by_inverse_layer_idx", Only::Flag(false)),
+            ("add_cross_attention", Only::Flag(false)),
+        ],
+        idle: &[],
+        harmless: &[
+            "n_ctx",
+            "output_past",
+            "reorder_and_upcast_attn",
+            "summary_activation",
+            "summary_first_dropout",
+            "summary_proj_to_labels",
+            "summary_type",
+            "summary_use_proj",
+        ],
+    },
 };

@@ -41,6 +41,13 @@ pub(super) const FAMILY: Family = Family {
     },
     final_norm: "final_layer_norm",
     head: "embed_out",
+    known: Known {
+        idle: &[
+            ("attention_probs_dropout_prob", Only::Numbers(&[0.0])),
+            ("hidden_dropout_prob", Only::Numbers(&[0.0])),
+        ],
+        ..Known::NONE
+    },
     // Causal masks, which old checkpoints store.
     unused: &[".attention.bias", ".attention.masked_bias", "rotary_emb.inv_freq"],
     ..llama::FAMILY

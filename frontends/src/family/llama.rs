@@ -9,6 +9,7 @@ pub(super) const FAMILY: Family = Family {
         layers: "num_hidden_layers",
         heads: "num_attention_heads",
         kv_heads: Some("num_key_value_heads"),
+        head_dim: Some("head_dim"),
         ffn: "intermediate_size",
         max_positions: "max_position_embeddings",
         eps: "rms_norm_eps",
@@ -62,9 +63,7 @@ pub(super) const FAMILY: Family = Family {
     softcap: None,
     scaled_residual_init: false,
     unused: &["rotary_emb.inv_freq"],
-    fixed: &[],
-    words: &[],
-    numbers: &[],
+    known: Known::NONE,
 };
 
 /// The MLP of the families that have no biases in it.

@@ -13,7 +13,7 @@ pub(super) const FAMILY: Family = Family {
             norms: None,
         },
         o: Linear::torch("o_proj", Bias::Never),
-        window: Window::All { absent: Some(4096) },
+        window: Window::All { absent: Some(4096), listed: true },
         ..llama::FAMILY.attention
     },
     mlp: llama::PLAIN_MLP,

@@ -11,7 +11,10 @@ pub(super) const FAMILY: Family = Family {
         theta: 1e6,
         ..llama::FAMILY.absent
     },
-    attention: Attention { window: Window::All { absent: None }, ..mistral::FAMILY.attention },
+    attention: Attention {
+        window: Window::All { absent: None, listed: false },
+        ..mistral::FAMILY.attention
+    },
     experts: Some(Experts {
         module: "block_sparse_moe",
         router: "gate",
@@ -19,13 +22,17 @@ pub(super) const FAMILY: Family = Family {
         gate: "w1",
         up: "w3",
         down: "w2",
-        count: &["num_local_experts"],
+        count: "num_local_experts",
         width: "intermediate_size",
         score: Score::Softmax { normed: Normed::Always },
         shared: None,
         layers: SparseLayers::All,
         absent: (8, 2, 14336, 0.001),
     }),
-    numbers: &[("router_jitter_noise", 0.0)],
+    known: Known {
+        aliases: &[("num_experts", "num_local_experts")],
+        refused: &[("router_jitter_noise", Only::Numbers(&[0.0]))],
+        ..Known::NONE
+    },
     ..mistral::FAMILY
 };

@@ -14,6 +14,7 @@ mod glm4_moe;
 mod gpt2;
 mod gpt_neox;
 mod held;
+mod keys;
 mod llama;
 mod mistral;
 mod mixtral;
@@ -25,6 +26,7 @@ mod qwen3_moe;
 
 pub use attention::{Attention, HeadNorms, Heads, Latent, LatentSizes, NormedOver, Window};
 pub use experts::{Experts, Normed, Score, SparseLayers};
+pub use keys::{Known, Only};
 
 use crate::config::Config;
 use shardc_ir::diag::Result;
@@ -81,12 +83,8 @@ pub struct Family {
     pub scaled_residual_init: bool,
     /// Ends of the names of checkpoint tensors that are not weights.
     pub unused: &'static [&'static str],
-    /// Switches that change the mathematics, with the only value that is compiled.
-    pub fixed: &'static [(&'static str, bool)],
-    /// Words that change the mathematics, with the only one that is compiled.
-    pub words: &'static [(&'static str, &'static str)],
-    /// Numbers that change the mathematics, with the only one that is compiled.
-    pub numbers: &'static [(&'static str, f64)],
+    /// Its keys of config.json beside those that the fields above name.
+    pub known: Known,
 }
 
 /// Names of the keys that families call differently.
@@ -97,6 +95,8 @@ pub struct Keys {
     pub heads: &'static str,
     /// `None`: as many key-value heads as heads.
     pub kv_heads: Option<&'static str>,
+    /// `None`: hidden size / heads, whatever the config says.
+    pub head_dim: Option<&'static str>,
     pub ffn: &'static str,
     pub max_positions: &'static str,
     pub eps: &'static str,
@@ -163,6 +163,8 @@ pub struct Turning {
     pub theta: &'static str,
     /// The part of a head that turns: its key there, and the part where it is absent. `None`: all of it.
     pub part: Option<(&'static str, f64)>,
+    /// A config may give numbers by kinds of layers, which is compiled of `local` only.
+    pub kinds: bool,
     /// Layers with a window turn by a base of their own: its key, and the base where it is absent.
     pub local: Option<(&'static str, f64)>,
     /// The one scaling is `longrope`, also called `su` or `yarn`: its `original_max_position_embeddings`
@@ -173,7 +175,7 @@ pub struct Turning {
 impl Turning {
     /// Whole heads, in all layers alike.
     pub const PLAIN: Turning =
-        Turning { theta: "rope_theta", part: None, local: None, stretched: None };
+        Turning { theta: "rope_theta", part: None, kinds: false, local: None, stretched: None };
 }
 
 /// How the halves of a block follow each other.
@@ -282,6 +284,11 @@ impl Linear {
 }
 
 impl Family {
+    /// The checkpoint's names of the embedding, after this prefix, and of the output projection.
+    pub fn tables(&self, prefix: &str) -> [String; 2] {
+        [format!("{prefix}{}.weight", self.embedding), format!("{}.weight", self.head)]
+    }
+
     /// What stands before every name but the output projection's: `model.`, or nothing if the
     /// checkpoint has the names without it.
     pub fn prefix(&self, has: impl Fn(&str) -> bool) -> String {
@@ -289,6 +296,16 @@ impl Family {
         let name = |prefix: &str| format!("{prefix}{}.weight", self.embedding);
         if !has(&name(&root)) && has(&name("")) { String::new() } else { root }
     }
+}
+
+/// A config with its family's other names of keys, and the family.
+///
+/// # Errors
+/// `config` if it is no object, and those of [`find`].
+pub fn of<'a>(config: &'a serde_json::Value, place: &str) -> Result<(Config<'a>, &'static Family)> {
+    let config = Config::new(config, place)?;
+    let family = find(&config)?;
+    Ok((config.called(family.known.aliases), family))
 }
 
 /// The family of a config. Errors: `unknown-model-type`, exit status 4, with the known ones.

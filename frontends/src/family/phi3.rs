@@ -33,8 +33,19 @@ pub(super) const FAMILY: Family = Family {
             norms: None,
         },
         o: Linear::torch("o_proj", Bias::Never),
-        window: Window::All { absent: None },
+        window: Window::All { absent: None, listed: false },
         ..llama::FAMILY.attention
+    },
+    known: Known {
+        idle: &[
+            ("attention_bias", Only::Flag(false)),
+            ("embd_pdrop", Only::Numbers(&[0.0])),
+            ("full_attn_mod", Only::Numbers(&[1.0])),
+            ("interpolate_factor", Only::Numbers(&[1.0])),
+            ("lm_head_bias", Only::Flag(false)),
+            ("mlp_bias", Only::Flag(false)),
+        ],
+        ..Known::NONE
     },
     mlp: Mlp {
         gate: Some(slice("gate_up_proj", "gate")),

@@ -5,6 +5,7 @@ use super::*;
 pub(super) const FAMILY: Family = Family {
     model_type: "qwen2",
     absent: Absent { kv_heads: Some(32), max_positions: 32768, ..llama::FAMILY.absent },
+    positions: Positions::Rotary(Turning { kinds: true, ..Turning::PLAIN }),
     attention: Attention {
         heads: Heads::Plain {
             q: Linear::torch("q_proj", Bias::Always),
@@ -17,5 +18,6 @@ pub(super) const FAMILY: Family = Family {
         ..llama::FAMILY.attention
     },
     mlp: llama::PLAIN_MLP,
+    known: Known { idle: &[("use_mrope", Only::Flag(false))], ..Known::NONE },
     ..llama::FAMILY
 };

@@ -11,6 +11,7 @@ pub(super) const FAMILY: Family = Family {
         max_positions: 32768,
         ..llama::FAMILY.absent
     },
+    positions: Positions::Rotary(Turning { kinds: true, ..Turning::PLAIN }),
     attention: Attention {
         heads: Heads::Plain {
             q: Linear::torch("q_proj", Bias::Key("attention_bias")),

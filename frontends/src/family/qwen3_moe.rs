@@ -5,6 +5,7 @@ use super::*;
 pub(super) const FAMILY: Family = Family {
     model_type: "qwen3_moe",
     absent: Absent { kv_heads: Some(4), head_dim: None, ..qwen3::FAMILY.absent },
+    positions: llama::FAMILY.positions,
     attention: Attention {
         window: Window::AllSwitched { absent: 4096 },
         ..qwen3::FAMILY.attention
@@ -16,12 +17,17 @@ pub(super) const FAMILY: Family = Family {
         gate: "gate_proj",
         up: "up_proj",
         down: "down_proj",
-        count: &["num_experts", "num_local_experts"],
+        count: "num_experts",
         width: "moe_intermediate_size",
         score: Score::Softmax { normed: Normed::Key("norm_topk_prob") },
         shared: None,
         layers: SparseLayers::Stepped,
         absent: (128, 8, 768, 0.001),
     }),
+    known: Known {
+        aliases: &[("num_local_experts", "num_experts")],
+        harmless: &["max_window_layers"],
+        ..Known::NONE
+    },
     ..qwen3::FAMILY
 };

@@ -31,20 +31,28 @@ pub(crate) struct Graph {
     pub sequence: Vec<(Value, usize)>,
 }
 
-/// Builds the program. `prefix` stands before the checkpoint's names. All sizes are checked before,
+/// How a checkpoint calls its tensors.
+pub(crate) struct Names {
+    /// Stands before every name but that of the output projection.
+    pub prefix: String,
+    /// The tensor of the embedding: the output projection's, if only that is stored of two that are tied.
+    pub embedding: String,
+}
+
+/// Builds the program. All sizes are checked before,
 /// so the only errors are the config's.
 pub(crate) fn build(
     f: &Family,
     c: &Config,
     arch: &Arch,
     shape: &Shape,
-    prefix: &str,
+    names: &Names,
 ) -> Result<Graph> {
     let mut module = Module { funcs: vec![Func::new("model")], ..Module::default() };
     let b = &mut Builder::new(&module.mesh, &mut module.funcs[0]);
     // A layer has some 40 lines; there are at most `MAX_LAYERS`.
     b.f.reserve(arch.facts.layers * 40);
-    let (params, weights) = weights::declare(b, f, c, arch, prefix)?;
+    let (params, weights) = weights::declare(b, f, c, arch, names)?;
     let mut input = |name: &'static str, sizes: &[usize]| {
         let role = Role::input(name);
         b.enter("");

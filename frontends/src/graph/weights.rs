@@ -1,6 +1,7 @@
 //! The map of weights: every parameter as an argument of the program and as a [`Weight`], in one
 //! order.
 
+use super::Names;
 use super::block::{Block, Feed, Heads, Mlp};
 use super::experts::Experts;
 use super::parts::{Linear, Norm};
@@ -48,7 +49,7 @@ struct Declare<'a, 'b, 'c> {
     f: &'a Family,
     c: &'a Config<'c>,
     arch: &'a Arch,
-    prefix: &'a str,
+    names: &'a Names,
     weights: Vec<Weight>,
 }
 
@@ -58,14 +59,14 @@ pub(super) fn declare(
     f: &Family,
     c: &Config,
     arch: &Arch,
-    prefix: &str,
+    names: &Names,
 ) -> Result<(Params, Vec<Weight>)> {
     let facts = &arch.facts;
-    let mut d = Declare { b, f, c, arch, prefix, weights: vec![] };
-    let embedding = d.table(f.embedding, facts.vocab, Some(0));
+    let mut d = Declare { b, f, c, arch, names, weights: vec![] };
+    let embedding = d.table(f.embedding, Some(&names.embedding), facts.vocab, Some(0));
     let positions = match f.positions {
         Positions::Rotary(_) => None,
-        Positions::Learned(module) => Some(d.table(module, facts.max_positions, None)),
+        Positions::Learned(module) => Some(d.table(module, None, facts.max_positions, None)),
     };
     let blocks = (0..facts.layers).map(|i| d.block(i)).collect::<Result<_>>()?;
     let final_norm = d.norm(f.final_norm, facts.hidden);
@@ -144,14 +145,22 @@ impl Declare<'_, '_, '_> {
     fn enter(&mut self, module: &str) -> (String, String) {
         let scope = format!("{}.{module}", self.f.root);
         self.b.enter(&scope);
-        (scope, format!("{}{module}", self.prefix))
+        (scope, format!("{}{module}", self.names.prefix))
     }
 
-    fn table(&mut self, module: &str, rows: usize, tp_dim: Option<usize>) -> (Value, String) {
+    /// A table of rows, by its module, and the tensor that it is if that has another name.
+    fn table(
+        &mut self,
+        module: &str,
+        tensor: Option<&str>,
+        rows: usize,
+        tp_dim: Option<usize>,
+    ) -> (Value, String) {
         let (scope, name) = self.enter(module);
+        let tensor = tensor.map_or_else(|| format!("{name}.weight"), String::from);
         let shape = vec![rows, self.arch.facts.hidden];
         let init = Init::Normal(self.arch.std);
-        (self.weight(last(module), format!("{name}.weight"), shape, None, init, tp_dim), scope)
+        (self.weight(last(module), tensor, shape, None, init, tp_dim), scope)
     }
 
     fn norm(&mut self, module: &str, size: usize) -> Norm {

@@ -275,7 +275,9 @@ fn configs_that_lie() {
     assert_eq!(long(json!([1, 0, 1, 1]), four.clone()), key("short_factor"));
     assert_eq!(long(four, json!([1])), key("long_factor"));
     assert_eq!(code(json!({"model_type": "lama"})).0, "unknown-model-type");
-    assert_eq!(code(json!({"quantization_config": {"bits": 4}})).0, "unsupported-config");
+    assert_eq!(code(json!({"is_causal": false})).0, "unsupported-config");
+    let layer = json!({"0": {"rms_norm_eps": 0.1}});
+    assert_eq!(code(json!({ "per_layer_config": layer })).0, "unsupported-config");
 }
 
 /// What a family assumes is checked as what is written.
@@ -349,10 +351,11 @@ fn gemma2_softcaps_and_windows() {
     }
     let (code, place) = load(json!({"layer_types": null, "sliding_window": null})).unwrap_err();
     assert!(code == "config" && place.ends_with("/layer_types/0"), "{place}: {code}");
-    assert_eq!(
-        load(json!({"use_bidirectional_attention": true})).unwrap_err().0,
-        "unsupported-config"
-    );
+    // Transformers' class of Gemma 2 does not read it, that of Gemma 3 does.
+    let both = json!({"use_bidirectional_attention": true});
+    assert_eq!(load(both.clone()).unwrap().len(), 1);
+    let other = load_changed("gemma3-bidirectional", "gemma3", both).unwrap_err();
+    assert_eq!(other.code, "unsupported-config");
     assert_eq!(load(json!({"hidden_activation": "gelu"})).unwrap_err().0, "activation");
 }
 

@@ -3,4 +3,5 @@
 mod fixtures;
 mod foreign;
 mod hostile;
+mod keys;
 mod save;

@@ -27,6 +27,6 @@ pub const PAGES: &[(&str, &str)] = pages! {
     "stage-order" "sub-axis" "syntax" "tensor-dtype" "tensor-shape" "threads" "tiny" "token-range"
     "tokenizer" "tp-grid" "trace" "trust" "too-large" "too-many-ranks" "too-many-stages" "truncated" "unbound" "undefined-value"
     "uneven" "unknown-axis" "unknown-class" "unknown-collective" "unknown-model-type" "unknown-op"
-    "unknown-pass" "unknown-rank" "unknown-rule" "unknown-tensor" "unknown-value"
-    "unsupported-config" "unused-tensors" "usage" "varying" "weight-missing" "weights" "weights-not-read"
+    "unknown-pass" "unknown-rank" "unknown-rule" "unknown-tensor" "unknown-value" "unread-keys"
+    "unsupported-config" "untied-head" "unused-tensors" "usage" "varying" "weight-missing" "weights" "weights-not-read"
 };

@@ -53,11 +53,15 @@ impl Start {
         };
         let c = match (is_archive, dir.is_dir()) {
             (true, _) => Opened::read(dir)?.checkpoint(),
-            (_, true) => Checkpoint::open(dir)?,
+            (_, true) => {
+                shardc_frontends::check_readable(dir)?;
+                Checkpoint::open(dir)?
+            }
             _ => None,
         };
         let c = c.ok_or_else(none)?;
         c.check(&plan.weights)?;
+        c.check_tied(&plan.weights)?;
         Ok(Start::Checkpoint(c))
     }
 }

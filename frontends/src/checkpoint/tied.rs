@@ -1,0 +1,85 @@
+//! Whether an output projection that is stored is the embedding, as `tie_word_embeddings` says.
+
+use super::Checkpoint;
+use crate::family::{FAMILIES, Family};
+use shardc_ir::diag::{Diag, Result};
+use shardc_ir::weights::Weight;
+
+/// Most elements of each tensor that are compared at a time.
+const PART: usize = 1 << 20;
+
+impl Checkpoint {
+    /// Whether two tensors have the same shape and numbers.
+    ///
+    /// # Errors
+    /// Those of [`Checkpoint::read_ranges`].
+    pub fn equal(&self, a: &str, b: &str) -> Result<bool> {
+        let (Some(one), Some(other)) = (self.get(a), self.get(b)) else { return Ok(false) };
+        let shape = one.shape.clone();
+        if shape != other.shape || !one.is_readable() || !other.is_readable() {
+            return Ok(false);
+        }
+        let rows = shape.first().copied().unwrap_or(1);
+        let row: usize = shape.iter().skip(1).product();
+        let (step, mut from) = ((PART / row.max(1)).max(1), 0);
+        let (mut x, mut y) = (vec![], vec![]);
+        while from < rows {
+            let until = rows.min(from.saturating_add(step));
+            let mut ranges: Vec<_> = shape.iter().map(|&n| 0..n).collect();
+            ranges.iter_mut().take(1).for_each(|r| *r = from..until);
+            for (name, out) in [(a, &mut x), (b, &mut y)] {
+                out.resize(ranges.iter().map(|r| r.len()).product(), 0.0f32);
+                self.read_ranges(name, &ranges, out)?;
+            }
+            if x != y {
+                return Ok(false);
+            }
+            from = until;
+        }
+        Ok(true)
+    }
+
+    /// A warning if a model that ties its output projection to the embedding has both of different numbers: as in
+    /// transformers it is then not tied. `prefix` stands before the embedding's name.
+    pub(crate) fn untied(&self, f: &Family, prefix: &str) -> Result<Option<Diag>> {
+        let [embedding, head] = f.tables(prefix);
+        self.differ(&embedding, &head).map(|d| {
+            let why = "`tie_word_embeddings` is true, but both are stored, of different numbers";
+            d.map(|d| {
+                d.why(why).help(format!(
+                    "set tie_word_embeddings to false to say so; or take `{head}` out of the file"
+                ))
+            })
+        })
+    }
+
+    /// Refuses weights whose output projection is not the embedding for a plan's weights that tie them.
+    ///
+    /// # Errors
+    /// `untied-head`, and those of reading both tables.
+    pub fn check_tied(&self, weights: &[Weight]) -> Result<()> {
+        let known = |tensor: &str| weights.iter().any(|w| w.tensor == tensor);
+        for f in FAMILIES {
+            for [embedding, head] in [f.tables(&format!("{}.", f.root)), f.tables("")] {
+                if known(&embedding)
+                    && !known(&head)
+                    && let Some(d) = self.differ(&embedding, &head)?
+                {
+                    return Err(d
+                        .why("the plan was compiled with `tie_word_embeddings`: it has 1 of them")
+                        .help("compile the folder that has these weights, and run that plan"));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn differ(&self, embedding: &str, head: &str) -> Result<Option<Diag>> {
+        let both = self.get(embedding).is_some() && self.get(head).is_some();
+        if !both || self.equal(embedding, head)? {
+            return Ok(None);
+        }
+        let what = format!("`{head}` and `{embedding}` differ: they are not tied");
+        Ok(Some(Diag::new("untied-head", what).at(self.place())))
+    }
+}

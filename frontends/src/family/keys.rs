@@ -1,0 +1,382 @@
+//! What the keys of config.json mean to a family: which are read, which would change the numbers in a way that is
+//! not compiled, which change nothing, and which are names of others.
+//!
+//! The yardstick is transformers' own class of the model type: `tests/fixtures/keys.py` measures what each key
+//! changes there, and a test compares these lists with its table.
+
+use super::{
+    Beside, Bias, Experts, Family, Heads, Linear, Normed, PaddingToken, Positions, Score,
+    SparseLayers, Window,
+};
+use crate::config::Config;
+use crate::rope;
+use serde_json::Value;
+use shardc_ir::diag::{Diag, Result};
+use shardc_ir::names::nearest;
+
+/// The keys of a family beside those that other fields of its descriptor name.
+#[derive(Clone, Copy, Debug)]
+pub struct Known {
+    /// Other names of keys, each with the key that it stands for. It counts where both are given.
+    pub aliases: &'static [(&'static str, &'static str)],
+    /// Keys that change the numbers, with the only value that is compiled.
+    pub refused: &'static [(&'static str, Only)],
+    /// Keys that say what is computed, and change nothing: any other value is worth a word.
+    pub idle: &'static [(&'static str, Only)],
+    /// Keys that change nothing and say nothing of numbers.
+    pub harmless: &'static [&'static str],
+}
+
+impl Known {
+    pub const NONE: Known = Known { aliases: &[], refused: &[], idle: &[], harmless: &[] };
+}
+
+/// The value of a key that means what is compiled, as does its absence.
+#[derive(Clone, Copy, Debug)]
+pub enum Only {
+    Flag(bool),
+    Word(&'static str),
+    /// Any of these.
+    Numbers(&'static [f64]),
+    /// None, or an empty object.
+    Nothing,
+}
+
+impl Only {
+    fn is(self, v: &Value) -> bool {
+        match self {
+            _ if v.is_null() => true,
+            Only::Flag(b) => v.as_bool() == Some(b),
+            Only::Word(w) => v.as_str() == Some(w),
+            Only::Numbers(all) => v.as_f64().is_some_and(|x| all.contains(&x)),
+            Only::Nothing => v.as_object().is_some_and(|m| m.is_empty()),
+        }
+    }
+
+    /// How it is written in config.json.
+    fn shown(self) -> String {
+        match self {
+            Only::Flag(b) => b.to_string(),
+            Only::Word(w) => format!("\"{w}\""),
+            Only::Numbers(all) => all.first().map_or("null".into(), |x| x.to_string()),
+            Only::Nothing => "null".into(),
+        }
+    }
+}
+
+/// Keys of all families that change the numbers, with the only value that is compiled.
+const REFUSED: [(&str, Only); 2] =
+    [("is_causal", Only::Flag(true)), ("per_layer_config", Only::Nothing)];
+
+/// Keys of all families that published files have and that change nothing: what wrote the file, how a model is called
+/// and stored, and how text is made with it.
+const HARMLESS: &[&str] = &[
+    "_attn_implementation",
+    "_attn_implementation_autoset",
+    "_commit_hash",
+    "_name_or_path",
+    "architectures",
+    "attn_implementation",
+    "auto_map",
+    "bad_words_ids",
+    "base_model_tp_plan",
+    "begin_suppress_tokens",
+    "bos_token_id",
+    "cache_implementation",
+    "chunk_size_feed_forward",
+    "classifier_dropout",
+    "decoder_start_token_id",
+    "diversity_penalty",
+    "do_sample",
+    "dtype",
+    "early_stopping",
+    "encoder_no_repeat_ngram_size",
+    "eos_token_id",
+    "exponential_decay_length_penalty",
+    "finetuning_task",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+    "gradient_checkpointing",
+    "id2label",
+    "initializer_factor",
+    "is_decoder",
+    "is_encoder_decoder",
+    "label2id",
+    "length_penalty",
+    "max_length",
+    "min_length",
+    "model_max_length",
+    "name_or_path",
+    "no_repeat_ngram_size",
+    "num_beam_groups",
+    "num_beams",
+    "num_labels",
+    "num_return_sequences",
+    "output_attentions",
+    "output_hidden_states",
+    "output_scores",
+    "pad_token_id",
+    "prefix",
+    "pretraining_tp",
+    "problem_type",
+    "quantization_config",
+    "remove_invalid_values",
+    "repetition_penalty",
+    "return_dict",
+    "return_dict_in_generate",
+    "sep_token_id",
+    "suppress_tokens",
+    "task_specific_params",
+    "temperature",
+    "tf_legacy_loss",
+    "tie_encoder_decoder",
+    "tokenizer_class",
+    "top_k",
+    "top_p",
+    "torch_dtype",
+    "torchscript",
+    "transformers_version",
+    "typical_p",
+    "unk_token_id",
+    "unsloth_fixed",
+    "unsloth_version",
+    "use_bfloat16",
+    "use_cache",
+    "use_flash_attn",
+];
+
+/// Most keys that a note names.
+const SHOWN: usize = 6;
+
+impl Family {
+    /// Every key that the descriptor's fields name, or that is read of all families.
+    pub fn reads(&self) -> Vec<&'static str> {
+        let k = &self.keys;
+        let mut all = vec!["model_type", "vocab_size", "initializer_range", "tie_word_embeddings"];
+        all.extend([k.hidden, k.layers, k.heads, k.ffn, k.max_positions, k.eps, k.activation]);
+        all.extend(k.kv_heads.into_iter().chain(k.head_dim));
+        all.extend(k.dropout.all().map(|d| d.0));
+        if self.padding != PaddingToken::Never {
+            all.push("pad_token_id");
+        }
+        if let Positions::Rotary(t) = self.positions {
+            all.extend([t.theta, "rope_scaling", "rope_parameters", rope::ORIGINAL]);
+            all.push(t.part.map_or(rope::PART, |p| p.0));
+            all.extend(t.local.map(|l| l.0));
+        }
+        if let Beside::Unless(key) = self.beside {
+            all.push(key);
+        }
+        all.extend(self.attention.scalar.map(|s| s.0));
+        all.extend(self.attention.softcap.iter().chain(&self.softcap).map(|s| s.key));
+        all.extend(self.linears().into_iter().filter_map(|l| match l.bias {
+            Bias::Key(key) | Bias::Unless(key) => Some(key),
+            Bias::Never | Bias::Always => None,
+        }));
+        match self.attention.heads {
+            Heads::Plain { norms, .. } => all.extend(norms.and_then(|n| n.key)),
+            Heads::Joined(_) => {}
+            Heads::Latent(_) => all.extend([
+                "q_lora_rank",
+                "kv_lora_rank",
+                "qk_nope_head_dim",
+                "qk_rope_head_dim",
+                "v_head_dim",
+                "rope_interleave",
+            ]),
+        }
+        let window: &[&str] = match self.attention.window {
+            Window::Never => &[],
+            Window::All { listed: false, .. } => &["sliding_window"],
+            Window::All { listed: true, .. } | Window::Alternating { .. } => {
+                &["sliding_window", "layer_types"]
+            }
+            Window::AllSwitched { .. } => &["sliding_window", "use_sliding_window"],
+            Window::Switched { .. } => {
+                &["sliding_window", "use_sliding_window", "max_window_layers", "layer_types"]
+            }
+        };
+        all.extend(window);
+        if let Window::Alternating { key, .. } = self.attention.window {
+            all.extend(key);
+        }
+        all.extend(self.experts.iter().flat_map(Experts::reads));
+        all.extend(self.known.aliases.iter().map(|a| a.0));
+        all.extend(self.known.refused.iter().chain(&REFUSED).map(|r| r.0));
+        all
+    }
+
+    fn linears(&self) -> Vec<Linear> {
+        let (a, m) = (&self.attention, &self.mlp);
+        let mut all = vec![a.o, m.up, m.down];
+        all.extend(m.gate);
+        match a.heads {
+            Heads::Plain { q, k, v, .. } => all.extend([q, k, v]),
+            Heads::Joined(qkv) => all.push(qkv),
+            Heads::Latent(l) => all.extend([l.q, l.q_down, l.q_up, l.kv_down, l.kv_up]),
+        }
+        all
+    }
+
+    /// Refuses what would change the mathematics.
+    ///
+    /// # Errors
+    /// `unsupported-config`, with the key and the value that is compiled.
+    pub(crate) fn refuse(&self, c: &Config) -> Result<()> {
+        for &(key, only) in self.known.refused.iter().chain(&REFUSED) {
+            let Some(v) = c.get(key).filter(|v| !only.is(v)) else { continue };
+            let what = match v {
+                Value::Object(_) | Value::Array(_) => format!("`{key}` is not compiled"),
+                v => format!("`{key}`: {v} is not compiled"),
+            };
+            let help = format!("set it to {}, if the weights were trained so", only.shown());
+            return Err(c.unsupported("unsupported-config", key, what, help));
+        }
+        Ok(())
+    }
+
+    /// One note that names all keys which nothing reads, if there are any.
+    pub(crate) fn unread(&self, c: &Config) -> Option<Diag> {
+        let reads = self.reads();
+        let says_what_is = |key: &str, v: &Value| {
+            self.known.idle.iter().find(|i| i.0 == key).is_some_and(|row| row.1.is(v))
+        };
+        let known = |key: &str| {
+            reads.contains(&key) || HARMLESS.contains(&key) || self.known.harmless.contains(&key)
+        };
+        let own = c.entries().filter(|(k, v)| !known(k) && !says_what_is(k, v));
+        let mut all: Vec<String> = own.map(|(k, _)| k.into()).collect();
+        if let Positions::Rotary(t) = self.positions {
+            all.extend(rope::unread(c, t));
+        }
+        let first = all.first()?;
+        let shown: Vec<String> = all.iter().take(SHOWN).map(|k| format!("`{k}`")).collect();
+        let more = if all.len() > SHOWN { ", …" } else { "" };
+        let (has, it) = if all.len() == 1 { ("has", "it") } else { ("have", "them") };
+        let (keys, family) = (shown.join(", ") + more, self.model_type);
+        let what = format!("{keys} {has} no effect: nothing of a `{family}` reads {it}");
+        let d = Diag::new("unread-keys", what).at(c.place(first));
+        let near = all.iter().take(SHOWN).filter_map(|key| {
+            let name = key.rsplit('/').next()?;
+            let known = reads.iter().chain(rope::KEYS).filter(|k| **k != name);
+            let near = *nearest(name, known.copied(), 1).first()?;
+            Some(format!("`{name}`: the nearest key that is read is `{near}`"))
+        });
+        let d = near.fold(d, Diag::help);
+        let expected = all.iter().take(SHOWN).filter_map(|key| {
+            let row = self.known.idle.iter().find(|i| i.0 == key)?;
+            Some(format!("what is computed is `{key}`: {}", row.1.shown()))
+        });
+        let d = expected.fold(d, Diag::why);
+        Some(d.help(format!("leave {it} out")))
+    }
+}
+
+impl Experts {
+    /// Keys that are read of a family with experts.
+    fn reads(&self) -> Vec<&'static str> {
+        let mut all = vec![self.count, self.width, "num_experts_per_tok"];
+        all.extend(self.shared.map(|_| "n_shared_experts"));
+        match self.score {
+            Score::Softmax { normed } => {
+                all.extend(["output_router_logits", "router_aux_loss_coef"]);
+                if let Normed::Key(key) = normed {
+                    all.push(key);
+                }
+            }
+            Score::Sigmoid { .. } => {
+                all.extend(["n_group", "topk_group", "norm_topk_prob", "routed_scaling_factor"]);
+            }
+        }
+        match self.layers {
+            SparseLayers::All => {}
+            SparseLayers::Stepped => all.extend(["decoder_sparse_step", "mlp_only_layers"]),
+            SparseLayers::From { .. } => all.push("first_k_dense_replace"),
+        }
+        all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::config::tests::ASKED;
+    use crate::family::{self, FAMILIES};
+    use crate::{Shape, from_config};
+    use serde_json::{Value, json};
+    use shardc_ir::plan::{Dropout, Mode};
+    use std::path::Path;
+
+    fn fixture(name: &str) -> Value {
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures").join(name);
+        serde_json::from_slice(&std::fs::read(file.join("config.json")).unwrap()).unwrap()
+    }
+
+    /// A config with a switch on behind which other keys are read.
+    fn switched(config: &Value, switch: &str) -> Value {
+        let mut config = config.clone();
+        if config.get(switch).is_some() {
+            config[switch] = json!(true);
+        }
+        config
+    }
+
+    /// What is asked for anywhere is on the list of what is read, and what is on it is asked for.
+    #[test]
+    fn the_list_of_keys_is_what_is_read() {
+        let names = [
+            "llama_gqa",
+            "mistral_window",
+            "qwen2",
+            "qwen3",
+            "gpt2",
+            "gemma2",
+            "gemma3",
+            "mixtral",
+            "qwen3_moe",
+            "deepseek_v3",
+            "olmo2",
+            "phi3",
+            "gpt_neox",
+            "glm4_moe",
+        ];
+        let shape = Shape { dropout: Dropout::Config, ..Shape::new(2, 16, Mode::Train) };
+        for name in names {
+            let config = fixture(name);
+            let word = config["model_type"].as_str().unwrap().to_string();
+            let family = FAMILIES.iter().find(|f| f.model_type == word).unwrap();
+            ASKED.with_borrow_mut(|all| all.clear());
+            for switch in ["model_type", "use_sliding_window", "output_router_logits"] {
+                let config =
+                    if switch == "model_type" { config.clone() } else { switched(&config, switch) };
+                let (view, _) = family::of(&config, "config.json").unwrap();
+                assert!(family.unread(&view).is_none(), "{name}");
+                let made = from_config(&config, "config.json", &shape);
+                made.unwrap_or_else(|d| panic!("{name}: {d}"));
+            }
+            let reads = family.reads();
+            let asked = ASKED.with_borrow(|all| all.clone());
+            let top = asked.iter().filter_map(|p| p.strip_prefix('/')).filter(|p| !p.contains('/'));
+            let own = [
+                "quantization_config",
+                super::rope::PART,
+                "rope_theta",
+                "rope_type",
+                "type",
+                "truncate",
+            ];
+            let odd: Vec<&str> = top.filter(|k| !reads.contains(k) && !own.contains(k)).collect();
+            assert!(odd.is_empty(), "{name} reads {odd:?}");
+            // A layer's list is read in the place of what makes one.
+            let aliases: Vec<&str> = family.known.aliases.iter().map(|a| a.0).collect();
+            let instead =
+                ["max_window_layers", "sliding_window_pattern", "original_max_position_embeddings"];
+            let idle = reads.iter().filter(|k| !asked.contains(&format!("/{k}")));
+            let idle: Vec<_> = idle
+                .filter(|k| {
+                    !aliases.contains(k) && !instead.contains(k) && **k != super::rope::PART
+                })
+                .collect();
+            assert!(idle.is_empty(), "{name} does not read {idle:?}");
+        }
+    }
+}

@@ -15,7 +15,6 @@ pub mod import;
 pub mod rope;
 mod sizes;
 
-pub use batch::{Batch, read_batch};
 pub use checkpoint::base::{Base, Saving};
 pub use checkpoint::init::init;
 pub use checkpoint::save::{

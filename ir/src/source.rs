@@ -1,6 +1,6 @@
 //! A model on one device, as a frontend leaves it and before any pass: what is compiled.
 
-use crate::func::{Fill, Func, Input, Module, Port, Value};
+use crate::func::{Fill, Func, Input, Module, Value};
 use crate::ops::Kind;
 use crate::rule::Group;
 use crate::weights::{Init, Weight};
@@ -35,18 +35,18 @@ impl Weight {
     }
 }
 
-/// Size of the smallest table that tokens or their labels index, or without tokens any input of data; that of
+/// Size of the smallest table that tokens index; without one that of their labels, or of any input of data; that of
 /// all of i32 if there is none.
 pub fn vocabulary(f: &Func) -> usize {
-    let data = |a: &&Port| a.input().is_some_and(|i| i.fill.is_data());
-    // Other columns of whole numbers may have a number for each token, too, as kinds of segments.
-    let of_tokens = |i: Input| i.seq.is_some() && matches!(i.fill, Fill::Tokens | Fill::Labels);
-    let of = |tokens: bool| {
-        let own =
-            f.args.iter().filter(data).filter(move |a| !tokens || a.input().is_some_and(of_tokens));
+    let of = |is: fn(Input) -> bool| {
+        let own = f.args.iter().filter(|a| a.input().is_some_and(is));
         own.flat_map(|a| tables(f, a.value).sizes).min()
     };
-    of(true).or_else(|| of(false)).unwrap_or(i32::MAX as usize)
+    // Other columns of whole numbers may have a number for each token, too, as kinds of segments; what is scored may
+    // be other things than tokens.
+    let tokens = of(|i| i.seq.is_some() && i.fill == Fill::Tokens);
+    let labels = || of(|i| i.seq.is_some() && i.fill == Fill::Labels);
+    tokens.or_else(labels).or_else(|| of(|i| i.fill.is_data())).unwrap_or(i32::MAX as usize)
 }
 
 /// What a value of whole numbers chooses from.

@@ -354,7 +354,7 @@ fn run_in(dir: &Path, how: &Run, job: Option<&Job>, as_json: bool) -> Result<i32
     }
     let open = |d| Data::open("--eval-data", d, how.tokenizer.as_deref(), s.vocab);
     let eval = how.eval_data.as_deref().map(open).transpose()?;
-    eval.iter().try_for_each(|d| d.check(&table))?;
+    eval.iter().try_for_each(|d| d.fit(&table, s.mode))?;
     if let (Some(job), Some(d)) = (job, &eval) {
         job.same("the evaluation data", &d.mark())?;
     }

@@ -5,7 +5,8 @@ use half::f16;
 use shardc_frontends::batch::{IGNORED, tensors};
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::files;
-use shardc_ir::func::{Fill, InputRow};
+use shardc_ir::func::{Fill, InputRow, Reads};
+use shardc_ir::plan::Mode;
 use shardc_ir::types::DType;
 use shardc_runtime::Numbers;
 use std::collections::BTreeMap;
@@ -28,10 +29,11 @@ enum Element {
     U32,
     U16,
     U8,
+    Bool,
 }
 
 /// Types of elements: as NumPy and as safetensors call them, and bytes of one.
-const ELEMENTS: [(Element, &str, &str, usize); 11] = [
+const ELEMENTS: [(Element, &str, &str, usize); 12] = [
     (Element::F64, "<f8", "F64", 8),
     (Element::F32, "<f4", "F32", 4),
     (Element::Bf16, "", "BF16", 2),
@@ -43,6 +45,7 @@ const ELEMENTS: [(Element, &str, &str, usize); 11] = [
     (Element::U32, "<u4", "U32", 4),
     (Element::U16, "<u2", "U16", 2),
     (Element::U8, "|u1", "U8", 1),
+    (Element::Bool, "|b1", "BOOL", 1),
 ];
 
 /// A number as it was stored.
@@ -71,7 +74,7 @@ impl Element {
             Element::I32 => Stored::Whole(i64::from(bits as i32)),
             Element::I16 => Stored::Whole(i64::from(bits as i16)),
             Element::I8 => Stored::Whole(i64::from(bits as i8)),
-            Element::U32 | Element::U16 | Element::U8 => Stored::Whole(bits as i64),
+            Element::U32 | Element::U16 | Element::U8 | Element::Bool => Stored::Whole(bits as i64),
         }
     }
 }
@@ -90,10 +93,22 @@ struct Array {
 /// Arrays by name.
 pub struct Columns {
     arrays: BTreeMap<String, Array>,
+    /// Tensors of other types, and their types.
+    others: BTreeMap<String, String>,
     /// As the user wrote it, for messages.
     spec: String,
     /// Of how its files begin and end.
     hash: String,
+}
+
+/// What tokens and labels are called where a model does not say it.
+const TOKENS: &str = "input_ids";
+const LABELS: &str = "labels";
+
+/// What people call the column of an input.
+fn usual(row: &InputRow) -> &str {
+    let labels = row.of_tokens() && row.input.fill == Fill::Labels;
+    if labels && row.input.reads == Reads::Usual { LABELS } else { &row.name }
 }
 
 fn wrong(place: &str, what: String) -> Diag {
@@ -115,13 +130,15 @@ impl Columns {
     /// # Errors
     /// `data`, and those of reading a header.
     pub fn open(spec: &str) -> Result<Columns> {
-        let mut arrays = BTreeMap::new();
+        let (mut arrays, mut others) = (BTreeMap::new(), BTreeMap::new());
         if spec.ends_with(".safetensors") {
             let path = Path::new(spec);
             let file = Arc::new(files::open(path)?.0);
             for (name, t) in tensors(path)? {
-                // Tensors of other types are not columns, unless somebody asks for them.
-                let Some(e) = ELEMENTS.iter().find(|e| e.2 == t.dtype) else { continue };
+                let Some(e) = ELEMENTS.iter().find(|e| e.2 == t.dtype) else {
+                    others.insert(name, t.dtype);
+                    continue;
+                };
                 let (path, file, start) = (path.to_path_buf(), file.clone(), t.bytes.start);
                 let array =
                     Array { path, name: name.clone(), file, start, element: e.0, shape: t.shape };
@@ -143,20 +160,53 @@ impl Columns {
             sample.extend(ends(&a.file).map_err(fail)?);
         }
         let hash = short(&sample);
-        Ok(Columns { arrays, spec: spec.into(), hash })
+        Ok(Columns { arrays, others, spec: spec.into(), hash })
     }
 
     /// The array of an input; true if it is labels that stand at their own tokens.
     fn of(&self, row: &InputRow) -> Option<(&Array, bool)> {
         let named = |name: &str| self.arrays.get(name);
-        match named(&row.name) {
-            Some(own) => Some((own, false)),
-            None if row.of_tokens() && row.input.fill == Fill::Tokens => {
-                named("input_ids").map(|a| (a, false))
-            }
-            None if row.of_tokens() => named("labels").map(|a| (a, true)),
-            None => None,
+        let own = named(&row.name).map(|a| (a, row.input.reads == Reads::Next));
+        if own.is_some() || !row.of_tokens() || row.input.reads != Reads::Usual {
+            return own;
         }
+        match row.input.fill {
+            Fill::Tokens => named(TOKENS).map(|a| (a, false)),
+            _labels => named(LABELS).map(|a| (a, true)),
+        }
+    }
+
+    /// Refuses columns that no input takes. Without labels in a model labels are not asked for.
+    ///
+    /// # Errors
+    /// `data` for the first of them.
+    pub fn refuse_unread(&self, table: &[InputRow], mode: Mode) -> Result<()> {
+        let read: Vec<&InputRow> = table.iter().filter(|r| is_read(r)).collect();
+        let taken: Vec<&str> =
+            read.iter().filter_map(|r| self.of(r)).map(|(a, _)| &*a.name).collect();
+        let scored = mode == Mode::Train || table.iter().any(|r| r.input.fill == Fill::Labels);
+        let unread = |name: &&str| {
+            !taken.contains(name) && (scored || ![LABELS, "targets", "target"].contains(name))
+        };
+        let all = self.arrays.keys().chain(self.others.keys()).map(|name| &**name);
+        let Some(name) = all.into_iter().find(unread) else { return Ok(()) };
+        let takes: Vec<String> = read.iter().map(|r| format!("`{}`", usual(r))).collect();
+        let what = match self.others.get(name) {
+            Some(dtype) if read.iter().any(|r| *r.name == *name) => {
+                format!("`{name}` has elements of type {dtype}, which are not read")
+            }
+            _other => format!("the model takes no column `{name}`"),
+        };
+        let d = Diag::new("data", what)
+            .at(format!("{}: {name}", self.spec))
+            .why(format!("it takes {}", takes.join(", ")))
+            .rule("every column is read: what is left out silently could have changed the numbers");
+        Err(match (name.contains("mask"), read.iter().find(|r| r.of_tokens())) {
+            (true, Some(_)) => d
+                .help("rows without padding: take it out of the file")
+                .help("padded rows: compile with --documents eod=N,pad=M, or compile an archive that takes the mask"),
+            _ => d.help("take it out of the file, or compile a model that takes it"),
+        })
     }
 
     /// Checks that there is a column for every input; how many rows all have.
@@ -208,8 +258,19 @@ impl Columns {
     fn missing(&self, row: &InputRow) -> Diag {
         // What a model calls targets is labels in data, which are not shifted.
         let is_label = row.of_tokens() && row.input.fill != Fill::Tokens;
-        let other = if is_label { " (or `labels`, which are shifted by one)" } else { "" };
-        wrong(&self.spec, format!("the column `{}`{other} is missing", row.name))
+        let other = match is_label && row.input.reads == Reads::Usual {
+            true => " (or `labels`, which are shifted by one)",
+            false => "",
+        };
+        let what = format!("the column `{}`{other} is missing", row.name);
+        if let Some(dtype) = self.others.get(&*row.name) {
+            return wrong(&self.spec, format!("{what}: elements of type {dtype} are not read"));
+        }
+        let d = wrong(&self.spec, what);
+        match row.input.reads {
+            Reads::Usual => d,
+            _own => d.rule("columns go by the names of the model's arguments"),
+        }
     }
 
     /// Whether there is a column for an input. Without one for a mask nothing is padding.

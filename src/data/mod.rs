@@ -12,7 +12,8 @@ use columns::Columns;
 pub use order::{Order, Picks};
 use shardc_ir::diag::{Diag, Result, count};
 use shardc_ir::files;
-use shardc_ir::func::{Fill, InputRow};
+use shardc_ir::func::{Fill, InputRow, Reads};
+use shardc_ir::plan::Mode;
 use shardc_ir::rng::Stream;
 use shardc_ir::types::DType;
 use shardc_runtime::Numbers;
@@ -100,19 +101,47 @@ impl Data {
         }
     }
 
+    /// Checks that these data fill what a model takes, and that it takes all of them.
+    ///
+    /// # Errors
+    /// `data` for an input that they do not have, or have in other sizes, and for a column that no input takes.
+    pub fn fit(&self, table: &[InputRow], mode: Mode) -> Result<()> {
+        self.check(table)?;
+        match self {
+            Data::Columns(c) => c.refuse_unread(table, mode),
+            _other => Ok(()),
+        }
+    }
+
+    /// The input whose labels are made of the tokens, although its model does not move labels.
+    pub fn made_labels<'t>(&self, table: &'t [InputRow]) -> Option<&'t InputRow> {
+        let causal = table.iter().find(|r| r.input.reads == Reads::Causal);
+        causal.filter(|_| !matches!(self, Data::Columns(_) | Data::Random { .. }))
+    }
+
     /// Checks that these data fill what a model takes.
     ///
     /// # Errors
     /// `data` for an input that they do not have, or have in other sizes.
-    pub fn check(&self, table: &[InputRow]) -> Result<()> {
+    fn check(&self, table: &[InputRow]) -> Result<()> {
         let asked = table.iter().filter(|r| {
             r.input.fill.is_data() && !matches!(r.input.fill, Fill::Random | Fill::Mask)
         });
         match self {
             Data::Random { .. } => Ok(()),
             Data::Columns(c) => c.check(table).map(drop),
-            _tokens => match asked.into_iter().find(|r| !r.of_tokens()) {
+            _tokens => match asked.into_iter().find(|r| !r.of_tokens() || has_no_stream(r)) {
                 None => Ok(()),
+                Some(r) if has_no_stream(r) => {
+                    let name = &r.name;
+                    Err(Diag::new("data", format!("tokens alone have no `{name}`"))
+                        .rule(format!(
+                            "the model scores position i against {name}[i] and has no causal mask: the next token is no label"
+                        ))
+                        .help(format!(
+                            "give a column `{name}`: FILE.safetensors, or NAME=FILE.npy,NAME=FILE.npy"
+                        )))
+                }
                 Some(r) => Err(Diag::new("data", format!("`{}` is not a row of tokens", r.name))
                     .rule("tokens fill input_ids and labels of every token; the rest is columns")
                     .help("give columns: FILE.safetensors, or NAME=FILE.npy,NAME=FILE.npy")),
@@ -265,6 +294,11 @@ fn ends(file: &File) -> std::io::Result<Vec<u8>> {
         out.extend(part);
     }
     Ok(out)
+}
+
+/// Labels that do not follow from tokens.
+fn has_no_stream(row: &InputRow) -> bool {
+    row.input.fill == Fill::Labels && row.input.reads == Reads::Own
 }
 
 /// Random whole numbers that index nothing are below this: sums and products of them are numbers, too.

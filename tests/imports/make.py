@@ -4,7 +4,7 @@
     venv/bin/python make.py [NAME ...]        # no NAME: every entry of TABLE
 
 NAME.pt2 is the exported model; NAME.safetensors has its batch (input_ids, labels, attention_mask if it takes one), loss, logits and the
-gradient of every parameter, as f32; of a model of FLOATS its columns x and y, loss, output and gradients. NAME.json is the
+gradient of every parameter, as f32; of a model of FLOATS its columns x and y, loss, output and gradients; of LABELLED its arguments by their names. NAME.json is the
 configuration, if it is of a family. What an importer does not read, above all stack
 traces, is taken out of the archives, so that they are small; what is in WHOLE keeps it.
 """
@@ -316,6 +316,17 @@ class Joined(nn.Module):
         return self.b(torch.cat([all, x[:, 3]], -1) * kind[:, None])
 
 
+class Normed(nn.Module):
+    """Batch norm, whose statistics are state of their own: no importer reads it."""
+
+    def __init__(self):
+        super().__init__()
+        self.lin, self.bn = nn.Linear(12, 6), nn.BatchNorm1d(6)
+
+    def forward(self, x):
+        return self.bn(self.lin(x))
+
+
 class Control(nn.Module):
     """A branch that data choose: no importer reads it."""
 
@@ -354,9 +365,95 @@ FLOATS = {
     "joined": (Joined, nn.functional.mse_loss, lambda: dict(
         x=torch.randn(ROWS, 12), y=torch.randn(ROWS, 6), kind=torch.arange(ROWS) - 3)),
     "control": (Control, nn.functional.mse_loss, lambda: dict(x=torch.randn(ROWS, 12), y=torch.randn(ROWS, 6))),
+    "normed": (Normed, nn.functional.mse_loss, lambda: dict(x=torch.randn(ROWS, 12), y=torch.randn(ROWS, 6))),
     "digits": (Digits, nn.functional.cross_entropy, lambda: dict(
         x=torch.randn(ROWS, 12), kind=torch.randint(6, (ROWS,)), labels=torch.tensor([0, 5, -100, 2, 3, 3, -100, 1]))),
 }
+
+
+class Nano(nn.Module):
+    """A decoder, or an encoder, whose labels are scored as they lie, or moved by one inside."""
+
+    def __init__(self, causal=True, moves=False, classes=24):
+        super().__init__()
+        self.wte, self.wpe = nn.Embedding(24, 8), nn.Embedding(SEQ, 8)
+        self.qkv, self.proj, self.head = nn.Linear(8, 24), nn.Linear(8, 8), nn.Linear(8, classes)
+        self.causal, self.moves = causal, moves
+
+    def logits(self, ids):
+        x = self.wte(ids) + self.wpe(torch.arange(ids.shape[1]))
+        q, k, v = (t.view(*t.shape[:2], 2, 4).transpose(1, 2) for t in self.qkv(x).split(8, -1))
+        y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
+        return self.head(x + self.proj(y.transpose(1, 2).flatten(2)))
+
+    def scored(self, logits, targets):
+        of, to = (logits[:, :-1], targets[:, 1:]) if self.moves else (logits, targets)
+        return nn.functional.cross_entropy(of.reshape(-1, of.shape[-1]), to.reshape(-1)), logits
+
+    def forward(self, idx, targets):
+        return self.scored(self.logits(idx), targets)
+
+
+class Classes(Nano):
+    """Classes of tokens, more of them than there are tokens: kinds of tokens come first."""
+
+    def forward(self, token_type_ids, input_ids, labels):
+        return self.scored(self.logits(input_ids) + self.head(self.wte(token_type_ids)), labels)
+
+
+class Speech(Nano):
+    """Frames of another length beside tokens of a decoder."""
+
+    def __init__(self):
+        super().__init__()
+        self.frames = nn.Linear(6, 24)
+
+    def forward(self, frames, decoder_input_ids, labels):
+        return self.scored(self.logits(decoder_input_ids) + self.frames(frames).mean(1, keepdim=True), labels)
+
+
+class Nodes(nn.Module):
+    """Classes of the nodes of graphs."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 12), nn.Linear(12, 5)
+
+    def forward(self, x, adjacency, labels):
+        logits = self.b(adjacency @ (adjacency @ self.a(x)).relu())
+        return nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten()), logits
+
+
+def whole(below, *ignored):
+    x = torch.randint(below, (ROWS, SEQ))
+    x[:, list(ignored)] = -100
+    return x
+
+
+# Models that return their loss and logits -> model, its inputs in the order of its arguments
+LABELLED = {
+    "nano": (Nano, lambda: dict(idx=whole(24), targets=whole(24, 3))),
+    "nano_moves": (lambda: Nano(moves=True), lambda: dict(idx=whole(24), targets=whole(24, 3))),
+    "classes": (lambda: Classes(causal=False, classes=40), lambda: dict(
+        token_type_ids=whole(2), input_ids=whole(24), labels=whole(40, 0, 9))),
+    "few_classes": (lambda: Nano(causal=False, classes=5), lambda: dict(idx=whole(24), targets=whole(5, 0))),
+    "speech": (Speech, lambda: dict(frames=torch.randn(ROWS, 5, 6), decoder_input_ids=whole(24), labels=whole(24, 2))),
+    "nodes": (Nodes, lambda: dict(x=torch.randn(ROWS, SEQ, 6), adjacency=torch.rand(ROWS, SEQ, SEQ), labels=whole(5, 1))),
+}
+
+
+def make_labelled(name):
+    torch.manual_seed(sum(map(ord, name)))
+    of, inputs = LABELLED[name]
+    model, inputs = of(), inputs()
+    loss, logits = model(**inputs)
+    loss.backward()
+    stored = {**inputs, "loss": loss.detach().reshape(1), "logits": logits.detach()}
+    stored |= {"grad." + n: p.grad for n, p in model.named_parameters()}
+    save_file({k: v.contiguous() for k, v in stored.items()}, HERE / f"{name}.safetensors")
+    torch.export.save(torch.export.export(model, (), inputs, strict=False), HERE / f"{name}.pt2")
+    slim(HERE / f"{name}.pt2")
+    print(f"{name}: loss {loss.item():.6f}", flush=True)
 
 
 def make_floats(name):
@@ -379,6 +476,8 @@ def make_floats(name):
 def make(name):
     if name in FLOATS:
         return make_floats(name)
+    if name in LABELLED:
+        return make_labelled(name)
     model = model_of(name)
     ids, labels = batch(model.config.vocab_size)
     inputs = dict(input_ids=ids, labels=labels)
@@ -412,7 +511,7 @@ def make(name):
 if __name__ == "__main__":
     torch.set_num_threads(1)
     logging.set_verbosity_error()
-    for name in sys.argv[1:] or [*TABLE, *FLOATS]:
+    for name in sys.argv[1:] or [*TABLE, *FLOATS, *LABELLED]:
         try:
             make(name)
         except Exception as e:  # the others are made

@@ -205,26 +205,30 @@ fn batches_out_of_range() {
     let token = |_| 5;
     let at = |place: usize, x: i64| move |i| if i == place { x } else { 5 };
     batch(&lab, 8, token, at(35, 64));
-    let said = lab.refuses(&run, 2, "batch");
-    assert!(said.contains("row 2, position 3 is 64") && said.contains("63"), "{said}");
+    // Labels stand at their own tokens: position i is scored against label i + 1.
+    let said = lab.refuses(&run, 2, "label-range");
+    assert!(said.contains("64 in row 2, column 2") && said.contains("to 63"), "{said}");
+    assert!(said.contains("it was read in step 1 from --batch batch.safetensors"), "{said}");
     batch(&lab, 8, at(16, -1), token);
-    let said = lab.refuses(&run, 2, "batch");
-    assert!(said.contains("row 1, position 0 is -1"), "{said}");
+    let said = lab.refuses(&run, 2, "token-range");
+    assert!(said.contains("-1 in row 1, column 0"), "{said}");
     batch(&lab, 8, at(3, 64), token);
-    lab.refuses(&run, 2, "batch");
+    lab.refuses(&run, 2, "token-range");
     batch(&lab, 8, at(3, 1 << 40), token);
-    lab.refuses(&run, 2, "batch");
+    lab.refuses(&run, 2, "data");
     batch(&lab, 4, token, token);
-    let said = lab.refuses(&run, 2, "batch");
+    let said = lab.refuses(&run, 2, "data");
     assert!(said.contains("--global-batch 4"), "{said}");
     lab.write("batch.safetensors", safetensors("{}", 0));
-    lab.refuses(&run, 2, "missing-tensor");
-    // A negative label is none, as in columns of data.
-    for none in [-100, -7] {
-        batch(&lab, 8, token, at(3, none));
-        lab.ok(&run);
-        std::fs::remove_file(lab.path("dump.safetensors")).expect("the dump");
-    }
+    lab.refuses(&run, 2, "data");
+    // Any negative label is ignored.
+    batch(&lab, 8, token, at(3, -7));
+    lab.ok(&run);
+    let other = std::fs::read(lab.path("dump.safetensors")).expect("a dump");
+    batch(&lab, 8, token, at(3, -100));
+    lab.ok(&run);
+    assert_eq!(std::fs::read(lab.path("dump.safetensors")).expect("a dump"), other);
+    assert!(lab.path("dump.safetensors").exists());
     lab.refuses(&["run", "plan", "--data", "words:x"], 2, "data");
     lab.refuses(&["run", "plan", "--data", "bytes:*.none"], 2, "data");
     lab.refuses(&["run", "plan", "--data", "text:*.json"], 2, "data");

@@ -110,11 +110,7 @@ fn columns(lab: &Lab) {
     lab.write("size.npy", npy("<f4", &[], &of_f32(&[0.75])));
     lab.write(
         "all.safetensors",
-        safetensors(&[
-            ("x", "F32", &[ROWS, 6], of_f32(&x)),
-            ("y", "F32", &[ROWS, 4], of_f32(&y)),
-            ("unused", "BOOL", &[1], vec![0]),
-        ]),
+        safetensors(&[("x", "F32", &[ROWS, 6], of_f32(&x)), ("y", "F32", &[ROWS, 4], of_f32(&y))]),
     );
     // Sixteenths below 2048 / 16 are f16 exactly.
     let sixteenths =
@@ -135,7 +131,7 @@ fn columns(lab: &Lab) {
     );
 }
 
-fn safetensors(all: &[(&str, &str, &[usize], Vec<u8>)]) -> Vec<u8> {
+pub fn safetensors(all: &[(&str, &str, &[usize], Vec<u8>)]) -> Vec<u8> {
     let (mut header, mut data) = (serde_json::Map::new(), vec![]);
     for (name, dtype, shape, bytes) in all {
         let end = data.len() + bytes.len();
@@ -354,6 +350,18 @@ fn columns_that_do_not_fit_are_refused() {
         assert!(said.contains(word), "{data}: no `{word}` in {said}");
     };
     refuses("x=x.npy", "the column `y` is missing");
+    // What no input takes is not left out silently, whatever its type.
+    refuses("x=x.npy,y=y.npy,z=y.npy", "the model takes no column `z`");
+    for dtype in ["BOOL", "U64"] {
+        let size = if dtype == "BOOL" { 1 } else { 8 };
+        let more: (&str, &str, &[usize], _) = ("more", dtype, &[ROWS], vec![0; ROWS * size]);
+        let [x, y] = [floats(ROWS * 6, 1), floats(ROWS * 4, 2)].map(|x| of_f32(&x));
+        let own = [("x", "F32", &[ROWS, 6][..], x), ("y", "F32", &[ROWS, 4], y), more];
+        lab.write("more.safetensors", safetensors(&own));
+        refuses("more.safetensors", "the model takes no column `more`");
+    }
+    lab.write("u64.safetensors", safetensors(&[("x", "U64", &[ROWS, 6], vec![0; ROWS * 48])]));
+    refuses("u64.safetensors", "elements of type U64 are not read");
     refuses("x=y.npy,y=x.npy", "the model takes rows of [6]");
     refuses("x=x.npy,x=y.npy", "two files");
     lab.refuses(&["run", "plan", "--data", "x=none.npy,y=y.npy"], 2, "file");

@@ -4,14 +4,16 @@
 mod drops;
 mod files;
 mod floats;
+mod labelled;
 mod sizes;
 mod survey;
+mod words;
 
 use crate::fixture::{compile, options, session, texts, try_compile};
 use safetensors::SafeTensors;
 use shardc_frontends::import::{Imported, Opened, Raise, Sizes};
 use shardc_frontends::{Facts, Model};
-use shardc_ir::func::{RoleKind, Value};
+use shardc_ir::func::{Fill, RoleKind, Value, inputs};
 use shardc_ir::interp::{Precision, State, run_step};
 use shardc_ir::ops::{Mask, Op};
 use shardc_ir::plan::{Instr, Mode};
@@ -159,7 +161,12 @@ fn check(name: &str) {
 }
 
 fn compare(name: &str, want: &Expected, model: &Model, o: &Options) {
-    let mut batch = StepBatch::tokens(&want.ids(), &want.targets(), true);
+    let mut batch = StepBatch::tokens(&want.ids(), &[], true);
+    // Labels that a model does not move have its own name for them.
+    let labels = inputs(&model.module).into_iter().find(|r| r.input.fill == Fill::Labels);
+    batch.columns.remove("targets");
+    let labels = labels.expect("labels").name.to_string();
+    batch.columns.insert(labels, Numbers::I32(want.targets()));
     if want.0.contains_key(MASK) {
         let mask = want.get(MASK).iter().map(|&x| x as i32).collect();
         batch.columns.insert(MASK.into(), Numbers::I32(mask));

@@ -73,6 +73,7 @@ mod strangers;
 mod text;
 mod told;
 mod training;
+mod unread;
 mod volumes;
 mod what_if;
 mod zero;

@@ -43,7 +43,7 @@ impl Lower<'_> {
                         }
                     }
                 }
-                Val::Missing(why) => return Err(self.refuse(n, &why)),
+                Val::Missing(m) => return Err(self.lacks(n, &m)),
                 _ => {
                     let what = "a mask that depends on data";
                     return Err(self.refuse(n, what).help("export without attention_mask"));

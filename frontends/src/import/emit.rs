@@ -64,8 +64,9 @@ fn unmerged(p: &Param) -> Result<()> {
     )
     .at(first.map_or("", |s| s).to_string())
     .rule("a parameter belongs to one module, or is tied under a name in each")
-    .why("training would keep both equal")
-    .help("export with torch.export.export, which keeps every parameter's name"))
+    .why("the archive has one name for it, and training would keep both equal")
+    .help("if they are tied: export with strict=False, which keeps a name in each module")
+    .help("if not: export with torch.export.export, which merges no equal tensors"))
 }
 
 /// The draft's live nodes in a function of their own, so that names have no holes.

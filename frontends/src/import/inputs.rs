@@ -1,17 +1,18 @@
 //! What the inputs of an archive mean: the one place that knows the names of inputs.
 
 use super::Sizes;
-use super::graph::{Elem, Graph, Input, Size};
+use super::graph::{Arg, Elem, Graph, Id, Input, Size, Source};
+use super::labels;
 use super::lower::Lower;
 use super::room;
 use shardc_ir::diag::{Diag, Result};
-use shardc_ir::func::{Fill, Input as Own, Role, RoleKind, Value};
+use shardc_ir::func::{Fill, Input as Own, Reads, Role, RoleKind, Value};
 use shardc_ir::types::{DType, Type};
 
 /// Tokens i32 [rows, seq].
-pub(super) const TOKENS: &str = "input_ids";
+const TOKENS: &str = "input_ids";
 /// What each position is scored against, i32 [rows, seq]; negative where it is not.
-pub(super) const TARGETS: &str = "targets";
+const TARGETS: &str = "targets";
 /// The number of each token in its row, i32 [seq].
 pub(super) const POSITIONS: &str = "positions";
 /// The seed and the step, i32 [3], and the number of each token in the global batch, i32 [rows, seq]: what numbers
@@ -33,8 +34,9 @@ pub(super) enum Meaning {
 const LABELS: [&str; 3] = ["labels", "targets", "target"];
 const OF_POSITIONS: [&str; 3] = ["position_ids", "positions", "pos"];
 
-/// What an input is: floats are columns; whole numbers by their name, and else the first ones [rows, tokens]
-/// are tokens, the second ones their labels if no input is called so, others columns. `seen` are those before it.
+/// What an input is: floats are columns; whole numbers are labels if a cross-entropy scores against them, positions
+/// and masks by their name, and else the first ones [rows, tokens] are tokens, others columns. `seen` are those before
+/// it.
 ///
 /// # Errors
 /// `import-input` for what no step can fill; `import-dims` for other sizes than those that were asked for.
@@ -46,7 +48,7 @@ pub(super) fn meaning(
     seen: &[Meaning],
 ) -> Result<Meaning> {
     let name = &*g.names[i.id.0 as usize];
-    let told = g.inputs.iter().any(|o| LABELS.contains(&&*g.names[o.id.0 as usize]));
+    let scored = scored(g);
     let refuse = |what: String| {
         Err(Diag::new("import-input", format!("input `{name}`: {what}"))
             .rule("inputs are floats, or integers: tokens, labels, positions, masks, columns")
@@ -56,6 +58,7 @@ pub(super) fn meaning(
     let of_tokens = shape == [sizes.rows, sizes.seq];
     let m = match i.elem {
         Elem::Double => return refuse("its elements are f64".into()),
+        Elem::Int if scored == Some(Some(i.id)) => Meaning::Labels,
         Elem::Int | Elem::Bool if name.contains("mask") => match of_tokens {
             true => Meaning::Padding,
             false => {
@@ -64,10 +67,18 @@ pub(super) fn meaning(
         },
         Elem::Bool => return refuse("its elements are not numbers".into()),
         Elem::Float => Meaning::Column,
-        Elem::Int if is(&LABELS) => Meaning::Labels,
-        Elem::Int if is(&OF_POSITIONS) => Meaning::Positions,
-        Elem::Int if !seen.contains(&Meaning::Tokens) && shape.len() == 2 => Meaning::Tokens,
-        Elem::Int if !told && !seen.contains(&Meaning::Labels) && of_tokens => Meaning::Labels,
+        // What is done to them on the way is not known, and refused there.
+        Elem::Int if is(&LABELS) && scored == Some(None) => Meaning::Labels,
+        Elem::Int if is(&OF_POSITIONS) && counts(shape, sizes) => Meaning::Positions,
+        Elem::Int if !seen.contains(&Meaning::Tokens) && shape.len() == 2 => {
+            // A model may take kinds of tokens before its tokens.
+            let named =
+                |i: &Input| i.source == Source::Input && &*g.names[i.id.0 as usize] == TOKENS;
+            match name == TOKENS || !g.inputs.iter().any(named) {
+                true => Meaning::Tokens,
+                false => Meaning::Column,
+            }
+        }
         Elem::Int => Meaning::Column,
     };
     if m != Meaning::Column && seen.contains(&m) {
@@ -91,6 +102,38 @@ pub(super) fn meaning(
             }));
     }
     Ok(m)
+}
+
+/// Whether positions of tokens may be of this shape.
+fn counts(shape: &[usize], sizes: Sizes) -> bool {
+    matches!(shape, [seq] | [_, seq] if *seq == sizes.seq)
+        && shape.len().checked_sub(2).is_none_or(|d| [1, sizes.rows].contains(&shape[d]))
+}
+
+/// The input that a cross-entropy scores against, but for what moves numbers; within `Some` nothing if it is none, or
+/// also what an embedding looks up. Without a cross-entropy `None`.
+fn scored(g: &Graph) -> Option<Option<Id>> {
+    let operand = |n: &super::graph::Node, name: &str| match n.arg(name) {
+        Arg::Value(id) => Some(*id),
+        _other => None,
+    };
+    // Nodes stand in the order in which they run.
+    let origin = |mut id: Id| {
+        for n in g.nodes.iter().rev().filter(|n| labels::moves(&n.op)) {
+            if let (true, Some((_, Arg::Value(from)))) = (n.outs.contains(&id), n.args.first()) {
+                id = *from;
+            }
+        }
+        id
+    };
+    let loss = g.nodes.iter().find(|n| &*n.op == "cross_entropy_loss.default")?;
+    let from = operand(loss, "target").map(origin);
+    let looked = |id: &Id| {
+        let all = g.nodes.iter().filter(|n| &*n.op == "embedding.default");
+        all.filter_map(|n| operand(n, "indices")).any(|at| origin(at) == *id)
+    };
+    let input = |id: &Id| g.inputs.iter().any(|i| i.source == Source::Input && i.id == *id);
+    Some(from.filter(|id| input(id) && !looked(id)))
 }
 
 impl Lower<'_> {
@@ -140,32 +183,64 @@ impl Lower<'_> {
         // Whole numbers of tokens are cut with them.
         let tokens = self.g.batch().is_some_and(|b| b.1.is_some());
         let of_tokens = tokens && elem == Elem::Int && shape == [self.sizes.rows, self.sizes.seq];
-        let own = Own { fill: Fill::Column, batch: true, seq: of_tokens.then_some(1) };
+        let own = Own {
+            fill: Fill::Column,
+            batch: true,
+            seq: of_tokens.then_some(1),
+            reads: Reads::Usual,
+        };
         self.input_arg(Role::new(RoleKind::Input(own), name), ty)
     }
 
     /// The argument of the mask of padding, 1 of tokens.
     pub(super) fn mask_input(&mut self, name: &str) -> Value {
-        let own = Own { fill: Fill::Mask, batch: true, seq: Some(1) };
+        let own = Own { fill: Fill::Mask, batch: true, seq: Some(1), reads: Reads::Usual };
         let ty = Type::new(DType::I32, &[self.sizes.rows, self.sizes.seq]);
         self.input_arg(Role::new(RoleKind::Input(own), name), ty)
+    }
+
+    /// The argument of tokens: the column of their name.
+    pub(super) fn tokens(&mut self, name: &str) -> Value {
+        let role = match name {
+            TOKENS => Role::input(TOKENS),
+            _own => {
+                let own = Own { reads: Reads::Own, ..Own::named(TOKENS) };
+                Role::new(RoleKind::Input(own), name)
+            }
+        };
+        let ty = Type::new(DType::I32, &[self.sizes.rows, self.sizes.seq]);
+        self.input_arg(role, ty)
+    }
+
+    /// The argument of labels: those that the model moves by one stand at their own tokens in the data.
+    pub(super) fn targets(&mut self, moves: bool) -> Value {
+        let (name, shape) = self.labels.clone();
+        let causal = !self.rules.is_empty() && self.rules.iter().all(|r| r.mask.right == Some(0));
+        let of = |reads| Own { reads, ..Own::named(TARGETS) };
+        let of_tokens = shape == [self.sizes.rows, self.sizes.seq];
+        let role = match (moves, causal) {
+            // As models of Hugging Face have them.
+            (true, _) if *name == *LABELS[0] => Role::input(TARGETS),
+            (true, _) => Role::new(RoleKind::Input(of(Reads::Next)), &*name),
+            _ if !of_tokens => {
+                let own = Own { seq: None, ..of(Reads::Usual) };
+                Role::new(RoleKind::Input(own), &*name)
+            }
+            (false, true) => Role::new(RoleKind::Input(of(Reads::Causal)), &*name),
+            (false, false) => Role::new(RoleKind::Input(of(Reads::Own)), &*name),
+        };
+        self.input_arg(role, Type::new(DType::I32, &shape))
     }
 
     /// The argument of an input, made where it is first used.
     pub fn of_input(&mut self, name: &'static str) -> Value {
         let all = [self.sizes.rows, self.sizes.seq];
-        let (role, sizes) = match name {
-            POSITIONS => (Role::input(name), &all[1..]),
-            RUN => (Role::input(name), &[3][..]),
-            // Those of rows keep their name: nothing of tokens is moved.
-            TARGETS if self.labels.1[..] != all => {
-                let own = Own { fill: Fill::Labels, batch: true, seq: None };
-                (Role::new(RoleKind::Input(own), &*self.labels.0), &self.labels.1[..])
-            }
-            _tokens => (Role::input(name), &all[..]),
+        let sizes = match name {
+            POSITIONS => &all[1..],
+            RUN => &[3][..],
+            _places => &all[..],
         };
-        let ty = Type::new(DType::I32, sizes);
-        self.input_arg(role, ty)
+        self.input_arg(Role::input(name), Type::new(DType::I32, sizes))
     }
 
     /// The argument of an input, made if it is new.

@@ -2,8 +2,7 @@
 //! takes is moved already, so that is read and not done.
 
 use super::graph::Node;
-use super::inputs;
-use super::lower::{Lower, Val};
+use super::lower::{Lower, Missing, Val};
 use super::operands::dim_of;
 use super::room;
 use super::view::View;
@@ -30,6 +29,17 @@ enum State {
     Moved,
     /// The same without the last position.
     Tail,
+}
+
+/// What leaves labels as they are.
+const COPIES: [&str; 5] = ["to", "_to_copy", "contiguous", "clone", "alias"];
+/// What leaves them in their order.
+const VIEWS: [&str; 4] = ["view", "reshape", "_unsafe_view", "flatten"];
+
+/// Whether what an op makes is its first operand, in other places: labels are followed through it.
+pub(super) fn moves(op: &str) -> bool {
+    let name = op.split('.').next().unwrap_or(op);
+    [&COPIES[..], &VIEWS, &["pad", "slice", "detach"]].concat().contains(&name)
 }
 
 /// The label that is not scored, in PyTorch.
@@ -59,8 +69,8 @@ impl Lower<'_> {
             other => other.clone(),
         };
         match name {
-            "to" | "_to_copy" | "contiguous" | "clone" | "alias" => Ok(Some(first.clone())),
-            "view" | "reshape" | "_unsafe_view" | "flatten" => {
+            _ if COPIES.contains(&name) => Ok(Some(first.clone())),
+            _ if VIEWS.contains(&name) => {
                 let key = if name == "reshape" { "shape" } else { "size" };
                 let to = if name == "flatten" { vec![-1] } else { self.ints(n, key)? };
                 Ok(Some(with(self.resolved(n, &to, room::count(&shape))?)))
@@ -139,13 +149,21 @@ impl Lower<'_> {
                 "logits [rows, tokens, vocabulary], or [rows, classes], and labels do not pair",
             ));
         }
-        let targets = self.of_input(inputs::TARGETS);
+        let targets = self.targets(matches!(labels.state, State::Moved | State::Tail));
         let mut b = Builder::new(&self.mesh, &mut self.draft);
         self.loss = Some(loss::sum_of_losses(&mut b, logits, targets));
         self.makers = self.draft.makers();
         self.logits = Some(logits);
         self.loss_id = n.outs.first().copied();
-        Ok(vec![Val::Missing("the loss is a result, and nothing is made of it".into())])
+        Ok(vec![Val::Missing(Missing {
+            why: "the loss is the mean cross-entropy itself: no factor, and nothing added to it"
+                .into(),
+            help: &[
+                "return the mean cross-entropy as it is: shardc divides by the microbatches of a step",
+                "write a factor or another loss into the text of the model: shardc import, then \
+                 `scale`, or a second result `sum \"NAME\"`",
+            ],
+        })])
     }
 
     /// The operand's value, whatever it is.

@@ -45,8 +45,15 @@ pub(super) enum Val {
     Masked(View, Cells),
     /// The softmax of such scores, and its rate of dropout.
     Probs(View, Cells, f64),
-    /// What cannot be had, and why.
-    Missing(Arc<str>),
+    /// What cannot be had, why, and the way out.
+    Missing(Missing),
+}
+
+/// Why a value cannot be had, and the way out.
+#[derive(Clone, Debug)]
+pub(super) struct Missing {
+    pub why: Arc<str>,
+    pub help: &'static [&'static str],
 }
 
 impl Val {
@@ -230,16 +237,17 @@ impl<'a> Lower<'a> {
                     let large = || self.dims(&name, "it has more numbers than are kept".into());
                     Val::Folded(known.ok_or_else(large)?)
                 }
-                None => Val::Missing(format!("the archive has no numbers of `{c}`").into()),
+                None => Val::Missing(Missing {
+                    why: format!("the archive has no numbers of `{c}`").into(),
+                    help: &["keep buffers on the CPU when parameters are on `meta`"],
+                }),
             },
             Source::Input => {
                 let shape = self.shape(&name, &i.sizes)?;
                 let meaning = inputs::meaning(self.g, i, &shape, self.sizes, seen)?;
                 seen.push(meaning);
                 match meaning {
-                    Meaning::Tokens => {
-                        Val::Data(View::plain(self.of_input(inputs::TOKENS), &shape))
-                    }
+                    Meaning::Tokens => Val::Data(View::plain(self.tokens(&name), &shape)),
                     Meaning::Labels => {
                         self.labels = (name.clone(), shape.clone());
                         Val::Labels(Labels::new(shape))
@@ -420,24 +428,47 @@ impl<'a> Lower<'a> {
             .at(format!("{}: {scope}", self.archive.path().display()))
     }
 
+    /// The same of a node that asks for what cannot be had.
+    pub fn lacks(&self, n: &Node, missing: &Missing) -> Diag {
+        missing.help.iter().fold(self.refuse(n, &missing.why), |d, help| d.help(*help))
+    }
+
     fn unknown(&self, n: &Node) -> Diag {
-        let missing = n.args.iter().find_map(|(_, a)| match a {
-            Arg::Value(id) => match self.val(*id) {
-                Val::Missing(why) => Some(why.clone()),
-                _ => None,
-            },
+        let missing = n.ids().into_iter().find_map(|id| match self.val(id) {
+            Val::Missing(m) => Some(m),
             _ => None,
         });
-        if let Some(why) = missing {
-            return self
-                .refuse(n, &why)
-                .help("keep buffers on the CPU when parameters are on `meta`");
+        if let Some(m) = missing {
+            return self.lacks(n, m);
+        }
+        if let Some(buffer) = self.written(n) {
+            // A module that keeps numbers from step to step is refused for what it does with them.
+            let own = self.g.nodes.iter().filter(|o| o.scope == n.scope && !o.op.contains("_."));
+            if let Some(other) = own.into_iter().find(|o| table::row(&o.op).is_none()) {
+                return self
+                    .refuse(other, "shardc does not import this op")
+                    .help(table::nearest(&other.op));
+            }
+            let what =
+                format!("it writes into the buffer `{buffer}`, which no step of a plan does");
+            return self.refuse(n, &what).help("export a model that changes no buffer");
         }
         let known = match self.is_known(n) {
             true => "shardc does not compute this op of numbers that are known",
             false => "shardc does not import this op",
         };
         self.refuse(n, known).help(table::nearest(&n.op))
+    }
+
+    /// The buffer that an op in place writes into.
+    fn written(&self, n: &Node) -> Option<&str> {
+        let Some((_, Arg::Value(id))) = n.args.first().filter(|_| n.op.contains("_.")) else {
+            return None;
+        };
+        self.g.inputs.iter().find_map(|i| match &i.source {
+            Source::Constant(name) if i.id == *id => Some(&**name),
+            _other => None,
+        })
     }
 }
 

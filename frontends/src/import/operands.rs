@@ -77,7 +77,7 @@ impl Lower<'_> {
             return Err(self.refuse(n, &format!("`{name}` is not a tensor")));
         };
         match self.val(*id) {
-            Val::Missing(why) => Err(self.refuse(n, why)),
+            Val::Missing(m) => Err(self.lacks(n, m)),
             v => match v.shape() {
                 Some(shape) => Ok(shape.to_vec()),
                 None => Err(self.refuse(n, "its operand was not made")),
@@ -173,10 +173,7 @@ impl Lower<'_> {
             Val::Data(v) => Ok(v),
             Val::Folded(f) => self.constant(n, &f),
             Val::Unmade => Err(self.refuse(n, "its operand was not made")),
-            Val::Missing(why) => {
-                let help = "keep buffers on the CPU when parameters are on `meta`";
-                Err(self.refuse(n, &why).help(help))
-            }
+            Val::Missing(m) => Err(self.lacks(n, &m)),
             Val::Labels(_) => {
                 let help = "give them a tensor of their own: labels=input_ids.clone()";
                 Err(self.refuse(n, "labels are only for a cross-entropy").help(help))

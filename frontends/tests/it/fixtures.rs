@@ -1,7 +1,7 @@
 //! Every reference folder loads, and its program gives the logits and the loss that transformers
 //! gives.
 
-use shardc_frontends::{Balance, Checkpoint, Model, Shape, from_config, load, read_batch};
+use shardc_frontends::{Balance, Checkpoint, Model, Shape, from_config, load};
 use shardc_ir::attr::Padding;
 use shardc_ir::func::{Port, RoleKind};
 use shardc_ir::interp::{Precision, call};
@@ -67,10 +67,22 @@ fn stored(name: &str, tensor: &str) -> Vec<f64> {
     data.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b).into()).collect()
 }
 
+/// The shape and the numbers of a tensor of the folder's batch.
+fn whole_numbers(name: &str, tensor: &str) -> (Vec<usize>, Vec<i32>) {
+    let bytes = std::fs::read(folder(name).join("batch.safetensors")).unwrap();
+    let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    let t = file.tensor(tensor).unwrap();
+    let one = |b: &[u8; 8]| i32::try_from(i64::from_le_bytes(*b)).unwrap();
+    (t.shape().to_vec(), t.data().as_chunks::<8>().0.iter().map(one).collect())
+}
+
 /// Arguments of the program: weights from the checkpoint, the batch of the folder.
 fn arguments(m: &Model, name: &str) -> Vec<Vec<Tensor>> {
-    let batch = read_batch(&folder(name).join("batch.safetensors"), true).unwrap();
-    batch.check(m.facts.vocab).unwrap();
+    let [ids, labels] = ["input_ids", "labels"].map(|tensor| whole_numbers(name, tensor));
+    let seq = labels.0[1];
+    // Position i is scored against label i + 1.
+    let next = |row: &[i32]| [&row[1..], &[-100]].concat();
+    let targets: Vec<i32> = labels.1.chunks(seq).flat_map(next).collect();
     let checkpoint = m.checkpoint.as_ref().expect("weights");
     let f = &m.module.funcs[0];
     let mut weights = m.weights.iter();
@@ -87,8 +99,8 @@ fn arguments(m: &Model, name: &str) -> Vec<Vec<Tensor>> {
                 checkpoint.read(w, &whole(&w.shape), &mut out).unwrap();
                 out.into_iter().map(f64::from).collect()
             }
-            (_, "input_ids") => ints(batch.input_ids.clone()),
-            (_, "targets") => ints(batch.targets()),
+            (_, "input_ids") => ints(ids.1.clone()),
+            (_, "targets") => ints(targets.clone()),
             (_, "positions") => (0..shape[0]).map(|i| i as f64).collect(),
             (_, other) => panic!("{other}"),
         };

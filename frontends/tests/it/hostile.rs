@@ -3,7 +3,7 @@
 #![allow(clippy::single_range_in_vec_init)]
 
 use serde_json::{Value, json};
-use shardc_frontends::{Checkpoint, Shape, load, read_batch};
+use shardc_frontends::{Checkpoint, Shape, load};
 use shardc_ir::diag::{Diag, Exit};
 use shardc_ir::plan::Mode;
 use shardc_ir::weights::{Init, Weight};
@@ -369,39 +369,6 @@ fn gpt2_switches_and_warnings() {
     assert_eq!(load(json!({"n_positions": 4})).unwrap_err().code, "sequence-length");
     let long = load_changed("long", "llama_mha", json!({"max_position_embeddings": 4})).unwrap();
     assert_eq!(long[0].code, "sequence-length");
-}
-
-#[test]
-fn batches_that_lie() {
-    let dir = Folder::new("batch");
-    let one = |ids: Value, labels: Value, data: &[u8]| {
-        let mut bytes = safetensors(&json!({"input_ids": ids, "labels": labels}), 0);
-        bytes.extend(data);
-        let read = read_batch(&dir.write("batch.safetensors", bytes), true);
-        read.map_err(|d| names(&d, "/batch.safetensors").code)
-    };
-    let (a, b) = (tensor("I64", &[1, 2], 0, 16), tensor("I64", &[1, 2], 16, 32));
-    let numbers = |x: [i64; 4]| x.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
-    let good = one(a.clone(), b.clone(), &numbers([1, 2, -100, 2])).unwrap();
-    assert_eq!((&good.input_ids[..], &good.labels[..]), (&[1, 2][..], &[-100, 2][..]));
-    assert_eq!(good.targets(), [2, -100]);
-    assert!(good.check(3).is_ok());
-    // Every negative label is none, as programs read them.
-    let ignored = one(a.clone(), b.clone(), &numbers([1, 2, -1, 2])).unwrap();
-    assert!(ignored.check(3).is_ok());
-    assert_eq!(names(&good.check(2).unwrap_err(), "/batch.safetensors").code, "batch");
-    let no_labels = safetensors(&json!({"input_ids": tensor("I64", &[1, 1], 0, 8)}), 8);
-    let path = dir.write("batch.safetensors", no_labels);
-    assert_eq!(read_batch(&path, false).unwrap().labels, [-100]);
-    let d = read_batch(&path, true).unwrap_err();
-    assert_eq!(names(&d, "/batch.safetensors").code, "missing-tensor");
-    assert_eq!(one(a.clone(), b, &numbers([1 << 40, 2, 3, 4])), Err("batch"));
-    let flat = tensor("I64", &[2], 16, 32);
-    assert_eq!(one(a.clone(), flat, &numbers([1, 2, 3, 4])), Err("batch"));
-    let tall = tensor("I64", &[2, 1], 16, 32);
-    assert_eq!(one(a.clone(), tall, &numbers([1, 2, 3, 4])), Err("batch"));
-    let short = tensor("I32", &[1, 4], 16, 32);
-    assert_eq!(one(a, short, &numbers([1, 2, 3, 4])), Err("batch"));
 }
 
 /// Numbers in a fixed order, different for every seed.

@@ -72,6 +72,36 @@ impl Fill {
     }
 }
 
+/// Which column of the data fills tokens and labels, and how its labels lie to the tokens.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash, PartialOrd, Ord)]
+pub enum Reads {
+    /// The one of the input's name as it lies; if there is none, `input_ids` for tokens, and for labels `labels`,
+    /// which stand at their own tokens: position i is scored against label i + 1.
+    #[default]
+    Usual,
+    /// The one of the input's name as it lies, and no other.
+    Own,
+    /// The same for labels of a model whose tokens see none behind them: where the data are tokens alone, label i
+    /// is token i + 1.
+    Causal,
+    /// The one of the input's name, and no other, whose labels stand at their own tokens.
+    Next,
+}
+
+impl Reads {
+    pub const ALL: [Reads; 4] = [Reads::Usual, Reads::Own, Reads::Causal, Reads::Next];
+
+    /// As the text has it; nothing for what is usual.
+    pub fn name(self) -> &'static str {
+        match self {
+            Reads::Usual => "",
+            Reads::Own => "own",
+            Reads::Causal => "causal",
+            Reads::Next => "next",
+        }
+    }
+}
+
 /// An input: what fills it, and which of its dims are the rows of the batch and the tokens of a row.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, PartialOrd, Ord)]
 pub struct Input {
@@ -80,6 +110,8 @@ pub struct Input {
     pub batch: bool,
     /// The dim of tokens, which context parallelism cuts.
     pub seq: Option<u8>,
+    /// Of tokens and their labels the column; else usual.
+    pub reads: Reads,
 }
 
 impl Input {
@@ -101,7 +133,17 @@ impl Input {
             "run" => (Fill::Run, false, None),
             _column => (Fill::Column, true, None),
         };
-        Input { fill, batch, seq }
+        Input { fill, batch, seq, reads: Reads::Usual }
+    }
+
+    /// Whether a column is read so: tokens by their name alone, labels of tokens in every way.
+    pub fn may_read(self, reads: Reads) -> bool {
+        let of_tokens = self.batch && self.seq == Some(1);
+        match (self.fill, reads) {
+            (_, Reads::Usual) => true,
+            (Fill::Tokens, Reads::Own) | (Fill::Labels, _) => of_tokens,
+            _other => false,
+        }
     }
 
     /// The dim of tokens.
@@ -110,14 +152,18 @@ impl Input {
     }
 }
 
-/// As the text has it in brackets: `labels, batch, seq=1`.
+/// As the text has it in brackets: `labels, batch, seq=1, own`.
 impl std::fmt::Display for Input {
     fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
         f.write_str(self.fill.name())?;
         if self.batch {
             f.write_str(", batch")?;
         }
-        self.seq.map_or(Ok(()), |d| write!(f, ", seq={d}"))
+        self.seq.map_or(Ok(()), |d| write!(f, ", seq={d}"))?;
+        match self.reads {
+            Reads::Usual => Ok(()),
+            reads => write!(f, ", {}", reads.name()),
+        }
     }
 }
 
@@ -146,7 +192,9 @@ impl InputRow {
             return 2;
         }
         let own = self.below.unwrap_or(vocab);
-        if self.of_tokens() { own.min(vocab) } else { own }
+        // What is scored may be other things than tokens, and more.
+        let tokens = self.of_tokens() && self.input.fill == Fill::Tokens;
+        if tokens { own.min(vocab) } else { own }
     }
 
     /// False for whole numbers that are known to be no index of anything: they may be any.

@@ -7,7 +7,7 @@ mod params;
 mod role;
 mod sums;
 
-pub use input::{Fill, Input, InputRow, inputs};
+pub use input::{Fill, Input, InputRow, Reads, inputs};
 pub use kind::FuncKind;
 use name::Taken;
 pub use name::{Hint, Name};

@@ -1,6 +1,6 @@
 //! What arguments and results are to the world outside of their function.
 
-use super::{Fill, Input, Value};
+use super::{Fill, Input, Reads, Value};
 use std::cmp::Ordering;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
@@ -81,7 +81,7 @@ impl RoleKind {
         RoleKind::GradFrom(0),
         RoleKind::State(Slot::ExpAvg),
         RoleKind::State(Slot::ExpAvgSq),
-        RoleKind::Input(Input { fill: Fill::Column, batch: true, seq: None }),
+        RoleKind::Input(Input { fill: Fill::Column, batch: true, seq: None, reads: Reads::Usual }),
         RoleKind::Stash,
         RoleKind::Edge,
         RoleKind::Scalar,

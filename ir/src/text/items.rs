@@ -6,7 +6,7 @@ use super::near::nearest;
 use super::parse::Parser;
 use crate::attr::{MAX_SIZE, TWICE, read_atoms};
 use crate::diag::Diag;
-use crate::func::{AnnotatedDim, Annotation, Fill, Input, Role, RoleKind, Slot};
+use crate::func::{AnnotatedDim, Annotation, Fill, Input, Reads, Role, RoleKind, Slot};
 use crate::mesh::Mesh;
 use crate::types::{AtomList, DType, Dim, MAX_ELEMENTS, Type};
 use smallvec::SmallVec;
@@ -170,21 +170,30 @@ impl Parser<'_> {
             return Err(Fail::new("syntax", at, word.len().max(1), m)
                 .help(format!("write one of {known}, as in `input[labels, batch] \"y\"`")));
         };
-        let mut own = Input { fill, batch: false, seq: None };
+        let mut own = Input { fill, batch: false, seq: None, reads: Reads::Usual };
         while !self.c.eat("]") {
             self.c.must(",")?;
             self.c.spaces();
             let at = self.c.at;
             match self.c.word() {
+                _ if own.reads != Reads::Usual => return Err(self.c.needs("`]`")),
                 "batch" if !own.batch && own.seq.is_none() => own.batch = true,
                 "seq" if own.seq.is_none() => {
                     self.c.must("=")?;
                     own.seq = Some(self.number(MAX_DIMS - 1)? as u8);
                 }
                 word => {
-                    let m = format!("`{word}` is not an attribute of an input");
-                    return Err(Fail::new("syntax", at, word.len().max(1), m)
-                        .help("say `batch` if dim 0 is rows, then `seq=D` if dim D is tokens"));
+                    let known =
+                        Reads::ALL.into_iter().find(|r| !word.is_empty() && r.name() == word);
+                    let Some(reads) = known.filter(|r| own.may_read(*r)) else {
+                        let m =
+                            format!("`{word}` is not an attribute of an input of {}", fill.name());
+                        return Err(Fail::new("syntax", at, word.len().max(1), m).help(
+                            "say `batch` if dim 0 is rows, then `seq=D` if dim D is tokens; of \
+                             tokens [rows, tokens] then `own`, of their labels `own`, `causal` or `next`",
+                        ));
+                    };
+                    own.reads = reads;
                 }
             }
         }

@@ -8,7 +8,7 @@ macro_rules! pages {
 
 /// Code and page of every diagnostic, by code.
 pub const PAGES: &[(&str, &str)] = pages! {
-    "activation" "archive" "archive-version" "arguments" "arity" "attribute" "batch" "batch-not-divisible"
+    "activation" "archive" "archive-version" "arguments" "arity" "attribute" "batch-not-divisible"
     "batch-shape" "c-compiler" "checkpoint" "cluster" "collective" "config" "config-file" "cross-node"
     "cuda-compile" "cuda-driver" "cuda-limit" "data" "deadlock" "device" "dropout-ignored"
     "evaluated-shape" "expert-width-not-divisible" "experts-mesh" "experts-need-1d" "experts-not-divisible" "export"

@@ -1,12 +1,11 @@
 //! Where the data of a run come from.
 
 use super::Run;
-use crate::data::{Data, Order, Picks, short};
-use shardc_frontends::{Batch, read_batch};
-use shardc_ir::diag::{Diag, Result, count};
+use crate::data::{Data, Order, Picks};
+use shardc_ir::diag::{Result, count};
 use shardc_ir::func::{Fill, InputRow};
 use shardc_ir::plan::Settings;
-use shardc_runtime::{Columns, Numbers};
+use shardc_runtime::Columns;
 
 /// Where the data of a step come from, and which of them it takes.
 pub struct Feed {
@@ -16,45 +15,24 @@ pub struct Feed {
 
 enum Source {
     Data(Data),
-    /// One batch of tokens for all steps.
-    Batch(Batch),
-    /// One batch of columns for all steps.
-    Columns(Data),
+    /// One batch for all steps.
+    Batch(Data),
 }
 
 impl Feed {
     pub fn open(how: &Run, s: &Settings, table: &[InputRow], picks: Picks) -> Result<Feed> {
-        let tokens = |r: &&InputRow| r.input.fill.is_data() && !r.of_tokens();
-        let columns = table.iter().any(|r| tokens(&r));
+        let open = |flag, spec: &str, tokenizer| {
+            let d = Data::open(flag, spec, tokenizer, s.vocab)?;
+            d.fit(table, s.mode).map_err(|e| if e.place.is_some() { e } else { e.at(spec) })?;
+            Ok(d)
+        };
         let from = match (&how.batch, &how.data) {
-            (Some(file), _) if columns => {
-                let spec = file.display().to_string();
-                let d = Data::open("--batch", &spec, None, s.vocab)?;
-                d.whole(table, (s.seed, 1), s.global_batch)?;
-                Source::Columns(d)
-            }
             (Some(file), _) => {
-                let scored = table.iter().any(|r| r.input.fill == Fill::Labels);
-                let b = read_batch(file, scored)?;
-                if (b.rows, b.seq) != (s.global_batch, s.seq) {
-                    return Err(Diag::new(
-                        "batch",
-                        format!(
-                            "the batch is [{}, {}], the plan takes [{}, {}]",
-                            b.rows, b.seq, s.global_batch, s.seq
-                        ),
-                    )
-                    .at(file.display().to_string())
-                    .help(format!("compile with --global-batch {} --seq {}", b.rows, b.seq)));
-                }
-                b.check(s.vocab)?;
-                Source::Batch(b)
+                let d = open("--batch", &file.display().to_string(), None)?;
+                d.whole(table, (s.seed, 1), s.global_batch)?;
+                Source::Batch(d)
             }
-            (None, Some(spec)) => {
-                let d = Data::open("--data", spec, how.tokenizer.as_deref(), s.vocab)?;
-                d.check(table).map_err(|e| if e.place.is_some() { e } else { e.at(spec) })?;
-                Source::Data(d)
-            }
+            (None, Some(spec)) => Source::Data(open("--data", spec, how.tokenizer.as_deref())?),
             (None, None) => Source::Data(Data::Random { vocab: s.vocab }),
         };
         Ok(Feed { from, picks })
@@ -62,15 +40,14 @@ impl Feed {
 
     /// What tells these data from others, as far as it is known without reading all.
     pub fn mark(&self) -> String {
-        match &self.from {
-            Source::Data(d) | Source::Columns(d) => d.mark(),
-            Source::Batch(b) => {
-                let (ids, targets) = (&b.input_ids, b.targets());
-                let both = [bytemuck::cast_slice(ids), bytemuck::cast_slice(&targets)].concat();
-                let hash = short(&both);
-                format!("of {}, {} tokens, hash {hash}", count(b.rows, "row", "rows"), ids.len())
-            }
-        }
+        let (Source::Data(d) | Source::Batch(d)) = &self.from;
+        d.mark()
+    }
+
+    /// The input whose labels are made of the tokens, although its model does not move labels.
+    pub fn made_labels<'t>(&self, table: &'t [InputRow]) -> Option<&'t InputRow> {
+        let (Source::Data(d) | Source::Batch(d)) = &self.from;
+        d.made_labels(table)
     }
 
     /// What fills the inputs of a step, from 1.
@@ -80,15 +57,7 @@ impl Feed {
     pub fn batch(&self, table: &[InputRow], s: &Settings, step: usize) -> Result<Columns> {
         match &self.from {
             Source::Data(d) => d.batch(table, &self.picks, step as u32, s.global_batch),
-            Source::Columns(d) => d.whole(table, (self.picks.seed, step as u32), s.global_batch),
-            Source::Batch(b) => {
-                let read = table.iter().filter(|r| r.input.fill.is_data());
-                let one = |r: &InputRow| match r.input.fill {
-                    Fill::Labels => Numbers::I32(b.targets()),
-                    _tokens => Numbers::I32(b.input_ids.clone()),
-                };
-                Ok(read.map(|r| (r.name.to_string(), one(r))).collect())
-            }
+            Source::Batch(d) => d.whole(table, (self.picks.seed, step as u32), s.global_batch),
         }
     }
 

@@ -133,9 +133,11 @@ impl Leader<'_> {
 
     /// The same; of a number that the model does not know, also in which data it was found.
     fn of_data(&self, d: Diag, step: usize) -> Diag {
-        match &self.how.data {
-            Some(data) if d.code.ends_with("-range") => {
-                d.why(format!("it was read in step {step} from --data {data}"))
+        let batch = self.how.batch.as_ref().map(|file| format!("--batch {}", file.display()));
+        let given = batch.or_else(|| self.how.data.as_ref().map(|data| format!("--data {data}")));
+        match given {
+            Some(given) if d.code.ends_with("-range") => {
+                d.why(format!("it was read in step {step} from {given}"))
             }
             _another => d,
         }

@@ -3,7 +3,7 @@
 use super::Start;
 use super::feed::Feed;
 use crate::plan_dir::Stored;
-use shardc_ir::func::InputRow;
+use shardc_ir::func::{Fill, InputRow};
 
 /// What of a run is random: its start, and its data, if it takes steps.
 pub(super) fn random(
@@ -30,10 +30,21 @@ pub(super) fn random(
             unfed.join(", ")
         ));
     }
+    if let Some(r) = feed.made_labels(table) {
+        let name = &r.name;
+        out.push(format!(
+            "`{name}` of position i is token i + 1: the data are tokens alone, and the model does not move labels"
+        ));
+    }
     if feed.is_random() && table.iter().any(InputRow::of_tokens) {
         // What the loss of a text is, nobody knows.
         let near = match stored.family == "ir" {
-            false => format!(", and the loss stays near {:.2}", (s.vocab as f64).ln()),
+            false => {
+                // What is scored may be classes, and not tokens.
+                let labels = table.iter().find(|r| r.input.fill == Fill::Labels);
+                let of = labels.map_or(s.vocab, |r| r.bound(s.vocab));
+                format!(", and the loss stays near {:.2}", (of as f64).ln())
+            }
             true => String::new(),
         };
         out.push(format!(

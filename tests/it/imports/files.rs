@@ -1,5 +1,6 @@
 //! Archives that lie: a diagnostic each, never a panic.
 
+use super::labelled::inputs_of;
 use super::{SIZES, file};
 use serde_json::{Value, json};
 use shardc_frontends::import::{Imported, Opened, Raise};
@@ -15,7 +16,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// Members of a zip file in their order, as bytes.
 type Members = Vec<(String, Vec<u8>)>;
 
-fn import(path: &Path) -> Result<Imported> {
+pub(super) fn import(path: &Path) -> Result<Imported> {
     Opened::read(path)?.import(SIZES, Mode::Train, Raise::default())
 }
 
@@ -85,9 +86,13 @@ impl Scratch {
         Scratch(dir)
     }
     pub(super) fn write(&self, bytes: &[u8]) -> PathBuf {
-        let path = self.0.join("m.pt2");
+        let path = self.path();
         std::fs::write(&path, bytes).expect("written");
         path
+    }
+    /// The archive in it.
+    pub(super) fn path(&self) -> PathBuf {
+        self.0.join("m.pt2")
     }
     fn import(&self, bytes: &[u8]) -> Result<Imported> {
         import(&self.write(bytes))
@@ -458,7 +463,7 @@ fn the_command_imports_compiles_and_runs() {
         std::fs::read_to_string(Path::new(plan).join("programs/all.ir")).expect("a plan")
     };
     assert_eq!(programs(&a), programs(&b), "the text is the archive");
-    let batch = file("phi3.safetensors").display().to_string();
+    let batch = scratch.0.join(inputs_of(&scratch.0, "phi3", "", &[])).display().to_string();
     let (code, err) =
         shardc(&["run", &a, "--weights", &archive, "--batch", &batch, "--steps", "2"]);
     assert_eq!(code, 0, "{err}");

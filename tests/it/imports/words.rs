@@ -1,0 +1,82 @@
+//! What is said of archives that cannot be imported: the cause, and the road from there.
+
+use super::files::{Scratch, edited, import, nodes, refused};
+use super::{ROWS, file};
+use serde_json::{Value, json};
+
+fn tensor(name: &str, of: &str) -> Value {
+    json!({ "name": name, "arg": { "as_tensor": { "name": of } }, "kind": 1 })
+}
+
+/// `nano` with a last op, made of the loss.
+fn after_the_loss(op: &str, other: Value) -> shardc_ir::diag::Diag {
+    let scratch = Scratch::new("factor");
+    refused(edited(&scratch, "nano.pt2", |j| {
+        let loss = nodes(j).iter().find(|n| n["target"].to_string().contains("cross_entropy"));
+        let mut made = loss.expect("a loss").clone();
+        let of = made["outputs"][0]["as_tensor"]["name"].as_str().expect("a name").to_string();
+        made["target"] = json!(format!("torch.ops.aten.{op}"));
+        made["inputs"] = json!([tensor("self", &of), other]);
+        made["outputs"][0]["as_tensor"]["name"] = json!("made");
+        nodes(j).push(made);
+    }))
+}
+
+#[test]
+fn a_loss_of_which_something_is_made() {
+    let number = |x: f64| json!({ "name": "other", "arg": { "as_float": x }, "kind": 1 });
+    for (op, other) in [
+        ("div.Tensor", number(4.0)),
+        ("mul.Tensor", number(2.0)),
+        ("add.Tensor", tensor("other", "p_head_bias")),
+    ] {
+        let d = after_the_loss(op, other);
+        assert_eq!(d.code, "import-op", "{d}");
+        assert!(d.message.contains("the mean cross-entropy itself"), "{d}");
+        let help = d.help.join("; ");
+        assert!(help.contains("as it is") && help.contains("shardc import"), "{d}");
+        assert!(!help.contains("meta"), "{d}");
+    }
+}
+
+/// A buffer whose numbers the archive does not have is told as before.
+#[test]
+fn numbers_that_an_archive_lacks() {
+    let scratch = Scratch::new("lacks");
+    let mut all = super::files::members("llama.pt2");
+    all.retain(|m| !m.0.contains("constants/") || m.0.ends_with(".json"));
+    let is = |m: &&mut (String, Vec<u8>)| m.0.ends_with("model_constants_config.json");
+    if let Some(config) = all.iter_mut().find(is) {
+        config.1 = b"{\"config\": {}}".to_vec();
+    }
+    let d = refused(import(&scratch.write(&super::files::zip(&all))));
+    assert!(d.code == "import-op" && d.message.contains("no numbers of"), "{d}");
+    assert!(d.help.iter().any(|h| h.contains("keep buffers on the CPU")), "{d}");
+}
+
+/// `strict=True` leaves one name of a tied tensor.
+#[test]
+fn tied_weights_of_a_strict_export() {
+    let scratch = Scratch::new("strict");
+    let d = refused(edited(&scratch, "nano.pt2", |j| {
+        let text = j["graph_module"]["graph"]["nodes"].to_string();
+        let one = text.replace("\"p_head_weight\"", "\"p_wte_weight\"");
+        j["graph_module"]["graph"]["nodes"] = serde_json::from_str(&one).expect("JSON");
+    }));
+    assert_eq!(d.code, "merged-parameters", "{d}");
+    assert!(d.help.iter().any(|h| h.contains("tied: export with strict=False")), "{d}");
+}
+
+/// The write into a buffer is part of what is not read.
+#[test]
+fn batch_norm_is_called_so() {
+    let d = refused(
+        shardc_frontends::import::Opened::read(&file("normed.pt2")).expect("an archive").import(
+            shardc_frontends::import::Sizes { rows: ROWS, seq: 1 },
+            shardc_ir::plan::Mode::Train,
+            shardc_frontends::import::Raise::default(),
+        ),
+    );
+    assert!(d.code == "import-op" && d.message.starts_with("`batch_norm.default`"), "{d}");
+    assert!(d.help.iter().any(|h| h.contains("a norm over what one row has")), "{d}");
+}

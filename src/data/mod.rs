@@ -64,7 +64,7 @@ impl Data {
                     return Err(wrong("text needs a tokenizer".into())
                         .help("add --tokenizer DIR, the folder of the model with tokenizer.json"));
                 };
-                let documents = read(pattern, &wrong)?;
+                let documents = text::documents(read(pattern, &wrong)?)?;
                 Text::open(tokenizer, &documents, vocab).map(Data::Text)
             }
             (Some(("bytes", _)), _) if vocab < 256 => {

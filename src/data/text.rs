@@ -18,6 +18,52 @@ pub struct Text {
     end: Option<i32>,
 }
 
+/// The documents of files: each is one, but of `.jsonl` each line has one, its `text`.
+///
+/// # Errors
+/// `data` for a line that has none.
+pub fn documents(files: Vec<(PathBuf, Vec<u8>)>) -> Result<Vec<(PathBuf, Vec<u8>)>> {
+    let mut out = vec![];
+    for (path, bytes) in files {
+        let lines = path.extension().is_some_and(|e| e == "jsonl" || e == "ndjson");
+        if !lines {
+            out.push((path, bytes));
+            continue;
+        }
+        for (i, line) in bytes.split(|b| *b == b'\n').enumerate() {
+            if line.trim_ascii().is_empty() {
+                continue;
+            }
+            let place = format!("{}:{}", path.display(), i + 1);
+            let text = text_of(line).map_err(|what| {
+                Diag::new("data", what)
+                    .at(&place)
+                    .rule("a line of a .jsonl file is a document: {\"text\": \"…\"}")
+                    .help("write the text of each document as `text`, or one file per document as .txt")
+            })?;
+            out.push((PathBuf::from(place), text.into_bytes()));
+        }
+    }
+    Ok(out)
+}
+
+/// The text of a line of JSON; or what it is instead.
+fn text_of(line: &[u8]) -> std::result::Result<String, String> {
+    let json: serde_json::Value =
+        serde_json::from_slice(line).map_err(|e| format!("the line is not JSON: {e}"))?;
+    match json {
+        serde_json::Value::Object(mut all) => match all.remove("text") {
+            Some(serde_json::Value::String(text)) => Ok(text),
+            Some(_other) => Err("`text` of the line is not a text".into()),
+            None => {
+                let has: Vec<&str> = all.keys().take(8).map(String::as_str).collect();
+                Err(format!("the line has no `text`, but {}", has.join(", ")))
+            }
+        },
+        _other => Err("the line is not an object of JSON".into()),
+    }
+}
+
 impl Text {
     /// Tokens of documents, each with what its tokenizer puts around it, and the end of text. Those of
     /// a document depend on all of it, so documents are what threads share.

@@ -87,6 +87,40 @@ fn text_trains_as_its_tokens_do() {
     assert_eq!(text, losses(fixture("ids.npy").to_str().expect("a path"), &[]).0);
 }
 
+/// A line of JSON is a document: the same tokens as those of files of their own, and never the syntax.
+#[test]
+fn lines_of_json_are_documents() {
+    let lab = Lab::new("lines");
+    let texts = ["A text, \"quoted\".", "Another\nof two lines.", "A third: \u{e4}\u{f6}."];
+    for (i, text) in texts.iter().enumerate() {
+        lab.write(&format!("d{i}.txt"), text);
+    }
+    let line = |text: &&str| json!({ "id": 7, "text": text }).to_string();
+    let lines: Vec<String> = texts.iter().map(line).collect();
+    // Empty lines are none, and the last one may end or not.
+    lab.write("all.jsonl", lines.join("\n\n"));
+    let of = |glob: &str| {
+        let spec = format!("text:{}", lab.path(glob).display());
+        Data::open("--data", &spec, Some(&fixture("")), 512)
+    };
+    let [a, b] =
+        ["d*.txt", "*.jsonl"].map(|glob| of(glob).unwrap_or_else(|e| panic!("{e}")).mark());
+    assert!(a.starts_with("of 3 documents, "), "{a}");
+    assert_eq!(a, b);
+    for (bad, words) in [
+        ("{\"content\": \"x\"}", "the line has no `text`, but content"),
+        ("{\"text\": [1]}", "`text` of the line is not a text"),
+        ("\"text\"", "the line is not an object"),
+        ("{\"text\": \"x\"", "the line is not JSON"),
+        ("{\"text\": \"\u{0}\"}", "the line is not JSON"),
+    ] {
+        lab.write("bad.jsonl", format!("{}\n{bad}\n", lines[0]));
+        let d = of("bad.jsonl").err().expect("it is refused");
+        assert!(d.code == "data" && d.message.contains(words), "no `{words}` in {d}");
+        assert!(d.place.as_deref().is_some_and(|p| p.ends_with("bad.jsonl:2")), "{d}");
+    }
+}
+
 #[test]
 fn tokenizers_of_strangers_are_refused() {
     let (lab, json) = lab("hostile");

@@ -10,7 +10,7 @@ use shardc_ir::func::{Fill, Func, Input as Filled, Part, Port, RoleKind};
 use shardc_ir::mesh::Mesh;
 use shardc_ir::names::nearest;
 use shardc_ir::phase::Phase;
-use shardc_ir::plan::Dropout;
+use shardc_ir::plan::{Dropout, Mode};
 use shardc_ir::source::Source;
 use shardc_ir::text;
 use shardc_ir::verify::verify;
@@ -63,9 +63,22 @@ fn read(path: &Path, o: &Options) -> Result<Input> {
         let sizes = Sizes { rows: o.microbatch_rows(), seq: o.seq };
         let opened = Opened::read(path)?.drops(o.dropout);
         let mut m = opened.import(sizes, o.mode, Raise::default())?;
-        split_as(&mut m.source, &plan_beside(path)?);
+        let config = config_beside(path)?;
+        split_as(&mut m.source, &plan_of(&config, path)?);
+        has_loss(&m.source, path, o)?;
         let (frozen, tied, warnings) = (m.frozen, m.tied, m.warnings);
-        return Ok(Input { frozen, tied, warnings, ..without_facts(m.source, PROGRAMS[1]) });
+        // What a saved model needs beside its weights lies there, if the config does.
+        let whole = std::fs::canonicalize(path).unwrap_or_else(|_| path.into());
+        let folder = whole.parent().filter(|_| config != empty());
+        let origin = folder.map(|f| f.display().to_string());
+        return Ok(Input {
+            frozen,
+            tied,
+            warnings,
+            config,
+            origin,
+            ..without_facts(m.source, PROGRAMS[1])
+        });
     }
     if is_text(path) {
         let axes: Vec<(&str, usize)> = o.mesh.iter().map(|(n, s)| (n.as_str(), *s)).collect();
@@ -173,21 +186,51 @@ pub fn brought(path: &Path) -> Result<Option<Brought>> {
     Ok(Some(Brought { rows, seq, ..Brought::default() }))
 }
 
-/// How the modules of an archive are split: `base_model_tp_plan` of the config.json beside it, if it says so.
-fn plan_beside(archive: &Path) -> Result<Vec<(String, String)>> {
+/// Refuses to train an archive that computes no loss.
+fn has_loss(source: &Source, path: &Path, o: &Options) -> Result<()> {
+    let results = &source.module.funcs[0].results;
+    let is_loss = |p: &Port| p.role.as_ref().is_some_and(|r| r.kind == RoleKind::Sum);
+    if o.mode == Mode::Infer || results.iter().any(is_loss) {
+        return Ok(());
+    }
+    Err(Diag::new("no-loss", "the archive returns no loss to train")
+        .at(path.display().to_string())
+        .rule("the loss is an output of the module: a mean cross-entropy, or another scalar")
+        .help("export a module that also takes the labels, or targets, and returns its loss first, as in \
+               forward(self, x, y): out = self.model(x); return mse_loss(out, y), out")
+        .help("or compile with --mode infer (in Python: mode=\"infer\")"))
+}
+
+/// The config.json beside an archive; without one an empty object.
+fn config_beside(archive: &Path) -> Result<serde_json::Value> {
     let path = archive.with_file_name("config.json");
     if !path.is_file() {
-        return Ok(vec![]);
+        return Ok(empty());
     }
     let text = files::read_text(&path, MAX_CONFIG)?;
     let wrong = |what: String| {
         Diag::new("config", what)
             .at(path.display().to_string())
+            .rule("config.json beside an archive is that of its model: an object of JSON")
+            .help("move the archive or the file to another folder")
+    };
+    let json: serde_json::Value = serde_json::from_str(&text).map_err(|e| wrong(e.to_string()))?;
+    if json.is_object() { Ok(json) } else { Err(wrong("it is not an object of JSON".into())) }
+}
+
+fn empty() -> serde_json::Value {
+    serde_json::json!({})
+}
+
+/// How the modules of an archive are split: `base_model_tp_plan` of its config, if it says so.
+fn plan_of(config: &serde_json::Value, archive: &Path) -> Result<Vec<(String, String)>> {
+    let wrong = |what: String| {
+        Diag::new("config", what)
+            .at(archive.with_file_name("config.json").display().to_string())
             .rule("base_model_tp_plan is an object of words by globs of modules")
             .help("write { \"layers.*.mlp.up_proj\": \"colwise\" }, or leave it out")
     };
-    let json: serde_json::Value = serde_json::from_str(&text).map_err(|e| wrong(e.to_string()))?;
-    let plan = match json.get("base_model_tp_plan") {
+    let plan = match config.get("base_model_tp_plan") {
         None | Some(serde_json::Value::Null) => return Ok(vec![]),
         Some(plan) => {
             plan.as_object().ok_or_else(|| wrong("base_model_tp_plan is not an object".into()))?
@@ -261,7 +304,7 @@ fn without_facts(source: Source, family: &str) -> Input {
         source,
         family: family.into(),
         facts: None,
-        config: serde_json::json!({}),
+        config: empty(),
         origin: None,
         name: None,
         frozen: vec![],

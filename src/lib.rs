@@ -30,7 +30,7 @@ pub mod signals;
 pub mod terminal;
 
 pub use input::{Input, brought, read_model, text_source};
-use input::{from_model, from_text, is_archive, is_text};
+use input::{PROGRAMS, from_model, from_text, is_archive, is_text};
 use plan_dir::Stored;
 use proof::Prove;
 use report::Report;
@@ -239,7 +239,7 @@ pub(crate) fn of_config(s: &Stored) -> Result<Option<(Input, String)>> {
 
 /// The model that a plan's config.json gives for the batch of other options; nothing if it was a text or an archive.
 fn model_for(s: &Stored, o: &Options) -> Result<Option<Model>> {
-    if s.config.as_object().is_some_and(|c| c.is_empty()) {
+    if PROGRAMS.contains(&&*s.family) {
         return Ok(None);
     }
     let tensors: BTreeSet<&str> = s.plan.weights.iter().map(|w| w.tensor.as_str()).collect();

@@ -134,6 +134,16 @@ class Paths(unittest.TestCase):
 
 @unittest.skipIf(torch is None, "torch is not installed")
 class Modules(unittest.TestCase):
+    def test_a_module_without_a_loss_is_told_what_to_export(self):
+        module = torch.nn.Linear(6, 4)
+        with self.assertRaises(shardc.ShardcError) as caught:
+            shardc.compile(module, inputs=(torch.randn(8, 6),))
+        e = caught.exception
+        self.assertEqual((e.code, e.message), ("no-loss", "the archive returns no loss to train"))
+        self.assertTrue(any("returns its loss first" in line for line in e.help), e.help)
+        self.assertTrue(any('mode="infer"' in line for line in e.help), e.help)
+        shardc.compile(module, inputs=(torch.randn(8, 6),), mode="infer")
+
     def test_a_live_language_model(self):
         try:
             from transformers import LlamaConfig, LlamaForCausalLM

@@ -1,6 +1,7 @@
 //! How models are saved, whichever command does it: flags, and what must not be replaced.
 
 use crate::flags::bytes_of;
+use crate::input::PROGRAMS;
 use crate::plan_dir::Stored;
 use crate::terminal::{note, warn};
 use serde_json::Value as Json;
@@ -155,7 +156,13 @@ pub fn prepare(how: &HowToSave, weights: Option<&Path>, stored: &Stored) -> Resu
         let from = from.as_deref().unwrap_or(Path::new(""));
         note(format!("{} {why}: the saved model will not have it", from.join(name).display()));
     }
-    if !base.has_tokenizer() && stored.facts.is_some() {
+    let of_archive = stored.family == PROGRAMS[1];
+    if of_archive && stored.config.as_object().is_none_or(|c| c.is_empty()) {
+        let beside = "no config.json was beside the archive when it was compiled";
+        note(format!(
+            "the saved model will have neither a configuration nor a tokenizer: {beside}"
+        ));
+    } else if !base.has_tokenizer() && (stored.facts.is_some() || of_archive) {
         let place = match &from {
             Some(dir) if dir.is_dir() && !of_plan(dir) => {
                 format!("the config.json in {} is not that of the plan", dir.display())

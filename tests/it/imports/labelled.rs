@@ -5,7 +5,7 @@ use super::{Expected, file, norm};
 use crate::lab::Lab;
 use safetensors::SafeTensors;
 use safetensors::tensor::TensorView;
-use serde_json::Value as Json;
+use serde_json::{Value as Json, json};
 use std::path::Path;
 
 /// The inputs of an archive alone, as PyTorch had them, but for `without`, and with more.
@@ -184,4 +184,40 @@ fn a_text_of_an_archive_reads_the_same_columns() {
         lab.write("bad.ir", text.replace(from, to));
         lab.refuses(&["compile", "bad.ir", "-o", "bad"], 2, "syntax");
     }
+}
+
+/// What lies beside an archive goes with the model that is saved of it.
+#[test]
+fn a_saved_model_has_the_configuration_beside_its_archive() {
+    let lab = Lab::new("labelled-saved");
+    let copy = |from: &str, to: &str| lab.write(to, std::fs::read(file(from)).expect("a fixture"));
+    copy("nano.pt2", "m/nano.pt2");
+    let config = json!({ "model_type": "nano", "hidden_size": 8, "dtype": "float32" });
+    lab.write("m/config.json", config.to_string());
+    lab.write("m/tokenizer.json", "{}");
+    lab.write("m/tokenizer_config.json", "{ \"eos_token\": \"x\" }");
+    lab.ok(&["compile", "m/nano.pt2", "-o", "plan"]);
+    lab.ok(&["verify", "plan"]);
+    lab.ok(&["run", "plan", "--weights", "m/nano.pt2", "--steps", "1", "--save", "saved"]);
+    let read = |name: &str| std::fs::read_to_string(lab.path("saved").join(name)).expect("saved");
+    let saved: Json = serde_json::from_str(&read("config.json")).expect("JSON");
+    assert_eq!(saved["model_type"], "nano", "{saved}");
+    assert_eq!(
+        (&*read("tokenizer.json"), read("tokenizer_config.json").contains("eos")),
+        ("{}", true)
+    );
+    let said = lab.refuses(&["run", "plan", "--steps", "1", "--save", "m"], 2, "save-base");
+    assert!(said.contains("would replace the base model"), "{said}");
+    // A checkpoint of its plan becomes the same.
+    lab.ok(&["run", "plan", "--steps", "1", "--save", "ck", "--save-every", "1"]);
+    lab.ok(&["reshard", "ck", "--to", "hf", "-o", "again"]);
+    let again = std::fs::read_to_string(lab.path("again/config.json")).expect("saved");
+    assert_eq!(again, read("config.json"));
+    assert!(lab.path("again/tokenizer.json").exists());
+    // Alone it has neither, and that is said.
+    copy("nano.pt2", "alone/nano.pt2");
+    lab.ok(&["compile", "alone/nano.pt2", "-o", "other"]);
+    let out = lab.ok(&["run", "other", "--steps", "1", "--save", "bare"]);
+    let said = String::from_utf8_lossy(&out.stderr).into_owned();
+    assert!(said.contains("neither a configuration nor a tokenizer"), "{said}");
 }

@@ -2,6 +2,7 @@
 
 use super::files::{Scratch, edited, import, nodes, refused};
 use super::{ROWS, file};
+use crate::lab::Lab;
 use serde_json::{Value, json};
 
 fn tensor(name: &str, of: &str) -> Value {
@@ -79,4 +80,22 @@ fn batch_norm_is_called_so() {
     );
     assert!(d.code == "import-op" && d.message.starts_with("`batch_norm.default`"), "{d}");
     assert!(d.help.iter().any(|h| h.contains("a norm over what one row has")), "{d}");
+}
+
+#[test]
+fn an_archive_without_a_loss() {
+    let lab = Lab::new("imports-no-loss");
+    // The loss is no output any more.
+    let scratch = Scratch::new("no-loss");
+    let _ = edited(&scratch, "toy.pt2", |j| {
+        let graph = &mut j["graph_module"];
+        let outputs = graph["graph"]["outputs"].as_array_mut().expect("outputs");
+        outputs.remove(0);
+        graph["signature"]["output_specs"].as_array_mut().expect("outputs").remove(0);
+    });
+    let archive = scratch.path().display().to_string();
+    let said = lab.refuses(&["compile", &archive, "-o", "plan"], 2, "no-loss");
+    assert!(said.contains("the archive returns no loss to train"), "{said}");
+    assert!(said.contains("returns its loss first") && !said.contains("sum \""), "{said}");
+    lab.ok(&["compile", &archive, "--mode", "infer", "-o", "plan"]);
 }

@@ -62,7 +62,8 @@ pub fn shape(o: &Options) -> Shape {
     let balance = Balance { aux: b.aux, z: b.z, load: b.rate != 0.0 };
     let (batch, dropout) = (o.microbatch_rows(), o.dropout);
     let packed = o.documents.is_some();
-    Shape { batch, seq: o.seq, mode: o.mode, balance, dropout, packed }
+    let padded = o.documents.is_some_and(|d| d.padding.is_some());
+    Shape { batch, seq: o.seq, mode: o.mode, balance, dropout, packed, padded }
 }
 
 /// The facts of a model that is not text.

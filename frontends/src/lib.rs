@@ -45,6 +45,8 @@ pub struct Shape {
     pub dropout: Dropout,
     /// Documents in a row do not see each other.
     pub packed: bool,
+    /// Padding stands in rows, in a segment of its own: experts do not count it among tokens.
+    pub padded: bool,
 }
 
 /// What training adds to keep experts in balance; the default is what the config says.
@@ -62,7 +64,7 @@ impl Shape {
     /// The config says what balances experts; nothing is set to 0.
     pub fn new(batch: usize, seq: usize, mode: Mode) -> Shape {
         let (balance, dropout) = Default::default();
-        Shape { batch, seq, mode, balance, dropout, packed: false }
+        Shape { batch, seq, mode, balance, dropout, packed: false, padded: false }
     }
 }
 

@@ -38,6 +38,12 @@ impl Documents {
         [segments, offsets]
     }
 
+    /// How many tokens of these segments are not padding, and one at least, over so many microbatches.
+    pub fn count(segments: &[i32], microbatches: usize) -> f64 {
+        let tokens = segments.iter().filter(|&&s| s != PADDING).count();
+        tokens.max(1) as f64 / microbatches.max(1) as f64
+    }
+
     /// Whether a token's label is scored: not behind the end of a document, not of padding, and not if it is
     /// padding.
     pub fn scores(&self, token: i32, label: i32) -> bool {
@@ -68,6 +74,8 @@ mod tests {
         assert_eq!(offsets[..10], [0, 1, 2, 0, 1, 0, 0, 0, 1, 0]);
         assert_eq!(segments[10..], [-1, -1, 0, 0, 0, 1, 1, 1, 1, -1]);
         assert_eq!(offsets[10..], [0, 1, 0, 1, 2, 0, 1, 2, 3, 0]);
+        assert_eq!(Documents::count(&segments, 4), 13.0 / 4.0);
+        assert_eq!(Documents::count(&[PADDING; 3], 2), 0.5);
         let mut labels = tokens[1..10].to_vec();
         d.ignore(&tokens[..9], &mut labels);
         assert_eq!(labels, [6, 2, -100, 2, -100, -100, -100, -100, -100]);

@@ -6,9 +6,10 @@
 //! - it is the same;
 //! - of tokens: element `[z,t]` of the one is that of token `σ(z,t)` of the other, where σ is what the reshapes
 //!   and the transpose do to places: a bijection, since they only move elements;
-//! - slots, counts, and rows of buffers: every copy of a token has a row on both sides, with the same numbers,
-//!   and its expert is the same. No copy is dropped on either side, or nothing is claimed (a capacity drops by
-//!   shard, which is what was asked for; a buffer that lacks rows ends the run).
+//! - slots, counts, and rows of buffers: every copy of a token that names an expert has a row on both sides, with
+//!   the same numbers, and its expert is the same; one that names none (padding) has no row on either. No copy is
+//!   dropped, or nothing is claimed (a capacity drops by shard, which is what was asked for; a buffer that lacks
+//!   rows ends the run).
 //!
 //! An op that takes each token, or each row, for itself keeps that; a sum over all tokens makes what is the same.
 
@@ -362,7 +363,7 @@ impl Pair<'_> {
                 }
                 _other => return Err(ROUTED),
             },
-            // Every copy has a slot, on both sides.
+            // A copy has a slot on both sides, or on neither.
             (Op::AtLeast(a), Op::AtLeast(b)) if matches!(ins[..], [Is::Slots(_)]) => {
                 let [Is::Slots(r)] = ins[..] else { return Err(ROUTED) };
                 if a.bound != 0.0 || b.bound != 0.0 {

@@ -3,6 +3,7 @@
 use crate::engine::{Engine, out_of_arena};
 use crate::wiring::{Slot, Wiring};
 use shardc_ir::diag::{Diag, Result};
+use shardc_ir::documents::Documents;
 use shardc_ir::func::{Fill, Func, Input, InputRow, RoleKind, inputs};
 use shardc_ir::loss_scale::LOSS_SCALE;
 use shardc_ir::plan::Settings;
@@ -69,7 +70,7 @@ pub(crate) struct StepData {
 const RUN: usize = 3;
 
 /// Adds what is not given to the columns of a step: masks without padding, and what follows from tokens: which
-/// documents they are of, where in them, and which labels are ignored. What is not a batch of the plan, [`check`] says.
+/// documents they are of, where in them, how many are not padding, and which labels are ignored. What is not a batch of the plan, [`check`] says.
 pub(crate) fn complete(s: &Settings, table: &[InputRow], columns: &mut Columns) {
     for r in table.iter().filter(|r| r.input.fill == Fill::Mask) {
         let ones = || Numbers::I32(vec![1; s.global_batch.saturating_mul(r.elements())]);
@@ -87,6 +88,10 @@ pub(crate) fn complete(s: &Settings, table: &[InputRow], columns: &mut Columns) 
         documents.ignore(&tokens, labels);
     }
     let [segments, offsets] = documents.places(&tokens, s.seq);
+    if let Some(r) = row(Fill::Count) {
+        let count = Documents::count(&segments, s.microbatches) as f32;
+        columns.insert(r.name.to_string(), Numbers::F32(vec![count]));
+    }
     for (fill, made) in [(Fill::Segments, segments), (Fill::Offsets, offsets)] {
         if let Some(r) = row(fill) {
             columns.insert(r.name.to_string(), Numbers::I32(made));
@@ -198,6 +203,7 @@ fn fits(w: &Wiring, slot: &Slot, t: &Type, row: &InputRow) -> bool {
         Fill::Offsets | Fill::Segments => {
             own.batch && tokens.is_some() && t.rank() == 2 && s.documents.is_some()
         }
+        Fill::Count => t.rank() == 0 && s.documents.is_some(),
         Fill::Positions => own.tokens() == Some(t.rank().wrapping_sub(1)),
         Fill::Run => t.rank() == 1 && row.sizes[..] == [RUN],
         Fill::Labels => own.batch,
@@ -205,7 +211,7 @@ fn fits(w: &Wiring, slot: &Slot, t: &Type, row: &InputRow) -> bool {
     };
     let dtype = match own.fill {
         Fill::Column => matches!(t.dtype, DType::I32 | DType::F32),
-        Fill::Random => t.dtype == DType::F32,
+        Fill::Random | Fill::Count => t.dtype == DType::F32,
         _whole => t.dtype == DType::I32,
     };
     let room = slot.bytes >= t.local_bytes(w.mesh());

@@ -245,6 +245,7 @@ fn batch(s: &Stored, source: &Source, step: usize) -> Result<Batch> {
         Some(d) => documents(d, &table, o.seq, &mut numbers),
         None => [vec![], vec![]],
     };
+    let count = Documents::count(&places[0], o.microbatches());
     let order: TokenOrder = o.tokens();
     let mut all = BTreeMap::new();
     for row in table {
@@ -260,6 +261,7 @@ fn batch(s: &Stored, source: &Source, step: usize) -> Result<Batch> {
                 let is = |i: &[usize]| token(i) == 0 || (i[0] + token(i)) % 3 != 0;
                 Tensor::from_fn(&shape, |i| f64::from(u8::from(is(i))))
             }
+            Fill::Count => Tensor::new(&shape, vec![count]),
             Fill::Run => {
                 let run = [o.seed as u32, (o.seed >> 32) as u32, step as u32];
                 Tensor::new(&shape, run.map(f64::from).to_vec())

@@ -53,6 +53,7 @@ mod metrics;
 mod mutations;
 mod offers;
 mod orders;
+mod padding;
 mod passes;
 mod pictures;
 mod pipelines;

@@ -73,6 +73,8 @@ pub(super) struct Cx<'a> {
     pub mask: Mask,
     /// Documents that do not see each other.
     pub segments: Option<Value>,
+    /// Those of tokens, of which experts leave padding out.
+    pub padding: Option<Value>,
     /// Of what is added to the residual stream.
     pub dropout: Option<parts::Dropout>,
     /// Of probabilities of attention.

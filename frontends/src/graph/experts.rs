@@ -79,6 +79,8 @@ pub(super) fn experts(b: &mut Builder, cx: &Cx, p: &Experts, h: Value) -> (Value
     let k = letter_sizes(&[('k', facts.top_k)]);
     let index = b.push("expert", TopK { rule: rule("zte->ztk", &[3]), sizes: k }, &[choice]);
     let gates = b.push("gates", Take::by("zte,ztk->ztk", &[3, 3]), &[scores, index]);
+    let real = cx.padding.map(|segments| Real::of(b, segments));
+    let index = real.as_ref().map_or(index, |r| r.chosen(b, index));
     let gates = match routing.normed {
         None => gates,
         Some(eps) => {
@@ -91,12 +93,13 @@ pub(super) fn experts(b: &mut Builder, cx: &Cx, p: &Experts, h: Value) -> (Value
         1.0 => gates,
         by => b.push("gates", Scale { by }, &[gates]),
     };
-    let mut told = tell(b, routing, p.bias, scores, index);
+    let mut told = tell(b, routing, p.bias, scores, index, real.as_ref());
     told.z = routing.z.map(|_| {
         let e = e.unwrap_or_else(|| exponentials(b, logits));
         let log = b.push("lse", Log {}, &[e.sum]);
         let lse = b.push("lse", Add::same(), &[log, e.max]);
-        b.push("z_sum", Dot::by("zt,zt->", &[2, 2]), &[lse, lse])
+        let own = real.as_ref().map_or(lse, |r| b.push("lse", Mul::same(), &[lse, r.is]));
+        b.push("z_sum", Dot::by("zt,zt->", &[2, 2]), &[own, lse])
     });
     b.enter(&p.scope);
     // All experts share a buffer that never lacks a row: a mesh may ask for less.
@@ -125,6 +128,32 @@ pub(super) fn experts(b: &mut Builder, cx: &Cx, p: &Experts, h: Value) -> (Value
         }
     };
     (y, told)
+}
+
+/// Which tokens are not padding: that chooses no expert, and the router tells nothing of it.
+struct Real {
+    /// [z, t]: 1 of a token, 0 of padding.
+    is: Value,
+    /// [z, t]: negative of padding.
+    segments: Value,
+}
+
+impl Real {
+    /// By segments [b, s].
+    fn of(b: &mut Builder, segments: Value) -> Real {
+        let rule = rule("(ib)s->i(bs)", &[2]);
+        let own = Reshape { rule, sizes: letter_sizes(&[('i', 1)]) };
+        let segments = b.push("segment", own, &[segments]);
+        Real { is: b.push("real", AtLeast { bound: 0.0 }, &[segments]), segments }
+    }
+
+    /// Experts of tokens, and of padding a number that is none's.
+    fn chosen(&self, b: &mut Builder, index: Value) -> Value {
+        let rule = spread("zt,ztk,zt->ztk", &[2, 3, 2]);
+        let index = b.push("expert", Select { rule }, &[self.is, index, self.segments]);
+        b.note("padding chooses none: its segment is -1");
+        index
+    }
 }
 
 fn by_token() -> Broadcast {
@@ -183,6 +212,7 @@ fn tell(
     bias: Option<Value>,
     scores: Value,
     index: Value,
+    real: Option<&Real>,
 ) -> RouterStats {
     let corrected = bias.filter(|_| asks.load);
     let mut told = RouterStats::default();
@@ -198,6 +228,8 @@ fn tell(
         told.chosen = corrected.map(|bias| (bias, chosen));
         told.load = asks.aux.map(|_| {
             let scores = if bias.is_some() { shares(b, scores) } else { scores };
+            let own = |r: &Real| b.push("scores", Mul { rule: by_token() }, &[scores, r.is]);
+            let scores = real.map_or(scores, own);
             let sum = ReduceSum { rule: rule("zte->e", &[3]) };
             Load { chosen, score: b.push("score", sum, &[scores]) }
         });
@@ -225,22 +257,48 @@ pub(super) fn both(b: &mut Builder, x: RouterStats, y: RouterStats) -> RouterSta
     RouterStats { load, z, chosen: None }
 }
 
+/// The tokens of a microbatch that losses of routers are means over.
+#[derive(Clone, Copy)]
+pub(super) enum Tokens {
+    All(usize),
+    /// Those of a segment that is not negative [b, s]; and how many a microbatch has in the mean [].
+    Real {
+        segments: Value,
+        mean: Value,
+    },
+}
+
 /// The auxiliary loss of a microbatch, times its coefficient: experts · sum over experts of the
 /// fraction of choices times the mean score, both over all layers and tokens (Fedus et al., 2022,
-/// *Switch Transformers*, (4); over layers as transformers does).
-pub(super) fn aux_loss(b: &mut Builder, all: Load, tokens: usize, layers: usize, by: f64) -> Value {
+/// *Switch Transformers*, (4); over layers as transformers does). With padding, times the share of the
+/// microbatch in the tokens of the step.
+pub(super) fn aux_loss(b: &mut Builder, all: Load, of: Tokens, layers: usize, by: f64) -> Value {
     b.enter("loss");
     let experts = b.ty(all.chosen).dims[0].size as f64;
-    let n = tokens as f64 * layers as f64;
     let product = b.push("aux", Dot::by("e,e->", &[1, 1]), &[all.chosen, all.score]);
+    let (product, n) = match of {
+        Tokens::All(n) => (product, n as f64 * layers as f64),
+        Tokens::Real { segments, mean } => {
+            let real = b.push("real", AtLeast { bound: 0.0 }, &[segments]);
+            let n = b.push("tokens", ReduceSum { rule: rule("bs->", &[2]) }, &[real]);
+            // A microbatch of padding has loss 0, not NaN.
+            let n = b.push("tokens", Clamp { lo: 1.0, hi: f64::INFINITY }, &[n]);
+            let product = b.push("aux", Div::same(), &[product, n]);
+            (b.push("aux", Div::same(), &[product, mean]), layers as f64)
+        }
+    };
     b.push("aux", Scale { by: by * experts / (n * n) }, &[product])
 }
 
 /// The z-loss of a microbatch, times its coefficient: the mean over tokens and layers of the square of
 /// the logarithm of the sum of the exponentials of a router's logits (Zoph et al., 2022, *ST-MoE*, (5)).
-pub(super) fn z_loss(b: &mut Builder, sum: Value, tokens: usize, layers: usize, by: f64) -> Value {
+/// With padding, times the share of the microbatch in the tokens of the step.
+pub(super) fn z_loss(b: &mut Builder, sum: Value, of: Tokens, layers: usize, by: f64) -> Value {
     b.enter("loss");
-    let n = tokens as f64 * layers as f64;
+    let (sum, n) = match of {
+        Tokens::All(n) => (sum, n as f64 * layers as f64),
+        Tokens::Real { mean, .. } => (b.push("z", Div::same(), &[sum, mean]), layers as f64),
+    };
     b.push("z_loss", Scale { by: by / n }, &[sum])
 }
 

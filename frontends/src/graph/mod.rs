@@ -15,10 +15,11 @@ use crate::family::Family;
 use crate::rope::Rope;
 use crate::sizes::Arch;
 use block::Rotary;
+use experts::{RouterStats, Tokens};
 use shardc_ir::attr::Padding;
 use shardc_ir::builder::Builder;
 use shardc_ir::diag::Result;
-use shardc_ir::func::{Func, Module, Port, Role, RoleKind, Value};
+use shardc_ir::func::{Fill, Func, Input, Module, Port, Role, RoleKind, Value};
 use shardc_ir::ops::{Add, Cast, Cos, Dot, Literal, Mask, Mul, Scale, Sin, Take};
 use shardc_ir::plan::Mode;
 use shardc_ir::types::{DType, Type};
@@ -69,6 +70,12 @@ pub(crate) fn build(
 
     let drawn = (arch.dropout != [0.0; 3])
         .then(|| parts::Drawn { run: input("run", &[3]), places: input("places", &rows) });
+    let padding = segments.filter(|_| shape.padded && arch.facts.experts.is_some());
+    let tells = arch.routing.aux.is_some() || arch.routing.z.is_some();
+    let count = padding.filter(|_| targets.is_some() && tells).map(|_| {
+        let (name, own) = (b.named("tokens"), Input { fill: Fill::Count, batch: false, seq: None });
+        b.f.arg(Type::f32(&[]), name, Some(Role::new(RoleKind::Input(own), "tokens")))
+    });
 
     let mut x = embedded(b, f, arch, &params, [ids, turned]);
     let [of_embedding, of_residual, of_attention] = arch
@@ -82,12 +89,21 @@ pub(crate) fn build(
     };
     let everywhere = rotary_of(b, "rotary", &arch.rope);
     let local = rotary_of(b, "rotary_local", &arch.local_rope);
-    let (mut told, mut counts) = (experts::RouterStats::default(), vec![]);
+    let (mut told, mut counts) = (RouterStats::default(), vec![]);
     for (block, &window) in params.blocks.iter().zip(&arch.windows) {
         let (dropout, attention_dropout) = (of_residual, of_attention);
         let mask = Mask::causal(window);
         let rotary = local.filter(|_| window.is_some()).or(everywhere);
-        let cx = block::Cx { arch, rotary, positions, mask, segments, dropout, attention_dropout };
+        let cx = block::Cx {
+            arch,
+            rotary,
+            positions,
+            mask,
+            segments,
+            padding,
+            dropout,
+            attention_dropout,
+        };
         let own;
         if arch.beside {
             (x, own) = block::beside(b, &cx, block, x);
@@ -109,16 +125,11 @@ pub(crate) fn build(
     if let Some(t) = targets {
         let value = loss::sum_of_losses(b, logits, t);
         results.push(Port { value, role: Some(Role::new(RoleKind::Sum, "loss")) });
-        let layers = arch.sparse.iter().filter(|s| **s).count();
-        let tokens = shape.batch * shape.seq;
-        if let Some((load, by)) = told.load.zip(arch.routing.aux) {
-            let value = experts::aux_loss(b, load, tokens, layers, by);
-            results.push(Port { value, role: Some(Role::new(RoleKind::Sum, "aux_loss")) });
-        }
-        if let Some((sum, by)) = told.z.zip(arch.routing.z) {
-            let value = experts::z_loss(b, sum, tokens, layers, by);
-            results.push(Port { value, role: Some(Role::new(RoleKind::Sum, "z_loss")) });
-        }
+        let tokens = match padding.zip(count) {
+            None => Tokens::All(shape.batch * shape.seq),
+            Some((segments, mean)) => Tokens::Real { segments, mean },
+        };
+        results.extend(balance(b, arch, told, tokens));
         for (bias, value) in counts {
             let param = b.f.args.iter().find(|a| a.value == bias).and_then(|a| a.role.as_ref());
             let name = param.expect("a bias is a parameter").name.clone();
@@ -128,6 +139,19 @@ pub(crate) fn build(
     results.push(Port { value: logits, role: Some(Role::new(RoleKind::Output, "logits")) });
     b.f.results = results;
     Ok(Graph { module, weights, sequence })
+}
+
+/// The losses that keep experts in balance, of what the routers of all layers told.
+fn balance(b: &mut Builder, arch: &Arch, told: RouterStats, tokens: Tokens) -> Vec<Port> {
+    let layers = arch.sparse.iter().filter(|s| **s).count();
+    let aux = told.load.zip(arch.routing.aux);
+    let aux = aux.map(|(load, by)| experts::aux_loss(b, load, tokens, layers, by));
+    let z = told.z.zip(arch.routing.z);
+    let z = z.map(|(sum, by)| experts::z_loss(b, sum, tokens, layers, by));
+    let port = |(value, name): (Option<Value>, &'static str)| {
+        value.map(|value| Port { value, role: Some(Role::new(RoleKind::Sum, name)) })
+    };
+    [(aux, "aux_loss"), (z, "z_loss")].into_iter().filter_map(port).collect()
 }
 
 /// The embeddings of tokens, with those of positions, if the model has them.

@@ -19,6 +19,9 @@ pub enum Fill {
     Offsets,
     /// The number of each token's document in its row; -1 of padding.
     Segments,
+    /// How many tokens of a microbatch are not padding, f32: those of the step over its microbatches, so that
+    /// what is divided by it becomes a mean over all of them. One token at least is counted in a step.
+    Count,
     /// The number of each token in the batch.
     Places,
     /// The seed in two halves, and the step: what draws depend on.
@@ -32,12 +35,13 @@ pub enum Fill {
 }
 
 impl Fill {
-    pub const ALL: [Fill; 10] = [
+    pub const ALL: [Fill; 11] = [
         Fill::Tokens,
         Fill::Labels,
         Fill::Positions,
         Fill::Offsets,
         Fill::Segments,
+        Fill::Count,
         Fill::Places,
         Fill::Run,
         Fill::Mask,
@@ -53,6 +57,7 @@ impl Fill {
             Fill::Positions => "positions",
             Fill::Offsets => "offsets",
             Fill::Segments => "segments",
+            Fill::Count => "count",
             Fill::Places => "places",
             Fill::Run => "run",
             Fill::Mask => "mask",
@@ -63,7 +68,7 @@ impl Fill {
 
     /// True for what is made of tokens, as documents lie in them.
     pub fn is_of_documents(self) -> bool {
-        matches!(self, Fill::Offsets | Fill::Segments)
+        matches!(self, Fill::Offsets | Fill::Segments | Fill::Count)
     }
 
     /// True for what the data of a step say: the others follow from the step.

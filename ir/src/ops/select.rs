@@ -5,11 +5,13 @@ use crate::attr::Broadcast;
 
 op! {
     /// `a` where `m` is not 0, else `b`; a rule broadcasts smaller operands. The element that is not selected
-    /// has no effect, even if it is NaN, and its gradient is 0; no gradient flows to `m`.
+    /// has no effect, even if it is NaN, and its gradient is 0; no gradient flows to `m`. Of integers, which
+    /// have no gradients, either is selected as f32, which is exact below 2^24.
     Select = "select" (m, a, b) { rule: Broadcast }
     facts { kind: Elementwise, fusion: Some(Each), precision: Wants::Same, gradient: Flows }
     samples ["select f32[3,4], f32[3,4], f32[3,4]", "select[bs,bsh,->bsh] f32[2,3], f32[2,3,4], f32[]",
-             "select[ab,ba,a->ba] f32[3,3], f32[3,3], f32[3]"]
+             "select[ab,ba,a->ba] f32[3,3], f32[3,3], f32[3]",
+             "select[bs,bsk,bs->bsk] f32[2,3], i32[2,3,2], i32[2,3]"]
 }
 
 impl Select {
@@ -21,7 +23,10 @@ impl Select {
 
 impl OpDef for Select {
     fn accepts(&self, ins: &[&Type]) -> Result<(), String> {
-        floats(ins, 3)?;
+        let [m, _, _] = ins else {
+            return Err(format!("3 operands are needed, not {}", ins.len()));
+        };
+        floats(&[m], 1)?;
         if ins[1].dtype != ins[2].dtype {
             return Err("both that are selected from have one element type".into());
         }
@@ -37,7 +42,8 @@ impl OpDef for Select {
         Linear::Together(0b110)
     }
     fn grad(&self, b: &mut Builder, ins: &[Value], _: &[Value], d: &[Option<Value>]) -> Grads {
-        let Some(d) = d[0] else { return smallvec::smallvec![None, None, None] };
+        let float = b.ty(ins[1]).dtype.is_float();
+        let Some(d) = d[0].filter(|_| float) else { return smallvec::smallvec![None, None, None] };
         let r = self.rule(&[0, 1, 2].map(|i| b.ty(ins[i]).rank()));
         let of = Rule::of(&[&r.ins[0], &r.outs[0], &r.outs[0]], &[&r.outs[0]]);
         let select = Select { rule: Broadcast(Some(std::sync::Arc::new(of))) };

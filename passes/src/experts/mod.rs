@@ -424,8 +424,9 @@ impl Writer<'_> {
                 let index = self.new.ty(self.to[&n.ins[0]]);
                 let experts: usize = op.groups().iter().product();
                 let sizes = [1, 2].map(|d| index.dims[d].size);
-                let maker = self.old.nodes.iter().find(|m| m.outs.contains(&n.ins[0]));
-                let (rows, capacity) = shards.buffer(sizes, experts, different(maker));
+                let maker = |v: Value| self.old.nodes.iter().find(|m| m.outs.contains(&v));
+                let different = different(n.ins[0], &maker);
+                let (rows, capacity) = shards.buffer(sizes, experts, different);
                 Route::new(shards.groups, experts / shards.groups, rows, capacity).into()
             }
             Some(Mixing::Dispatch) => {

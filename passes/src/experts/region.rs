@@ -64,11 +64,26 @@ pub(super) struct Kept {
     pub by: usize,
 }
 
-/// Whether the experts of a token are different, by the node that chose them `[z,t,k]`: the largest of its scores
-/// are. Anything else may name an expert several times.
-pub(super) fn different(maker: Option<&Node>) -> bool {
-    let dims = maker.and_then(|n| if let Op::TopK(k) = &n.op { k.dims() } else { None });
-    dims.is_some_and(|(_, k, _)| k == 2)
+/// Whether the experts of a token `[z,t,k]` are different, by the nodes that made them: they are the largest of its
+/// scores, or less than 0, which names none. Anything else may name an expert several times.
+pub(super) fn different<'a>(index: Value, maker: &impl Fn(Value) -> Option<&'a Node>) -> bool {
+    let Some(n) = maker(index) else { return false };
+    match &n.op {
+        Op::TopK(k) => k.dims().is_some_and(|(_, k, _)| k == 2),
+        Op::Select(k) => {
+            let rule = k.rule.rule(&[2, 3, 2]);
+            let at = maker(n.ins[0]);
+            // What takes the place of a choice is below the bound.
+            let below = |m: &Node| {
+                m.ins[0] == n.ins[2] && matches!(&m.op, Op::AtLeast(k) if k.bound <= 0.0)
+            };
+            rule.ins[0] == rule.ins[2]
+                && rule.ins[1] == rule.outs[0]
+                && at.is_some_and(below)
+                && different(n.ins[1], maker)
+        }
+        _other => false,
+    }
 }
 
 /// The mixtures that mean the same however tokens are cut into shards and experts into groups; and the others.
@@ -324,8 +339,8 @@ impl Region<'_> {
         let index = self.f.ty(n.ins[0]);
         let [shards, tokens, k] = [0, 1, 2].map(|d| index.dims[d].size);
         let [_, experts] = op.groups();
-        let maker = self.makers[n.ins[0].0 as usize].map(|i| &self.f.nodes[i as usize]);
-        let most = if different(maker) { k.min(experts) } else { k };
+        let maker = |v: Value| self.makers[v.0 as usize].map(|i| &self.f.nodes[i as usize]);
+        let most = if different(n.ins[0], &maker) { k.min(experts) } else { k };
         let roomy = op.rows >= tokens.checked_mul(most)?;
         let users = |v: Value| {
             let all = self.users[v.0 as usize].iter().map(|&i| &self.f.nodes[i]);

@@ -4,6 +4,7 @@ use super::functions::{mix, oracle, seed};
 use super::tensor::Tensor;
 use super::{Data, noise};
 use crate::Subject;
+use shardc_ir::documents::PADDING;
 use shardc_ir::func::{Fill, InputRow, Role, RoleName, inputs};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -49,8 +50,11 @@ impl Inputs {
                 (if other < seq { other } else { token(i) }) as u64
             }),
             Fill::Run => Tensor::from_fn(&all, |i| 1 + i[0] as u64),
-            // Three documents of tokens in turn, so that every query sees some other key.
-            Fill::Segments => Tensor::from_fn(&all, |i| ((i[0] + token(i)) % 3) as u64),
+            // Two documents and padding in turn, so that every query sees some other key.
+            Fill::Segments => {
+                Tensor::from_fn(&all, |i| [0, 1, PADDING][(i[0] + token(i)) % 3] as i64 as u64)
+            }
+            Fill::Count => Tensor::from_fn(&all, |_| oracle(seed, &[])),
             // Of any two neighbours one is a token, and the first is.
             Fill::Mask => {
                 Tensor::from_fn(&all, |i| u64::from(token(i) == 0 || (i[0] + token(i)) % 3 != 0))

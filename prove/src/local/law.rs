@@ -29,8 +29,8 @@ pub struct Law {
     pub moves: bool,
     /// Each rank can make its piece of a letter that no operand has.
     pub makes: bool,
-    /// Operands and results: `n` a number, `i` an integer, `s` what the first operand is. The last
-    /// operand stands for all that follow.
+    /// Operands and results: `n` a number, `i` an integer, `s` what the first operand is, `t` what the second
+    /// is. The last operand stands for all that follow.
     pub kinds: [&'static str; 2],
 }
 
@@ -69,7 +69,9 @@ pub fn law(op: &Op) -> Option<Law> {
         Op::MergeAttention(_) => Law { kinds: ["n", "nn"], ..NONLINEAR },
         Op::Less(_) | Op::Equal(_) => Law { kinds: ["s", "n"], ..NONLINEAR },
         // Of what is selected; the mask stays the same.
-        Op::Select(_) => Law { linear: Linear::Together(&[1, 2]), ..NONLINEAR },
+        Op::Select(_) => {
+            Law { linear: Linear::Together(&[1, 2]), kinds: ["ntt", "t"], ..NONLINEAR }
+        }
         Op::Draw(_) => Law { makes: true, kinds: ["i", "n"], ..NONLINEAR },
         Op::AtLeast(_) => Law { kinds: ["s", "n"], ..NONLINEAR },
         Op::Add(_) | Op::Sub(_) | Op::Scale(_) | Op::Cumsum(_) => {

@@ -268,11 +268,12 @@ impl Table<'_> {
 
 /// Numbers and integers, each where they belong.
 fn kinds(law: Law, ins: &[&Type], outs: &[&Type]) -> Result<(), Fault> {
-    let same = ins.first().is_none_or(|t| t.dtype.is_float());
+    let of = |i: usize| ins.get(i).is_none_or(|t| t.dtype.is_float());
     let is = |kind: u8, t: &Type| match kind {
         b'n' => t.dtype.is_float(),
         b'i' => !t.dtype.is_float(),
-        _same => t.dtype.is_float() == same,
+        b't' => t.dtype.is_float() == of(1),
+        _same => t.dtype.is_float() == of(0),
     };
     let fits = |(kinds, types): (&str, &[&Type])| {
         let of = |i: usize| kinds.as_bytes()[i.min(kinds.len() - 1)];

@@ -333,8 +333,10 @@ impl Rules<'_> {
             );
             return;
         };
+        let ranks: usize = ["dp_shard", "cp", "tp"].map(|a| o.axis(a)).iter().product();
         let list = |name: &str, n: usize, near: usize| -> Vec<String> {
-            divisors_near(n, near, |_| true).iter().map(|d| format!("{name}={d}")).collect()
+            let fits = divisors_near(n, near, |d| ranks % d == 0);
+            fits.iter().map(|d| format!("{name}={d}")).collect()
         };
         self.add(
             x.experts % o.ep == 0,

@@ -145,6 +145,37 @@ fn nearest_meshes_compile() {
     assert!(lab.refuses(&one, 2, "flag").contains("is not 1 positive number\n"));
 }
 
+/// Numbers of experts that are offered are those of the ranks that there are: a width of 122 is no reason to have 488.
+#[test]
+fn experts_are_offered_for_the_ranks_of_the_mesh() {
+    let lab = Lab::new("experts-offered");
+    let file = format!("{FIXTURES}/deepseek_v3/config.json");
+    let config = std::fs::read_to_string(file).expect("a config");
+    let model = |name: &str, changes: &[[&str; 2]]| {
+        std::fs::create_dir(lab.path(name)).expect("a folder");
+        let new = changes.iter().fold(config.clone(), |c, [from, to]| {
+            assert!(c.contains(from), "{from}");
+            c.replace(from, to)
+        });
+        std::fs::write(lab.path(&format!("{name}/config.json")), new).expect("a config");
+    };
+    let size = ["\"moe_intermediate_size\": 16", "\"moe_intermediate_size\": 122"];
+    model("wide", &[size]);
+    let one = ["\"n_group\": 4", "\"n_group\": 1"];
+    let top = ["\"topk_group\": 2", "\"topk_group\": 1"];
+    model("many", &[["\"n_routed_experts\": 8", "\"n_routed_experts\": 122"], one, top]);
+    for (name, mesh, code, wanted) in [
+        ("wide", "dp_shard=8,etp=8", "expert-width-not-divisible", "dp_shard=8,etp=2"),
+        ("wide", "dp=8,etp=8", "expert-width-not-divisible", "dp_replicate=8,etp=1"),
+        ("wide", "dp_shard=2,tp=4", "expert-width-not-divisible", "dp_shard=2,tp=4,etp=2"),
+        ("many", "dp_shard=8,ep=8", "experts-not-divisible", "dp_shard=8,ep=2"),
+    ] {
+        let said = lab.refuses(&["compile", name, "--mesh", mesh], 2, code);
+        assert!(said.contains(&format!("--mesh {wanted}")), "{said}");
+        assert!(!said.contains("61"), "{said}");
+    }
+}
+
 /// Rows that are left open are those of dp, as with one microbatch; what else is asked for is refused with what works.
 #[test]
 fn open_rows_are_those_of_dp() {

@@ -14,6 +14,7 @@ use shardc_ir::ops::Op;
 use shardc_ir::plan::{Instr, MemoryClass, Mode};
 use shardc_ir::tensor::Tensor;
 use shardc_ir::types::DType;
+use shardc_passes::autodiff::chunks::LossChunks;
 use shardc_passes::autodiff::recompute::Recompute;
 use shardc_passes::options::{CpMode, Options, Order};
 use shardc_passes::pipeline::Compiled;
@@ -279,6 +280,39 @@ fn runs_are_the_same_bit_for_bit() {
         // The norm of a split gradient is a sum of other parts, and clipping multiplies by it.
         let pieces = run(&[("dp_shard", 2)], 3);
         assert!(accumulated.2 == pieces.2, "the gradients of ZeRO-3 differ");
+    }
+}
+
+/// A gradient that a microbatch adds to in several parts is a sum of other parts on two ranks: in f32 that of a table,
+/// token by token, and that of a head, chunk by chunk; in bf16 that of a table that is also the head. All others are the
+/// same bit for bit.
+#[test]
+fn gradients_in_parts_are_other_sums_on_two_ranks() {
+    const TABLE: &str = "model.embed_tokens.weight";
+    let (wide, short) = (DType::F32, DType::BF16);
+    let rows: [(_, _, _, _, &[&str]); 5] = [
+        ("qwen3", wide, wide, 1, &[TABLE]),
+        ("qwen3", wide, wide, 2, &[TABLE, "lm_head.weight"]),
+        ("qwen3", short, wide, 2, &[]),
+        ("qwen2", short, wide, 1, &[]),
+        ("qwen2", short, short, 1, &[TABLE]),
+    ];
+    for (name, dtype, grad_dtype, chunks, in_parts) in rows {
+        let run = |mesh: &[(&str, usize)]| {
+            let o = options(mesh, false, 4);
+            let loss_chunks = LossChunks::Of(chunks);
+            train(name, &Options { dtype, grad_dtype, loss_chunks, ..o })
+        };
+        let ((model, _, two), (_, _, one)) = (run(&[("dp_replicate", 2)]), run(&[]));
+        assert!(two.logits == one.logits, "{name}: logits");
+        let what = format!("{name} {dtype:?} {grad_dtype:?} {chunks}");
+        for (i, w) in model.weights.iter().enumerate() {
+            let same = two.grads[i] == one.grads[i];
+            assert_eq!(same, !in_parts.contains(&&*w.param), "{what}: gradient of {}", w.param);
+        }
+        let (off, most) =
+            (apart(&two.grads, &one.grads), if grad_dtype == wide { 1e-6 } else { U });
+        assert!(off <= most, "{what}: gradients are off by {off:.1e}");
     }
 }
 

@@ -3,10 +3,9 @@
 use clap::Parser;
 use shardc::commands::{Cli, run};
 use shardc::signals;
-use shardc::terminal::{Talk, fail, say_error, talk, written};
+use shardc::terminal::{self, Talk, fail, say_error, talk};
 use shardc_ir::diag::{Diag, Result};
 use shardc_runtime::memory::Memory;
-use std::io::Write as _;
 use std::process::ExitCode;
 
 #[global_allocator]
@@ -47,9 +46,5 @@ fn usage(e: clap::Error) -> Result<i32> {
         let lines = rest.lines().map(str::trim).filter(|l| !l.is_empty());
         return Err(lines.fold(Diag::new("usage", what.join(" ")), |d, line| d.help(line)));
     }
-    let printed = e.print().and_then(|()| std::io::stdout().flush());
-    if !e.use_stderr() {
-        written(printed)?;
-    }
-    Ok(e.exit_code())
+    terminal::usage(&e)
 }

@@ -3,13 +3,18 @@
 //! Results go to standard output. One that cannot be written is an error: text that is cut short must
 //! not look whole. All else goes to standard error, and is dropped where that is full or gone: no job
 //! ends because of its log. (A standard stream that is closed when the command starts is /dev/null.)
+//!
+//! Names and words of files are part of what is said. A terminal obeys control characters, so none of
+//! them is written as it is ([`escaped`]); colours are those that [`Shown::own`] has.
 
 use comfy_table::{ContentArrangement, Table, presets};
 use rustix::termios::tcgetwinsize;
 use serde_json::{Value as Json, json};
 use shardc_ir::diag::{Diag, Exit, Result, Spot};
 use shardc_ir::files;
+use std::borrow::Cow;
 use std::fmt::Display;
+use std::fmt::Write as _;
 use std::io::{ErrorKind, IsTerminal as _, Write as _};
 use std::sync::{Mutex, Once, OnceLock};
 use std::time::{Duration, Instant};
@@ -51,6 +56,66 @@ pub fn colours() -> bool {
     let said = |name: &str| std::env::var_os(name).filter(|x| !x.is_empty());
     let dumb = said("TERM").is_some_and(|t| t == "dumb");
     said("NO_COLOR").is_none() && !dumb && std::io::stdout().is_terminal()
+}
+
+/// Whether a character changes what a terminal shows beyond its own place: controls, and marks of the direction
+/// of writing, which make a text look like another.
+pub fn is_hidden(c: char) -> bool {
+    let turns = matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    c.is_control() || turns
+}
+
+/// A text without hidden characters but ends of lines and tabs: the others stand there as JSON writes them, so that
+/// a line of JSON still says the same.
+///
+/// ```
+/// # use shardc::terminal::escaped;
+/// assert_eq!(escaped("a\tline\n"), "a\tline\n");
+/// assert_eq!(escaped("red: \u{1b}[31m"), "red: \\u001b[31m");
+/// ```
+pub fn escaped(text: &str) -> Cow<'_, str> {
+    let is_hidden = |c: char| is_hidden(c) && c != '\n' && c != '\t';
+    if !text.contains(is_hidden) {
+        return text.into();
+    }
+    let mut out = String::with_capacity(text.len() + 16);
+    for c in text.chars() {
+        match is_hidden(c) {
+            // All of them have four digits of hex at most.
+            true => drop(write!(out, "\\u{:04x}", u32::from(c))),
+            false => out.push(c),
+        }
+    }
+    out.into()
+}
+
+/// A result as it is printed.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Shown(String);
+
+impl Shown {
+    /// A text that this command makes of nothing but its own words: colours in it stay.
+    pub fn own(text: String) -> Shown {
+        Shown(text)
+    }
+
+    /// The same with a text of any words behind it.
+    pub fn then(mut self, text: &str) -> Shown {
+        self.0.push_str(&escaped(text));
+        self
+    }
+}
+
+impl std::fmt::Display for Shown {
+    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl<T: AsRef<str>> From<T> for Shown {
+    fn from(text: T) -> Shown {
+        Shown(escaped(text.as_ref()).into_owned())
+    }
 }
 
 /// The line of JSON that a command prints. It begins with the schema that it follows, of which
@@ -131,7 +196,7 @@ fn say(text: String, object: impl FnOnce(&str) -> Json) {
     let line = if talks().json { object(&text).to_string() } else { text };
     rest();
     // One write: lines of several processes and threads stay whole.
-    let _ = std::io::stderr().write_all(format!("{line}\n").as_bytes());
+    let _ = std::io::stderr().write_all(format!("{}\n", escaped(&line)).as_bytes());
 }
 
 /// Says something that is neither a warning nor an error.
@@ -188,7 +253,8 @@ pub fn fail(d: &Diag) -> i32 {
 ///
 /// # Errors
 /// `io`, with [`Exit::ReaderGone`] if the reader has gone away (`| head`).
-pub fn print(text: &str) -> Result<()> {
+pub fn print(text: impl Into<Shown>) -> Result<()> {
+    let Shown(text) = text.into();
     rest();
     let mut out = std::io::stdout().lock();
     written(out.write_all(text.as_bytes()).and_then(|()| out.flush()))
@@ -198,7 +264,7 @@ pub fn print(text: &str) -> Result<()> {
 ///
 /// # Errors
 /// As for [`print()`].
-pub fn written(done: std::io::Result<()>) -> Result<()> {
+fn written(done: std::io::Result<()>) -> Result<()> {
     done.map_err(|e| {
         let gone = e.kind() == ErrorKind::BrokenPipe;
         let d = Diag::new("io", e.to_string())
@@ -208,9 +274,27 @@ pub fn written(done: std::io::Result<()>) -> Result<()> {
     })
 }
 
+/// Prints help, which is a result, or what is wrong with the words of a command; its exit status. The parser colours
+/// what it says, unless the words have hidden characters.
+///
+/// # Errors
+/// As for [`print()`], of help.
+pub fn usage(e: &clap::Error) -> Result<i32> {
+    let hides = |word: std::ffi::OsString| word.to_string_lossy().contains(is_hidden);
+    if e.use_stderr() && std::env::args_os().any(hides) {
+        say_error(e.render().to_string().trim_end());
+        return Ok(e.exit_code());
+    }
+    let printed = e.print().and_then(|()| std::io::stdout().flush());
+    if !e.use_stderr() {
+        written(printed)?;
+    }
+    Ok(e.exit_code())
+}
+
 /// Prints the result of a command, which ends if that cannot be written.
-pub fn show(text: impl AsRef<str>) {
-    if let Err(d) = print(text.as_ref()) {
+pub fn show(text: impl Into<Shown>) {
+    if let Err(d) = print(text) {
         let status = fail(&d);
         files::abandon();
         std::process::exit(status);
@@ -257,7 +341,7 @@ impl Progress {
         if self.lost.is_some() {
             return Ok(());
         }
-        let Err(d) = print(&format!("{text}\n")) else { return Ok(()) };
+        let Err(d) = print(format!("{text}\n")) else { return Ok(()) };
         if !self.keeps {
             return Err(d);
         }
@@ -276,7 +360,7 @@ impl Progress {
 
 #[cfg(test)]
 mod tests {
-    use super::{Doing, PATIENCE};
+    use super::{Doing, PATIENCE, Shown};
     use std::time::{Duration, Instant};
 
     #[test]
@@ -291,5 +375,24 @@ mod tests {
         assert_eq!(d.turn(since + 3 * PATIENCE).as_deref(), Some("\r\x1b[Kproving … 3 s"));
         assert_eq!((d.end(), d.turn(since + 4 * PATIENCE)), ("\r\x1b[K", None));
         assert_eq!(d.end(), "");
+    }
+
+    #[test]
+    fn colours_stay_where_they_are_ours_alone() {
+        let red = "\u{1b}[31m";
+        let all =
+            Shown::own(format!("{red}F0")).then(&format!("of a {red}file\u{7f}\u{9b}31m\r\n"));
+        let said = "\u{1b}[31mF0of a \\u001b[31mfile\\u007f\\u009b31m\\u000d\n";
+        assert_eq!(all, Shown(said.into()));
+        assert_eq!(Shown::from("left\u{202e}right"), Shown("left\\u202eright".into()));
+    }
+
+    #[test]
+    fn json_says_the_same() {
+        let name = "a\u{1b}]0;b\u{7}\u{7f}\u{9b}\u{2066}";
+        let Shown(line) = Shown::from(super::json_line("x", serde_json::json!(name)));
+        let back: serde_json::Value = serde_json::from_str(&line).expect("JSON");
+        assert!(!line.trim_end().contains(super::is_hidden), "{line}");
+        assert_eq!(back["value"], name);
     }
 }

@@ -17,7 +17,7 @@ pub use summary::{layers as layers_of, order, trimmed};
 pub use timeline::{measured, read as read_trace, unit};
 
 use crate::plan_dir::Stored;
-use crate::terminal::{json_line, warn};
+use crate::terminal::{Shown, json_line, warn};
 use serde_json::json;
 use shardc_ir::diag::{Diag, Result, count};
 use shardc_ir::func::Module;
@@ -74,7 +74,7 @@ pub struct Inspect {
 ///
 /// # Errors
 /// `unknown-pass`, `unknown-class` or `unknown-rank`, each listing what there is.
-pub fn inspect(s: &Stored, what: &Inspect, json: bool) -> Result<String> {
+pub fn inspect(s: &Stored, what: &Inspect, json: bool) -> Result<Shown> {
     let classes = s.plan.classes.len();
     if let Some(c) = what.class.filter(|&c| c >= classes) {
         let n = count(classes, "rank class", "rank classes");
@@ -86,12 +86,17 @@ pub fn inspect(s: &Stored, what: &Inspect, json: bool) -> Result<String> {
             .at(format!("--class {c}"))
             .help(known));
     }
-    if what.summary {
-        return Ok(summary::summary(s, what.class, json));
-    }
     if what.timeline || what.times.is_some() || what.svg.is_some() {
         let (times, svg) = (what.times.as_deref(), what.svg.as_deref());
         return timeline::timeline(s, timeline::Asked { times, svg, class: what.class, json });
+    }
+    uncoloured(s, what, json).map(Shown::from)
+}
+
+/// What has no colours: all but the timeline.
+fn uncoloured(s: &Stored, what: &Inspect, json: bool) -> Result<String> {
+    if what.summary {
+        return Ok(summary::summary(s, what.class, json));
     }
     if let Some(asked) = &what.ranks {
         let experts = s.facts.and_then(|f| f.experts).map(|_| &s.options);

@@ -2,7 +2,7 @@
 
 use crate::cluster::Transport;
 use crate::plan_dir;
-use crate::terminal::json_line;
+use crate::terminal::{is_hidden, json_line};
 use clap::ValueEnum as _;
 use serde_json::json;
 use shardc_ir::diag::{Diag, Result};
@@ -80,7 +80,7 @@ fn before_end(limit: Option<&str>) -> u64 {
 
 /// In quotes of a shell, on one line: what has line ends in those of bash.
 pub(super) fn quoted(text: &str) -> String {
-    let ends = |c: char| c.is_control() || ['\u{2028}', '\u{2029}'].contains(&c);
+    let ends = |c: char| is_hidden(c) || ['\u{2028}', '\u{2029}'].contains(&c);
     if !text.contains(ends) {
         return format!("'{}'", text.replace('\'', r"'\''"));
     }

@@ -156,7 +156,7 @@ fn totals_are_those_of_the_report() {
 fn show(s: &Stored, set: impl Fn(&mut Inspect), json: bool) -> String {
     let mut what = Inspect::default();
     set(&mut what);
-    inspect(s, &what, json).unwrap_or_else(|e| panic!("{e}"))
+    inspect(s, &what, json).unwrap_or_else(|e| panic!("{e}")).to_string()
 }
 
 fn lines(m: &Module) -> String {

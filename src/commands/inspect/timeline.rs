@@ -5,7 +5,7 @@ use crate::pictures::svg::{BEGIN, Drawn, Memory, svg};
 use crate::pictures::timeline::text;
 use crate::plan_dir::Stored;
 use crate::report::Chosen;
-use crate::terminal::{colours, json_line};
+use crate::terminal::{Shown, colours, json_line};
 use serde_json::json;
 use shardc_ir::diag::{Diag, Result, count};
 use shardc_ir::files::{self, FileFormat};
@@ -31,7 +31,7 @@ pub struct Asked<'a> {
 ///
 /// # Errors
 /// `output` and `file` if the SVG cannot be written, `file` if the trace of a run cannot be read.
-pub fn timeline(s: &Stored, asked: Asked) -> Result<String> {
+pub fn timeline(s: &Stored, asked: Asked) -> Result<Shown> {
     let plan = &s.plan;
     let lengths = match asked.times {
         Some(file) => measured(&read(file, s)?, file, plan)?,
@@ -57,11 +57,10 @@ pub fn timeline(s: &Stored, asked: Asked) -> Result<String> {
     if asked.json {
         let mut out = as_object(&step, &unit, asked.class);
         out["options"] = json!(Chosen::of(&s.options));
-        return Ok(json_line("inspect-timeline", out));
+        return Ok(json_line("inspect-timeline", out).into());
     }
-    let mut out = text(&step.timeline, chunks, colours(), asked.class);
-    out += &format!("time in {unit}\n{}", Chosen::of(&s.options).line());
-    Ok(out)
+    let drawn = Shown::own(text(&step.timeline, chunks, colours(), asked.class));
+    Ok(drawn.then(&format!("time in {unit}\n{}", Chosen::of(&s.options).line())))
 }
 
 /// What a time of 1 is.

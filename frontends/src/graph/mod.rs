@@ -19,7 +19,7 @@ use experts::{RouterStats, Tokens};
 use shardc_ir::attr::Padding;
 use shardc_ir::builder::Builder;
 use shardc_ir::diag::Result;
-use shardc_ir::func::{Fill, Func, Input, Module, Port, Role, RoleKind, Value};
+use shardc_ir::func::{Fill, Func, Input, Module, Port, Reads, Role, RoleKind, Value};
 use shardc_ir::ops::{Add, Cast, Cos, Dot, Literal, Mask, Mul, Scale, Sin, Take};
 use shardc_ir::plan::Mode;
 use shardc_ir::types::{DType, Type};
@@ -73,7 +73,7 @@ pub(crate) fn build(
     let padding = segments.filter(|_| shape.padded && arch.facts.experts.is_some());
     let tells = arch.routing.aux.is_some() || arch.routing.z.is_some();
     let count = padding.filter(|_| targets.is_some() && tells).map(|_| {
-        let (name, own) = (b.named("tokens"), Input { fill: Fill::Count, batch: false, seq: None });
+        let (name, own) = (b.named("tokens"), Input { fill: Fill::Count, batch: false, seq: None, reads: Reads::Usual });
         b.f.arg(Type::f32(&[]), name, Some(Role::new(RoleKind::Input(own), "tokens")))
     });
 

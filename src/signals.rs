@@ -36,6 +36,11 @@ pub fn save_first() {
     SAVES.store(true, Ordering::Release);
 }
 
+/// From now on there is nothing more to save: a signal ends the run at once.
+pub fn save_no_more() {
+    SAVES.store(false, Ordering::Release);
+}
+
 /// A step of a training is done that nothing keeps.
 pub fn step_unsaved() {
     UNSAVED.fetch_add(1, Ordering::Relaxed);

@@ -90,6 +90,7 @@ const STATUS: &[(&str, Exit)] = &[
     ("save", Exit::RankFailed),
     ("save-locked", Exit::Environment),
     ("schedule-memory", Exit::Infeasible),
+    ("start-timeout", Exit::RankFailed),
     ("tensor-dtype", Exit::Unsupported),
     ("threads", Exit::Environment),
     ("too-many-ranks", Exit::Environment),

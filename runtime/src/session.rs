@@ -338,14 +338,19 @@ impl Session {
         Ok(replies.into_iter().map(|r| r.1.given).collect())
     }
 
-    /// Tells other processes that there is nothing more to do, and leaves them.
-    pub fn finish(mut self) {
+    /// Tells other processes that there is nothing more to do, and waits for them; then the ranks of this process
+    /// end.
+    ///
+    /// # Errors
+    /// Those of [`Control::finish`].
+    pub fn finish(mut self) -> Result<()> {
         if let Some(c) = self.control.take() {
             if c.leads() {
                 c.share(vec![]);
             }
-            c.leave();
+            c.finish()?;
         }
+        Ok(())
     }
 
     /// The value of a parameter, a state or an output after a step, gathered from its owners.

@@ -117,7 +117,8 @@ impl Launched {
             return Ok(());
         }
         let (name, world) = (self.world_name, self.world);
-        let per = self.locals.filter(|l| *l > 1 && l * world == ranks).or_else(|| {
+        let fills = |l: &usize| *l > 1 && l.checked_mul(world) == Some(ranks);
+        let per = self.locals.filter(fills).or_else(|| {
             let even = world > 0 && ranks % world == 0 && ranks / world > 1;
             (even && self.local == Some(0) && self.locals.is_none()).then_some(ranks / world)
         });
@@ -201,5 +202,9 @@ mod tests {
         let text =
             world(&[("SLURM_STEP_ID", "0"), ("SLURM_PROCID", "1"), ("SLURM_NTASKS", "6")], 4);
         assert!(text.contains("SLURM_NTASKS is 6, the plan has 4 ranks"), "{text}");
+        let most = usize::MAX.to_string();
+        let vars = [("RANK", "0"), ("WORLD_SIZE", &*most), ("LOCAL_RANK", "0")];
+        let text = world(&[&vars[..], &[("LOCAL_WORLD_SIZE", "4")]].concat(), 4);
+        assert!(text.contains(&format!("WORLD_SIZE is {most}, the plan has 4")), "{text}");
     }
 }

@@ -2,14 +2,14 @@
 //! were given.
 
 use super::launcher::Launched;
-use super::secret;
 use super::store::Store;
+use super::{Patience, secret};
 #[cfg(feature = "mpi")]
 use shardc_ir::diag::count;
 use shardc_ir::diag::{Diag, Result};
-use shardc_runtime::control::{Door, Secret};
+use shardc_runtime::control::{Door, Secret, late};
+use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, ToSocketAddrs};
-use std::time::Duration;
 
 /// Where every process finds process 0.
 const ADDRESS: &str = "MASTER_ADDR";
@@ -43,18 +43,18 @@ impl Meeting {
 /// Meets the other processes that a launcher has started, without MPI if it can.
 ///
 /// # Errors
-/// `launcher` if nothing says where process 0 is, `no-secret`, and `cluster`.
+/// `launcher` if nothing says where process 0 is, `no-secret`, `cluster` and `start-timeout`.
 pub fn meet(
     l: &Launched,
     var: impl Fn(&str) -> Option<String>,
-    timeout: Duration,
+    patience: Patience,
 ) -> Result<Meeting> {
     if l.world == 1 {
         let door = Door::open(0, &[LOOPBACK])?;
         let leader = door.addresses.clone();
         return Ok(Meeting::of(Some(door), leader, Secret::none()));
     }
-    let Some((host, port)) = var(ADDRESS).zip(var(PORT)) else { return by_launcher(l) };
+    let Some((host, port)) = var(ADDRESS).zip(var(PORT)) else { return by_launcher(l, patience) };
     let number: u16 = port.parse().ok().filter(|p| *p > 0).ok_or_else(|| {
         Diag::new("launcher", format!("{PORT} is `{port}`, which is not a port"))
             .help(format!("set {PORT} to a free port of {host}, such as 29500"))
@@ -69,11 +69,18 @@ pub fn meet(
     }
     let door = (l.rank == 0).then(|| Door::open(0, &addresses(l))).transpose()?;
     let key = format!("/shardc/{}/leader", var(ATTEMPT).unwrap_or_default());
-    let said = Store::connect(&place, timeout).and_then(|mut store| match &door {
+    let until = patience.began + patience.limit;
+    let said = Store::connect(&place, until).and_then(|mut store| match &door {
         Some(door) => store.set(&key, &door.addresses).map(|()| door.addresses.clone()),
-        None => store.get(&key, timeout),
+        None => store.get(&key, until),
     });
     let leader = said.map_err(|e| {
+        if matches!(e.kind(), ErrorKind::TimedOut | ErrorKind::WouldBlock) {
+            let whom =
+                if e.get_ref().is_some() { e.to_string() } else { "it does not answer".into() };
+            let what = format!("in the rendezvous, at the store of torchrun at {place}: {whom}");
+            return late(l.rank, patience.limit, &what);
+        }
         Diag::new("cluster", format!("the store of torchrun at {place} does not answer: {e}"))
             .rule(format!("with {STORE}=True, process 0 announces its address in torchrun's store"))
             .help("check that no firewall blocks the hosts, or unset the variable")
@@ -82,17 +89,17 @@ pub fn meet(
 }
 
 #[cfg(not(feature = "mpi"))]
-fn by_launcher(l: &Launched) -> Result<Meeting> {
+fn by_launcher(l: &Launched, _: Patience) -> Result<Meeting> {
     Err(nowhere(l))
 }
 
 /// By MPI, if that is who has started the processes.
 #[cfg(feature = "mpi")]
-fn by_launcher(l: &Launched) -> Result<Meeting> {
+fn by_launcher(l: &Launched, patience: Patience) -> Result<Meeting> {
     if l.launcher == "torchrun" {
         return Err(nowhere(l));
     }
-    by_mpi(l)
+    by_mpi(l, patience)
 }
 
 fn nowhere(l: &Launched) -> Diag {
@@ -102,12 +109,15 @@ fn nowhere(l: &Launched) -> Diag {
         .help(format!("export {ADDRESS}=HOST {PORT}=29500, with the host of process 0"))
 }
 
-/// By MPI, which has started them.
+/// By MPI, which has started them. It waits for all, and nothing can interrupt it: this process ends, with one line,
+/// if that takes too long.
 ///
 /// # Errors
 /// `mpi`, also if it knows other processes than the launcher.
 #[cfg(feature = "mpi")]
-pub fn by_mpi(l: &Launched) -> Result<Meeting> {
+pub fn by_mpi(l: &Launched, patience: Patience) -> Result<Meeting> {
+    let what = "in MPI's start: a process has not come, or is stopped";
+    let watch = super::watch(l, patience.left(), what)?;
     let world = shardc_runtime::mpi::World::start()?.expect("MPI starts once");
     let (process, processes) = world.place();
     if (process, processes) != (l.rank, l.world) {
@@ -124,6 +134,7 @@ pub fn by_mpi(l: &Launched) -> Result<Meeting> {
         None => String::new(),
     };
     let said = world.share(&own);
+    drop(watch);
     let (leader, secret) = said.split_once('\n').unwrap_or((&said, ""));
     let (leader, secret) = (leader.to_string(), Secret::of(secret.as_bytes()));
     Ok(Meeting { door, leader, secret, world: Some(world) })

@@ -15,16 +15,22 @@ use shardc_ir::plan::Plan;
 pub use shardc_passes::options::Transport;
 use shardc_runtime::Process;
 use shardc_runtime::alarm::Alarm;
-use shardc_runtime::control::{Control, Me, Terms, no_secret};
+use shardc_runtime::control::{Control, Me, Terms, Watch, no_secret};
 use shardc_runtime::cuda::{Device, Devices, Id};
 use shardc_runtime::transport;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-/// How long all processes may take to come.
-const START: Duration = Duration::from_secs(120);
+/// How long processes wait for each other that a launcher has started for another plan than this.
+const MISFITS: Duration = Duration::from_secs(2);
+/// No process of a job that does not fit its plan waits for more than so many others.
+const MANY: usize = 1 << 16;
+/// Most seconds that processes wait for each other: a generation, which no sum of times exceeds.
+const LONGEST: u64 = 1 << 30;
+/// What a system may take longer for than it was given, before that is told.
+const GRACE: Duration = Duration::from_secs(1);
 /// Signals so near to each other are one, which the terminal and the launcher have sent.
 const SAME: Duration = Duration::from_millis(500);
 /// Seconds of silence after which a process is lost, unless `--silence` says so.
@@ -50,6 +56,10 @@ pub struct Connections {
     /// [default: 30]
     #[arg(long, value_name = "S", value_parser = clap::value_parser!(u64).range(1..=86400))]
     pub silence: Option<u64>,
+    /// Seconds that processes may wait for each other until all have come and are connected, and at the end until
+    /// all have gone; at most a day [default: that of --timeout]
+    #[arg(long, value_name = "S", value_parser = clap::value_parser!(u64).range(1..=86400))]
+    pub start_timeout: Option<u64>,
     /// Connect processes on several hosts without a secret: anyone who can reach process 0's port can end the
     /// job, or take part in it
     #[arg(long)]
@@ -59,8 +69,11 @@ pub struct Connections {
 impl Connections {
     /// A warning for every flag that was given, though nothing is connected.
     fn without_effect(&self) -> Vec<Diag> {
-        let given =
-            [("--silence", self.silence.is_some()), ("--insecure-control", self.insecure_control)];
+        let given = [
+            ("--silence", self.silence.is_some()),
+            ("--start-timeout", self.start_timeout.is_some()),
+            ("--insecure-control", self.insecure_control),
+        ];
         let warning = |flag: &str| {
             let message = format!("{flag} has no effect: ranks are threads of one process");
             Diag::new("no-effect", message)
@@ -81,14 +94,34 @@ pub struct Job {
 /// Says how many ranks the plan has.
 type Ranks<'a> = &'a dyn Fn() -> Result<usize>;
 
+/// How long this process waits for the others, and since when.
+#[derive(Clone, Copy)]
+struct Patience {
+    began: Instant,
+    limit: Duration,
+}
+
+impl Patience {
+    fn left(self) -> Duration {
+        self.limit.saturating_sub(self.began.elapsed())
+    }
+}
+
 /// Connects the processes of the job that a launcher has started for a plan of so many ranks; `None` if ranks are
-/// threads of this one.
+/// threads of this one. Without [`Connections::start_timeout`], `timeout` is the limit.
 ///
 /// # Errors
-/// `launcher`, `mpi`, `missing-library`, `cuda-driver`, `no-secret` and `cluster`.
-pub fn join(transport: Transport, how: &Connections, ranks: Ranks) -> Result<Option<Job>> {
+/// `launcher`, `mpi`, `missing-library`, `cuda-driver`, `no-secret`, `cluster` and `start-timeout`.
+pub fn join(
+    transport: Transport,
+    how: &Connections,
+    timeout: u64,
+    ranks: Ranks,
+) -> Result<Option<Job>> {
     let var = |name: &str| std::env::var(name).ok();
     let launched = Launched::detect(var);
+    let limit = Duration::from_secs(how.start_timeout.unwrap_or(timeout).clamp(1, LONGEST));
+    let patience = Patience { began: Instant::now(), limit };
     match (transport, launched) {
         (Transport::Threads, Ok(Some(l))) if l.world > 1 => {
             let processes = count(l.world, "process", "processes");
@@ -101,23 +134,48 @@ pub fn join(transport: Transport, how: &Connections, ranks: Ranks) -> Result<Opt
             warn(&how.without_effect());
             Ok(None)
         }
-        (Transport::Mpi, launched) => mpi(launched?, how, ranks).map(Some),
+        (Transport::Mpi, launched) => mpi(launched?, how, patience, ranks).map(Some),
         (Transport::Nccl, launched) => {
-            let launched = launched?.unwrap_or(Launched::alone());
-            let device = device_of(&launched);
-            let meeting = meeting::meet(&launched, var, START)?;
-            let card = device.as_ref().map_or(String::new(), |d| format!(", device {}", d.0));
-            let (control, alarm) = start(&launched, meeting, &card, how)?;
-            match device {
-                Ok((device, name)) => {
-                    let links = Links::Nccl(device, name);
-                    Ok(Some(Job { launched, control, alarm, links }))
-                }
-                // What is missing here ends the job of all.
-                Err(d) => control.fail(&d),
-            }
+            nccl(launched?.unwrap_or(Launched::alone()), how, patience, ranks).map(Some)
         }
     }
+}
+
+fn nccl(l: Launched, how: &Connections, patience: Patience, ranks: Ranks) -> Result<Job> {
+    // The variables of the launcher say how many come, which nobody has shown yet. Those of a job that does not fit
+    // say so once, together; if they do not meet soon, each for itself.
+    let misfit = ranks().and_then(|ranks| l.check(ranks)).err();
+    if let Some(d) = misfit.clone().filter(|_| l.world > MANY) {
+        return Err(d);
+    }
+    let limit = misfit.as_ref().map_or(patience.limit, |_| patience.limit.min(MISFITS));
+    let patience = Patience { limit, ..patience };
+    let device = device_of(&l);
+    let card = device.as_ref().map_or(String::new(), |d| format!(", device {}", d.0));
+    let met = || {
+        let watch = watch(&l, patience.limit + GRACE, "while processes look for each other")?;
+        let var = |name: &str| std::env::var(name).ok();
+        let meeting = meeting::meet(&l, var, patience)?;
+        let started = start(&l, meeting, &card, how, patience);
+        drop(watch);
+        started
+    };
+    let (control, alarm) = match (met(), misfit) {
+        (Ok(met), _) => met,
+        (Err(_), Some(d)) | (Err(d), None) => return Err(d),
+    };
+    match device {
+        Ok((device, name)) => {
+            Ok(Job { launched: l, control, alarm, links: Links::Nccl(device, name) })
+        }
+        // What is missing here ends the job of all.
+        Err(d) => control.fail(&d),
+    }
+}
+
+/// Ends this process if what begins now takes longer than that; no process can be asked.
+fn watch(l: &Launched, limit: Duration, what: &'static str) -> Result<Watch> {
+    Watch::alone(l.rank, limit, what, |line| say_error(line))
 }
 
 /// The device of a process, and what only this device is called.
@@ -128,24 +186,38 @@ fn device_of(l: &Launched) -> Result<(usize, String)> {
 }
 
 #[cfg(not(feature = "mpi"))]
-fn mpi(_: Option<Launched>, _: &Connections, _: Ranks) -> Result<Job> {
+fn mpi(_: Option<Launched>, _: &Connections, _: Patience, _: Ranks) -> Result<Job> {
     Err(Diag::new("mpi", "this shardc was built without MPI")
         .rule("an MPI is linked when shardc is built, and is that of the launcher")
         .help("cargo build --release --features mpi, with 1 MPI and libclang installed"))
 }
 
 #[cfg(feature = "mpi")]
-fn mpi(launched: Option<Launched>, how: &Connections, ranks: Ranks) -> Result<Job> {
+fn mpi(
+    launched: Option<Launched>,
+    how: &Connections,
+    patience: Patience,
+    ranks: Ranks,
+) -> Result<Job> {
     let Some(launched) = launched else {
         let ranks = ranks()?;
         return Err(Diag::new("launcher", "no launcher has started this process")
             .rule("--transport mpi: one process per rank, started by mpirun or srun")
             .help(format!("mpirun -n {ranks} shardc run PLAN --transport mpi")));
     };
-    let mut meeting = meeting::by_mpi(&launched)?;
+    let mut meeting = meeting::by_mpi(&launched, patience)?;
     let world = meeting.world.take().expect("it was just started");
-    let (control, alarm) = start(&launched, meeting, "", how)?;
-    Ok(Job { launched, control, alarm, links: Links::Mpi(world) })
+    let late = watch(&launched, patience.left() + GRACE, "while processes join")?;
+    let started = start(&launched, meeting, "", how, patience);
+    drop(late);
+    match started {
+        Ok((control, alarm)) => Ok(Job { launched, control, alarm, links: Links::Mpi(world) }),
+        Err(d) => {
+            // MPI's end would wait for those that are missing.
+            std::mem::forget(world);
+            Err(d)
+        }
+    }
 }
 
 /// Connects to the others; `card` is what they see of this process beside host and pid.
@@ -154,6 +226,7 @@ fn start(
     meeting: Meeting,
     card: &str,
     how: &Connections,
+    patience: Patience,
 ) -> Result<(Control, Arc<Alarm>)> {
     let card = format!("{}, pid {}{card}", host(), std::process::id());
     let alarm = Arc::<Alarm>::default();
@@ -166,7 +239,8 @@ fn start(
             .why("--insecure-control: whoever reaches it can end this job")]);
     }
     let silence = Duration::from_secs(how.silence.unwrap_or(SILENCE));
-    let terms = Terms { secret, insecure, timeout: START, silence };
+    let Patience { began, limit: timeout } = patience;
+    let terms = Terms { secret, insecure, began, timeout, silence, warn: |d| warn(&[d]) };
     let control = Control::join(&me, door, &leader, terms, alarm.clone(), Box::new(print))?;
     let (wish, end) = (control.clone(), control.clone());
     signals::handle(
@@ -198,6 +272,14 @@ fn cores() -> String {
 }
 
 impl Job {
+    /// Ends what the processes share, which all have finished, and leaves them.
+    pub fn end(self) {
+        let Job { control, links, .. } = self;
+        // MPI waits for all.
+        drop(links);
+        control.leave();
+    }
+
     /// Checks that as many processes run as the plan has ranks, that all have the same plan and the
     /// same shardc, and shows who they are.
     ///
@@ -287,7 +369,7 @@ impl Job {
     /// The ranks of this process, which are on these devices.
     ///
     /// # Errors
-    /// Those of NCCL.
+    /// Those of NCCL and of MPI; they end the job if they are not there in time.
     pub fn process(
         &self,
         plan: &Plan,
@@ -296,7 +378,17 @@ impl Job {
         devices: Option<&Devices>,
     ) -> Result<Process> {
         let (alarm, control) = (self.alarm.clone(), Some(self.control.clone()));
+        let phase = match &self.links {
+            #[cfg(feature = "mpi")]
+            Links::Mpi(_) => "in the start of MPI's groups",
+            Links::Nccl(..) => "in NCCL's start",
+        };
+        // None waits for one that still reads or compiles.
+        self.control.barrier();
+        let limit = self.control.limit(phase)?;
         let ends = self.ends(plan, timeout, devices)?;
+        drop(limit);
+        self.control.enter("behind the start of its transport");
         Ok(Process { ends, alarm, control, records })
     }
 
@@ -327,7 +419,7 @@ impl Job {
                 let given = self.control.share(own);
                 id.0.iter_mut().zip(&given).for_each(|(to, from)| *to = *from);
                 let devices = devices.expect("a job over NCCL runs on devices");
-                devices.join(plan, &id, timeout, &self.alarm)
+                devices.join(plan, &id, (self.control.timeout(), timeout), &self.alarm)
             }
         }
     }

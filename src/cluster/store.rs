@@ -26,13 +26,13 @@ pub struct Store {
 
 impl Store {
     /// Connects to `host:port`.
-    pub fn connect(address: &str, timeout: Duration) -> Result<Store> {
+    pub fn connect(address: &str, until: Instant) -> Result<Store> {
         let mut last = Error::new(ErrorKind::NotFound, "the name has no address");
         for a in address.to_socket_addrs()? {
-            match TcpStream::connect_timeout(&a, timeout) {
+            match TcpStream::connect_timeout(&a, left(until)?) {
                 Ok(stream) => {
-                    stream.set_read_timeout(Some(timeout))?;
                     stream.set_nodelay(true)?;
+                    stream.set_write_timeout(Some(left(until)?))?;
                     let mut s = Store { stream };
                     let hello = [&[VALIDATE][..], &MAGIC.to_le_bytes()].concat();
                     s.stream.write_all(&hello)?;
@@ -49,14 +49,15 @@ impl Store {
     }
 
     /// A value, as soon as somebody has set it.
-    pub fn get(&mut self, key: &str, timeout: Duration) -> Result<String> {
-        let since = Instant::now();
-        while !self.has(key)? {
-            if since.elapsed() > timeout {
-                return Err(ErrorKind::TimedOut.into());
+    pub fn get(&mut self, key: &str, until: Instant) -> Result<String> {
+        while !self.has(key, until)? {
+            if left(until).is_err() {
+                let what = "process 0 has not said there where it is";
+                return Err(Error::new(ErrorKind::TimedOut, what));
             }
             std::thread::sleep(AGAIN);
         }
+        self.stream.set_read_timeout(Some(left(until)?))?;
         self.stream.write_all(&[&[GET][..], &text(key)].concat())?;
         let mut len = [0; 8];
         self.stream.read_exact(&mut len)?;
@@ -69,13 +70,21 @@ impl Store {
         String::from_utf8(value).map_err(|_| ErrorKind::InvalidData.into())
     }
 
-    fn has(&mut self, key: &str) -> Result<bool> {
+    fn has(&mut self, key: &str, until: Instant) -> Result<bool> {
+        // Once it is asked, however late.
+        self.stream.set_read_timeout(Some(left(until).unwrap_or(AGAIN)))?;
         let keys = 1u64.to_le_bytes();
         self.stream.write_all(&[&[CHECK][..], &keys, &text(key)].concat())?;
         let mut answer = [0];
         self.stream.read_exact(&mut answer)?;
         Ok(answer[0] == READY)
     }
+}
+
+/// The time until then; an error if it is over.
+fn left(until: Instant) -> Result<Duration> {
+    let left = until.saturating_duration_since(Instant::now());
+    if left.is_zero() { Err(ErrorKind::TimedOut.into()) } else { Ok(left) }
 }
 
 /// A text after its length.
@@ -140,13 +149,26 @@ mod tests {
                 std::thread::spawn(move || answer(s, &known));
             }
         });
-        let time = Duration::from_secs(20);
+        let time = Instant::now() + Duration::from_secs(20);
         let mut waits = Store::connect(&address, time).unwrap();
-        assert_eq!(waits.get("/a", Duration::ZERO).unwrap_err().kind(), ErrorKind::TimedOut);
+        let late = waits.get("/a", Instant::now()).unwrap_err();
+        assert!(late.kind() == ErrorKind::TimedOut && late.to_string().contains("process 0"));
         let waiting = std::thread::spawn(move || waits.get("/a", time).unwrap());
         std::thread::sleep(AGAIN * 2);
         Store::connect(&address, time).unwrap().set("/a", "1.2.3.4:5 host:6").unwrap();
         assert_eq!(waiting.join().unwrap(), "1.2.3.4:5 host:6");
         assert!(Store::connect("127.0.0.1:1", time).is_err());
+    }
+
+    /// A store that is stopped takes connections, and nothing else.
+    #[test]
+    fn a_silent_store_is_not_waited_for_longer() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let since = Instant::now();
+        let until = since + Duration::from_millis(200);
+        let e = Store::connect(&address, until).and_then(|mut s| s.get("/a", until)).unwrap_err();
+        assert!(matches!(e.kind(), ErrorKind::TimedOut | ErrorKind::WouldBlock), "{e}");
+        assert!(since.elapsed() < Duration::from_secs(10), "{:?}", since.elapsed());
     }
 }

@@ -259,13 +259,16 @@ pub fn run(dir: &Path, mut how: Run, as_json: bool) -> Result<i32> {
     };
     check(&how, transport)?;
     let ranks = || plan_dir::read(dir).map(|s| s.plan.module.mesh.ranks());
-    let Some(job) = cluster::join(transport, &how.connections, &ranks)? else {
+    let Some(job) = cluster::join(transport, &how.connections, how.timeout, &ranks)? else {
         return run_in(dir, &how, None, as_json);
     };
     let done =
         std::panic::catch_unwind(AssertUnwindSafe(|| run_in(dir, &how, Some(&job), as_json)));
     match done {
-        Ok(Ok(status)) => Ok(status),
+        Ok(Ok(status)) => {
+            job.end();
+            Ok(status)
+        }
         Ok(Err(d)) => job.control.fail(&d),
         // What it was is said where it was.
         Err(_) => job.control.fail(
@@ -369,7 +372,8 @@ fn run_in(dir: &Path, how: &Run, job: Option<&Job>, as_json: bool) -> Result<i32
         };
         let dir = place.as_ref().map_or(Path::new(""), |p| p.path());
         session.follow(&batch, &|step| checkpoint::task(dir, step as usize))?;
-        session.finish();
+        signals::save_no_more();
+        session.finish()?;
         return Ok(0);
     }
     let lines = how.metrics.as_deref().map(|file| Metrics::open(file, done));

@@ -69,6 +69,7 @@ mod schemas;
 mod search;
 mod shell;
 mod sinks;
+mod starts;
 mod strangers;
 #[cfg(feature = "tokenizers")]
 mod text;

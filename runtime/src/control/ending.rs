@@ -1,9 +1,8 @@
 //! How a job ends because of one process: one message, one status for all.
 
 use super::join::call;
-use super::lobby::Lobby;
 use super::wire::{FrameKind, lines};
-use super::{BEAT, Inbox, Shared, Trouble, held};
+use super::{BEAT, Inbox, Shared, Trouble, held, is_late, system};
 use shardc_ir::diag::{Diag, Exit};
 use std::io::ErrorKind;
 use std::sync::Arc;
@@ -21,11 +20,6 @@ const GATHERED: Duration = Duration::from_millis(600).saturating_add(BEAT);
 const RESUMED: Duration = Duration::from_secs(5);
 /// More processes than this are not listed in a message.
 const LISTED: usize = 16;
-
-/// True if nothing came in time.
-fn is_late(error: &std::io::Error) -> bool {
-    matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut)
-}
 
 impl Shared {
     /// Notes that this process runs.
@@ -45,7 +39,7 @@ impl Shared {
 
     /// A connection has ended, or is silent.
     pub(super) fn lost(self: &Arc<Self>, other: usize, error: &std::io::Error) {
-        if held(self.inbox.lock()).left[other] || self.leaving.load(Ordering::Acquire) {
+        if held(self.inbox.lock()).left[other] || self.gone.load(Ordering::Acquire) {
             return;
         }
         if self.was_stopped() {
@@ -83,10 +77,19 @@ impl Shared {
             let ago = when.elapsed().as_secs_f64();
             cause = cause.at(format!("last heard of {ago:.1} s before: {text}"));
         }
-        let cause = cause.help(
-            "restart from the latest checkpoint with --resume DIR, if the run saved any (--save DIR --save-every N)",
-        );
+        let cause = self.way_on(cause);
         self.fail(other, cause.render(), cause.exit as i32)
+    }
+
+    /// What the user does when a process was lost.
+    fn way_on(&self, cause: Diag) -> Diag {
+        match self.finished.load(Ordering::Acquire) {
+            true => cause
+                .why("this was at the end of the job: all steps are done, and what was to be saved is saved"),
+            false => cause.help(
+                "restart from the latest checkpoint with --resume DIR, if the run saved any (--save DIR --save-every N)",
+            ),
+        }
     }
 
     /// The first cause ends the job; those that follow wait for that.
@@ -188,17 +191,10 @@ impl Shared {
         }
         let start = Instant::now();
         let mut guests = vec![];
-        let mut cause = Diag::new("rank-failed", format!("process 0 ({}) {how}", self.cards[0]))
-            .help("restart from the latest checkpoint, with --resume DIR");
-        let mut lobby = Lobby::new(&self.listeners, &self.terms.secret);
+        let message = format!("process 0 ({}) {how}", self.cards[0]);
+        let cause = self.way_on(Diag::new("rank-failed", message));
         while start.elapsed() < GATHERED && guests.len() + 2 < self.processes {
-            let came = match lobby.look() {
-                Ok(came) => came,
-                Err(d) => {
-                    cause = cause.why(format!("the others could not be heard: {}", d.message));
-                    break;
-                }
-            };
+            let came = std::mem::take(&mut *held(self.callers.lock()));
             for known in came {
                 let said = lines(&known.data);
                 let number = said.first().and_then(|s| s.parse::<usize>().ok());
@@ -226,6 +222,6 @@ impl Shared {
             (self.print)(m);
         }
         shardc_ir::files::abandon();
-        std::process::exit(status)
+        system::end(status)
     }
 }

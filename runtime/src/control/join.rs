@@ -1,9 +1,10 @@
 //! How the processes of a job find each other.
 
-use super::lobby::{Known, Lobby};
+use super::lobby::{AGAIN, Known, Lobby};
 use super::secret::{NONCE, Pair, Secret, random};
+use super::watch::late;
 use super::wire::{FrameKind, Incoming, MAGIC, Outgoing, calls, lines};
-use super::{Me, Terms};
+use super::{AT_ONCE, BEAT, Me, Terms, is_late, system};
 use shardc_ir::diag::{Diag, Result};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
@@ -11,8 +12,16 @@ use std::time::{Duration, Instant};
 
 /// How long the other side may take to show that it knows the secret.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Time between two looks at who has come, or two calls.
-const AGAIN: Duration = Duration::from_millis(5);
+/// How long the first call of process 0 may take to be answered by the system; each after that twice as long.
+/// What waits behind others is dropped there, and would come again after a second only.
+const FIRST: Duration = Duration::from_millis(250);
+/// How long what listens in the place of process 0 may show another secret: a job before this one may be
+/// about to end.
+const ANOTHER: Duration = Duration::from_millis(1500);
+/// After so long process 0 says for whom it waits.
+const QUIET: Duration = Duration::from_secs(10);
+/// Missing processes that are listed.
+const LISTED: usize = 16;
 /// Time between two looks at whether those that have come are there yet.
 const THERE: Duration = Duration::from_millis(100);
 /// Most bytes of the table of all processes.
@@ -53,7 +62,10 @@ impl Door {
         let (mut listeners, mut last) = (vec![], None);
         for host in hosts {
             match TcpListener::bind((*host, port)) {
-                Ok(l) => listeners.push(l),
+                Ok(l) => {
+                    system::lengthen(&l);
+                    listeners.push(l);
+                }
                 Err(e) => last = Some((host, e)),
             }
         }
@@ -66,6 +78,11 @@ impl Door {
             }
             (true, None) => Err(unreachable("this host has no address".into())),
         }
+    }
+
+    #[cfg(test)]
+    pub(super) fn listeners_for_test(self) -> Vec<TcpListener> {
+        self.listeners
     }
 
     /// Whether others than processes of this host can reach it.
@@ -83,6 +100,15 @@ pub(super) fn resolve(text: &str) -> Vec<SocketAddr> {
 /// Calls a process: a connection to the first address where one answers that knows the secret. Nothing
 /// is said before it has shown that.
 pub(super) fn call(to: &[SocketAddr], secret: &Secret, each: Duration) -> std::io::Result<Link> {
+    call_within(to, secret, (each, PATIENCE))
+}
+
+/// The same: how long each may take to be connected to, and to show that.
+fn call_within(
+    to: &[SocketAddr],
+    secret: &Secret,
+    each: (Duration, Duration),
+) -> std::io::Result<Link> {
     let mut last = std::io::Error::from(ErrorKind::NotFound);
     for address in to {
         match call_one(address, secret, each) {
@@ -93,9 +119,13 @@ pub(super) fn call(to: &[SocketAddr], secret: &Secret, each: Duration) -> std::i
     Err(last)
 }
 
-fn call_one(to: &SocketAddr, secret: &Secret, each: Duration) -> std::io::Result<Link> {
-    let mut stream = TcpStream::connect_timeout(to, each)?;
-    let until = Instant::now() + PATIENCE;
+fn call_one(
+    to: &SocketAddr,
+    secret: &Secret,
+    (connect, answer): (Duration, Duration),
+) -> std::io::Result<Link> {
+    let mut stream = TcpStream::connect_timeout(to, connect)?;
+    let until = Instant::now() + answer;
     stream.set_nodelay(true)?;
     stream.set_write_timeout(Some(PATIENCE))?;
     let caller = random().map_err(|d| std::io::Error::other(d.message))?;
@@ -162,96 +192,161 @@ impl Hello {
     }
 }
 
-/// Process 0: waits for all others. One whose connection ends meanwhile is waited for again.
-pub(super) fn welcome(
-    n: usize,
-    door: &Door,
-    leader: &str,
-    own: &str,
-    terms: &Terms,
-) -> Result<Met> {
-    let (start, mut looked) = (Instant::now(), Instant::now());
-    let mut links: Vec<Option<Link>> = (0..n).map(|_| None).collect();
-    let mut hellos = vec![vec![]; n];
-    hellos[0] = lines(own.as_bytes());
-    let mut lobby = Lobby::new(&door.listeners, &terms.secret);
-    loop {
-        for mut known in lobby.look()? {
-            let hello = Hello::read(&known, leader, n).and_then(|h| match &links[h.number] {
-                Some((out, _)) if !out.is_over() => {
-                    Err(format!("two processes are number {} of {n}", h.number))
-                }
-                _ => Ok(h),
-            });
-            match hello {
-                Ok(Hello { number, said }) => {
-                    hellos[number] = said;
-                    links[number] = Some((known.out, known.incoming));
-                }
-                Err(why) => {
-                    let _ = known.out.write(FrameKind::Refuse, why.as_bytes());
-                }
+/// The processes that have not come, as text.
+fn listed(missing: &[usize]) -> String {
+    match missing {
+        [one] => format!("process {one}"),
+        few if few.len() <= LISTED => format!("processes {few:?}"),
+        many => format!("processes {:?} and {} more", &many[..LISTED], many.len() - LISTED),
+    }
+}
+
+/// What process 0 knows while it waits for the others.
+struct Waiting {
+    links: Vec<Option<Link>>,
+    hellos: Vec<Vec<String>>,
+    /// Why the last that was refused was that.
+    refused: Option<String>,
+    /// That one was refused, that one has another secret, and for whom it waits is said once each.
+    said: [bool; 3],
+}
+
+impl Waiting {
+    /// One that knows the secret joins, or is told why it does not.
+    fn enter(&mut self, mut known: Known, leader: &str, n: usize) {
+        let hello = Hello::read(&known, leader, n).and_then(|h| match &self.links[h.number] {
+            Some((out, _)) if !out.is_over() => {
+                Err(format!("two processes are number {} of {n}", h.number))
+            }
+            _ => Ok(h),
+        });
+        match hello {
+            Ok(Hello { number, said }) => {
+                known.out.patience(AT_ONCE);
+                self.hellos[number] = said;
+                self.links[number] = Some((known.out, known.incoming));
+            }
+            Err(why) => {
+                let _ = known.out.write(FrameKind::Refuse, format!("cluster\n{why}").as_bytes());
+                self.refused = Some(why);
             }
         }
-        let all_came = links[1..].iter().all(Option::is_some);
+    }
+
+    /// Says what the user should know before the time is over, once each.
+    fn warn(&mut self, lobby: &Lobby, missing: &[usize], terms: &Terms) {
+        let refused = self.refused.as_ref().map(|why| format!("a process was refused: {why}"));
+        let misled = lobby.misled.map(|from| {
+            format!("a process of {from} calls process 0, and does not know the secret of this job")
+        });
+        let quiet = (terms.began.elapsed() > QUIET).then(|| {
+            let (of, s) = (listed(missing), QUIET.as_secs());
+            format!("{of} did not come within {s} s: process 0 waits")
+        });
+        for (said, message) in self.said.iter_mut().zip([refused, misled, quiet]) {
+            let Some(message) = message.filter(|_| !*said) else { continue };
+            *said = true;
+            (terms.warn)(unreachable(message));
+        }
+    }
+
+    /// Tells those that have joined for whom all wait: which is a sign of life too.
+    fn tell(&mut self, kind: FrameKind, text: &str) {
+        for (out, _) in self.links.iter_mut().flatten() {
+            // One that has gone by now is found at the next look.
+            let _ = out.write(kind, text.as_bytes());
+        }
+    }
+}
+
+/// Process 0: waits for all others. One whose connection ends meanwhile is waited for again.
+pub(super) fn welcome(n: usize, door: Door, leader: &str, own: &str, terms: &Terms) -> Result<Met> {
+    let (mut looked, mut told) = (Instant::now(), Instant::now());
+    let (links, hellos) = ((0..n).map(|_| None).collect(), vec![vec![]; n]);
+    let mut w = Waiting { links, hellos, refused: None, said: [false; 3] };
+    w.hellos[0] = lines(own.as_bytes());
+    let mut lobby = Lobby::new(door.listeners, terms.secret.clone());
+    loop {
+        let (came, more) = lobby.look()?;
+        came.into_iter().for_each(|known| w.enter(known, leader, n));
+        let all_came = w.links[1..].iter().all(Option::is_some);
         if all_came || looked.elapsed() > THERE {
             looked = Instant::now();
-            for link in &mut links {
+            for link in &mut w.links {
                 link.take_if(|l| l.0.is_over());
             }
         }
-        let missing: Vec<usize> = (1..n).filter(|&i| links[i].is_none()).collect();
+        let missing: Vec<usize> = (1..n).filter(|&i| w.links[i].is_none()).collect();
         if missing.is_empty() {
             break;
         }
-        if start.elapsed() > terms.timeout {
-            return Err(late(&missing, &hellos, lobby.strangers, terms.timeout));
+        if terms.left().is_zero() {
+            w.tell(FrameKind::Refuse, &format!("start-timeout\n{}", listed(&missing)));
+            return Err(not_all(&missing, &w, lobby.strangers, terms));
         }
-        std::thread::sleep(AGAIN);
+        w.warn(&lobby, &missing, terms);
+        if told.elapsed() > BEAT / 2 {
+            told = Instant::now();
+            w.tell(FrameKind::Beat, &listed(&missing));
+        }
+        if !more {
+            std::thread::sleep(AGAIN);
+        }
     }
-    let table: Vec<String> = hellos.iter().map(|h| h[..2.min(h.len())].join("\n")).collect();
-    for (out, _) in links.iter_mut().flatten() {
-        out.patience(terms.silence);
-        // One that has gone by now is found when it is listened to.
-        let _ = out.write(FrameKind::Hello, table.join("\n").as_bytes());
-    }
-    Ok(Met { links, hellos, listeners: vec![] })
+    let table: Vec<String> = w.hellos.iter().map(|h| h[..2.min(h.len())].join("\n")).collect();
+    w.links.iter().flatten().for_each(|l| l.0.patience(terms.silence));
+    // One that has gone by now is found when it is listened to.
+    w.tell(FrameKind::Hello, &table.join("\n"));
+    Ok(Met { links: w.links, hellos: w.hellos, listeners: vec![] })
 }
 
-/// Not all have come.
-fn late(missing: &[usize], hellos: &[Vec<String>], strangers: usize, after: Duration) -> Diag {
-    let s = after.as_secs();
-    let mut d = unreachable(format!("processes {missing:?} did not come within {s} s"));
-    for &p in missing.iter().filter(|&&p| !hellos[p].is_empty()).take(8) {
-        let card = hellos[p].get(1).map_or("", |c| c);
-        d = d.why(format!("process {p} ({card}) had come, and its connection has ended"));
+/// Not all have come, in one line.
+fn not_all(missing: &[usize], w: &Waiting, strangers: usize, terms: &Terms) -> Diag {
+    let mut said = format!("while processes join: {} did not come", listed(missing));
+    for &p in missing.iter().filter(|&&p| !w.hellos[p].is_empty()).take(8) {
+        let card = w.hellos[p].get(1).map_or("", |c| c);
+        said += &format!("; process {p} ({card}) had come, and its connection has ended");
+    }
+    if let Some(why) = &w.refused {
+        said += &format!("; one was refused: {why}");
     }
     if strangers > 0 {
-        d = d.why(format!("{strangers} connections did not show the secret of this job"));
+        said += &format!("; {strangers} connections did not show the secret of this job");
     }
-    d
+    late(0, terms.timeout, &said)
 }
 
 /// The others: find process 0, and listen where it is reached from.
 pub(super) fn knock(me: &Me, leader: &str, card: &str, terms: &Terms) -> Result<Met> {
-    let start = Instant::now();
-    let limit = terms.timeout.as_secs();
-    let mut why = None;
+    let (mut each, mut why, mut another) = (FIRST, None, None);
     loop {
-        let left = terms.timeout.saturating_sub(start.elapsed());
-        let last = match attempt(me, leader, card, terms, left) {
+        let last = match attempt(me, leader, card, terms, each) {
             Ok(met) => return met,
             Err(e) => e,
         };
+        if is_late(&last) {
+            each = PATIENCE.min(each * 2);
+        }
+        match last.kind() {
+            ErrorKind::PermissionDenied => {
+                let since = *another.get_or_insert_with(Instant::now);
+                if since.elapsed() > ANOTHER {
+                    return Err(unreachable(format!("process 0 is not at {leader}: {last}"))
+                        .help("give all processes the same secret: SHARDC_SECRET_FILE"));
+                }
+            }
+            _ => another = None,
+        }
         // That something else listens there says more than that nobody does.
         if why.as_ref().is_none_or(|w: &std::io::Error| w.kind() != ErrorKind::PermissionDenied) {
             why = Some(last);
         }
-        if start.elapsed() > terms.timeout {
-            let d = unreachable(format!("process 0 is not at {leader} after {limit} s"));
-            return Err(d.why(why.map_or(String::new(), |w| w.to_string())));
+        if terms.left().is_zero() {
+            let why = why.map_or(String::new(), |w| format!(": {w}"));
+            let said = format!("while processes join: process 0 is not at {leader}{why}");
+            return Err(late(me.process, terms.timeout, &said));
         }
-        std::thread::sleep(AGAIN * 4);
+        std::thread::sleep((AGAIN * 4).min(terms.left()));
     }
 }
 
@@ -261,14 +356,15 @@ fn attempt(
     leader: &str,
     card: &str,
     terms: &Terms,
-    left: Duration,
+    each: Duration,
 ) -> std::io::Result<Result<Met>> {
     let to = resolve(leader);
     let far = to.iter().find(|a| !a.ip().is_loopback());
     if let Some(far) = far.filter(|_| !terms.trusts()) {
         return Ok(Err(no_secret(&far.to_string())));
     }
-    let (mut out, mut incoming) = call(&to, &terms.secret, PATIENCE)?;
+    let answer = PATIENCE.min(terms.left());
+    let (mut out, mut incoming) = call_within(&to, &terms.secret, (each, answer))?;
     // Others reach this process where process 0 does.
     let door = match Door::open(0, &[incoming.own_address()?]) {
         Ok(door) => door,
@@ -277,17 +373,55 @@ fn attempt(
     let numbers = format!("{} {}", me.process, me.processes);
     let hello = format!("{leader}\n{numbers}\n{}\n{card}", door.addresses);
     out.write(FrameKind::Hello, hello.as_bytes())?;
-    incoming.patience(left.max(PATIENCE) + PATIENCE);
-    let (kind, data) = incoming.read(TABLE)?;
-    if kind == FrameKind::Refuse {
-        return Ok(Err(unreachable(String::from_utf8_lossy(&data).into_owned())));
-    }
-    let all = lines(&data);
-    let hellos: Vec<Vec<String>> = all.chunks(2).map(<[String]>::to_vec).collect();
-    if kind != FrameKind::Hello || hellos.len() != me.processes {
+    let table = match table(me, leader, &mut incoming, terms)? {
+        Ok(table) => table,
+        Err(d) => return Ok(Err(d)),
+    };
+    let hellos: Vec<Vec<String>> = table.chunks(2).map(<[String]>::to_vec).collect();
+    if hellos.len() != me.processes {
         return Ok(Err(unreachable(format!("process 0 at {leader} shows no table of all"))));
     }
     Ok(Ok(Met { links: vec![Some((out, incoming))], hellos, listeners: door.listeners }))
+}
+
+/// The table of all, once they have come; until then process 0 says who has not.
+fn table(
+    me: &Me,
+    leader: &str,
+    incoming: &mut Incoming,
+    terms: &Terms,
+) -> std::io::Result<Result<Vec<String>>> {
+    let late = |why: &str| {
+        let waited = terms.began.elapsed().min(terms.timeout);
+        Ok(Err(late(me.process, waited, &format!("while processes join: {why}"))))
+    };
+    let mut missing: Option<(Instant, String)> = None;
+    loop {
+        // A moment more: process 0 may be about to say so, if it began at the same time.
+        incoming.patience(terms.left() + AT_ONCE);
+        match incoming.read(TABLE) {
+            Ok((FrameKind::Hello, data)) => return Ok(Ok(lines(&data))),
+            Ok((FrameKind::Beat, data)) => {
+                missing = Some((Instant::now(), String::from_utf8_lossy(&data).into_owned()));
+            }
+            Ok((FrameKind::Refuse, data)) => {
+                let text = String::from_utf8_lossy(&data).into_owned();
+                return match text.split_once('\n').unwrap_or(("", &text)) {
+                    ("start-timeout", whom) => late(&format!("{whom} did not come")),
+                    (_, why) => Ok(Err(unreachable(why.to_string()))),
+                };
+            }
+            Ok(_) => return Err(ErrorKind::InvalidData.into()),
+            Err(e) if !is_late(&e) => return Err(e),
+            Err(_) => {}
+        }
+        if terms.left().is_zero() {
+            return match missing.filter(|m| m.0.elapsed() < BEAT * 2) {
+                Some((_, whom)) => late(&format!("{whom} did not come")),
+                None => late(&format!("process 0 at {leader} says nothing any more")),
+            };
+        }
+    }
 }
 
 /// A job without a secret that others than processes of this host could join.

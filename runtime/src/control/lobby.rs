@@ -1,26 +1,30 @@
 //! Who comes to a listener, until it has shown that it is of the job.
 //!
 //! All are looked at in turn and none is waited for, so silent and slow ones delay nobody. Each has
-//! two seconds; of more than 256 the oldest has to go, and one of ours that had to comes again.
+//! two seconds; of more than 256 the one has to go that has come least far, of those the oldest, and one of
+//! ours that had to comes again.
 
 use super::secret::{NONCE, Pair, Secret, random};
 use super::wire::{CARD, FrameKind, HEAD, Head, Incoming, MAGIC, Outgoing, called};
 use shardc_ir::diag::Result;
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{IpAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 /// How long one that comes may take to show what it is.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Most that are looked at at once.
 const MOST: usize = 256;
+/// Time between two looks at those that have come, and after nothing could be accepted.
+pub(super) const AGAIN: Duration = Duration::from_millis(5);
 /// Bytes with which a connection begins: [`MAGIC`] and what the caller has drawn.
 const OPENING: usize = MAGIC.len() + NONCE;
 
 /// One that has come.
 struct Guest {
     stream: TcpStream,
+    from: IpAddr,
     since: Instant,
     said: Vec<u8>,
     /// Both numbers, once the guest's has come and was answered.
@@ -43,65 +47,106 @@ enum Next {
 }
 
 /// Listeners, and who has come to them.
-pub(super) struct Lobby<'a> {
-    listeners: &'a [TcpListener],
-    secret: &'a Secret,
+pub(super) struct Lobby {
+    listeners: Vec<TcpListener>,
+    secret: Secret,
     guests: VecDeque<Guest>,
     /// How many came and did not show what they should.
     pub strangers: usize,
+    /// Where one comes from that speaks as those of a job do and has gone when it saw this one's proof.
+    pub misled: Option<IpAddr>,
 }
 
-impl<'a> Lobby<'a> {
-    pub fn new(listeners: &'a [TcpListener], secret: &'a Secret) -> Lobby<'a> {
+impl Lobby {
+    pub fn new(listeners: Vec<TcpListener>, secret: Secret) -> Lobby {
         listeners.iter().for_each(|l| drop(l.set_nonblocking(true)));
-        Lobby { listeners, secret, guests: VecDeque::new(), strangers: 0 }
+        Lobby { listeners, secret, guests: VecDeque::new(), strangers: 0, misled: None }
     }
 
-    /// Looks at all once; those that have shown what they are. Waits for nothing.
+    /// Waits a moment, of nobody is here until somebody comes.
+    pub fn wait(&mut self) {
+        let [only] = &self.listeners[..] else { return std::thread::sleep(AGAIN) };
+        if !self.guests.is_empty() || only.set_nonblocking(false).is_err() {
+            return std::thread::sleep(AGAIN);
+        }
+        let came = only.accept();
+        let _ = only.set_nonblocking(true);
+        match came {
+            Ok((stream, from)) => self.enter(stream, from.ip()),
+            // There may be too many files open.
+            Err(_) => std::thread::sleep(AGAIN * 10),
+        }
+    }
+
+    fn enter(&mut self, stream: TcpStream, from: IpAddr) {
+        let ready = stream.set_nonblocking(true).and_then(|()| stream.set_nodelay(true));
+        if ready.is_ok() {
+            let since = Instant::now();
+            self.guests.push_back(Guest { stream, from, since, said: vec![], drawn: None });
+        }
+    }
+
+    /// Looks at all once; those that have shown what they are, and whether more may have come meanwhile.
+    /// Waits for nothing.
     ///
     /// # Errors
     /// Those of drawing a number.
-    pub fn look(&mut self) -> Result<Vec<Known>> {
-        for l in self.listeners {
+    pub fn look(&mut self) -> Result<(Vec<Known>, bool)> {
+        let (mut known, mut more) = (vec![], false);
+        for _ in 0..self.guests.len() {
+            if let Some(guest) = self.guests.pop_front() {
+                self.turn(guest, &mut known)?;
+            }
+        }
+        for l in 0..self.listeners.len() {
             // A guard: others are looked at too, however many come.
             for _ in 0..MOST {
-                let Ok((stream, _)) = l.accept() else { break };
-                let ready = stream.set_nonblocking(true).and_then(|()| stream.set_nodelay(true));
-                if ready.is_err() {
-                    continue;
+                let Ok((stream, from)) = self.listeners[l].accept() else { break };
+                more = true;
+                self.enter(stream, from.ip());
+                // What one of ours says is mostly here at once.
+                if let Some(guest) = self.guests.pop_back() {
+                    self.turn(guest, &mut known)?;
                 }
-                let since = Instant::now();
-                self.guests.push_back(Guest { stream, since, said: vec![], drawn: None });
                 if self.guests.len() > MOST {
-                    self.guests.pop_front();
+                    let least = (0..self.guests.len()).min_by_key(|&i| self.guests[i].stage());
+                    least.and_then(|i| self.guests.remove(i));
                     self.strangers += 1;
                 }
             }
         }
-        let mut known = vec![];
-        for _ in 0..self.guests.len() {
-            let Some(mut guest) = self.guests.pop_front() else { break };
-            match guest.look(self.secret)? {
-                Next::Wait if guest.since.elapsed() < PATIENCE => self.guests.push_back(guest),
-                Next::Joins(kind, data) => {
-                    let Some((caller, own)) = guest.drawn else { continue };
-                    let pair = Pair { secret: self.secret, caller, called: own };
-                    let both = guest.stream.set_nonblocking(false);
-                    let Ok((out, mut incoming)) = both.and_then(|()| called(guest.stream, &pair))
-                    else {
-                        continue;
-                    };
+        Ok((known, more))
+    }
+
+    /// Looks at one, which goes, joins, or stands behind the others.
+    fn turn(&mut self, mut guest: Guest, known: &mut Vec<Known>) -> Result<()> {
+        match guest.look(&self.secret)? {
+            Next::Wait if guest.since.elapsed() < PATIENCE => self.guests.push_back(guest),
+            Next::Joins(kind, data) => {
+                let Some((caller, own)) = guest.drawn else { return Ok(()) };
+                let pair = Pair { secret: &self.secret, caller, called: own };
+                let both = guest.stream.set_nonblocking(false);
+                if let Ok((out, mut incoming)) = both.and_then(|()| called(guest.stream, &pair)) {
                     incoming.skip();
                     known.push(Known { kind, data, out, incoming });
                 }
-                Next::Wait | Next::Gone => self.strangers += 1,
             }
+            Next::Gone if guest.drawn.is_some() => {
+                self.strangers += 1;
+                self.misled = Some(guest.from);
+            }
+            Next::Wait | Next::Gone => self.strangers += 1,
         }
-        Ok(known)
+        Ok(())
     }
 }
 
 impl Guest {
+    /// How far it has come: it is silent, has begun as one of ours does, was answered.
+    fn stage(&self) -> usize {
+        usize::from(!self.said.is_empty()) + usize::from(self.drawn.is_some())
+    }
+
     /// Reads what has come, and answers it.
     fn look(&mut self, secret: &Secret) -> Result<Next> {
         let mut part = [0; 4096];

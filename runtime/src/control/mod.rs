@@ -14,22 +14,29 @@ mod ending;
 mod join;
 mod lobby;
 mod secret;
+mod system;
+mod watch;
 mod wire;
 
 #[cfg(test)]
 mod model;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod waits;
 
 pub use join::{Door, no_secret};
 pub use secret::{LEAST, Secret, draw};
+pub use watch::{Watch, late};
 
 use crate::alarm::Alarm;
 use crate::spawn;
 use join::{Link, Met, knock, resolve, welcome};
+use lobby::{Known, Lobby};
 use shardc_ir::diag::{Diag, Exit, Result};
 use std::collections::VecDeque;
-use std::net::{Shutdown, SocketAddr, TcpListener};
+use std::io::ErrorKind;
+use std::net::{SocketAddr, TcpListener};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -59,13 +66,21 @@ pub struct Terms {
     pub secret: Secret,
     /// Connect over more than the loopback interface although there is no secret.
     pub insecure: bool,
-    /// How long all may take to come.
+    /// Since when this process waits for the others, and how long it may: until all have come, and again at
+    /// the end, until all have gone.
+    pub began: Instant,
     pub timeout: Duration,
     /// A process that says nothing for so long is lost.
     pub silence: Duration,
+    /// Says what does not end the job, and should be known while it is waited for.
+    pub warn: fn(Diag),
 }
 
 impl Terms {
+    /// How long others may still take to come.
+    fn left(&self) -> Duration {
+        self.timeout.saturating_sub(self.began.elapsed())
+    }
     /// Whether processes of other hosts may be connected to.
     fn trusts(&self) -> bool {
         self.secret.is_secret() || self.insecure
@@ -120,8 +135,10 @@ struct Shared {
     alarm: Arc<Alarm>,
     witness: Mutex<Option<Arc<dyn Witness>>>,
     print: Print,
-    /// Nobody is missed any more.
-    leaving: AtomicBool,
+    /// All have done what they were started for; what is left is to end alike.
+    finished: AtomicBool,
+    /// This process has said goodbye, and misses nobody any more.
+    gone: AtomicBool,
     ending: AtomicBool,
     /// Process 0 has told this one to stop.
     answered: AtomicBool,
@@ -129,12 +146,22 @@ struct Shared {
     wished: AtomicI32,
     /// With which this process ends.
     status: AtomicI32,
-    listeners: Vec<TcpListener>,
+    /// Those that have called this process and know the secret.
+    callers: Mutex<Vec<Known>>,
+    /// What this process does before its ranks can say where they are, and when they cannot any more.
+    phase: Mutex<&'static str>,
+    /// Watches the end.
+    watch: Mutex<Option<Watch>>,
 }
 
 /// A process's connection to the others of its job.
 #[derive(Clone)]
 pub struct Control(Arc<Shared>);
+
+/// True if nothing came in time.
+fn is_late(error: &std::io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut)
+}
 
 fn held<T>(lock: std::result::Result<T, PoisonError<T>>) -> T {
     lock.unwrap_or_else(PoisonError::into_inner)
@@ -145,8 +172,8 @@ impl Control {
     /// text in all.
     ///
     /// # Errors
-    /// `cluster` if not all come in time, if another says that it is this one, or if this is process 0
-    /// without a door; `no-secret`.
+    /// `start-timeout` if not all come in time; `cluster` if another says that it is this one, if process 0 is
+    /// of another job, or if this is process 0 without a door; `no-secret`.
     pub fn join(
         me: &Me,
         door: Option<Door>,
@@ -161,7 +188,7 @@ impl Control {
             }
             Some(door) => {
                 let own = format!("{}\n{}", door.addresses, me.card);
-                welcome(me.processes, &door, leader, &own, &terms)?
+                welcome(me.processes, door, leader, &own, &terms)?
             }
             None => knock(me, leader, &me.card, &terms)?,
         };
@@ -192,15 +219,18 @@ impl Control {
             alarm,
             witness: Mutex::new(None),
             print,
-            leaving: AtomicBool::new(false),
+            finished: AtomicBool::new(false),
+            gone: AtomicBool::new(false),
             ending: AtomicBool::new(false),
             answered: AtomicBool::new(false),
             wished: AtomicI32::new(0),
             status: AtomicI32::new(Exit::RankFailed as i32),
-            listeners,
+            callers: Mutex::default(),
+            phase: Mutex::new("before the start of its ranks"),
+            watch: Mutex::default(),
         };
         let control = Control(Arc::new(shared));
-        control.listen(froms)?;
+        control.listen(froms, listeners)?;
         Ok(control)
     }
 
@@ -216,6 +246,10 @@ impl Control {
     pub fn process(&self) -> usize {
         self.0.me
     }
+    /// How long all may take to begin and to end what they share.
+    pub fn timeout(&self) -> Duration {
+        self.0.terms.timeout
+    }
     pub fn leads(&self) -> bool {
         self.0.me == 0
     }
@@ -226,8 +260,8 @@ impl Control {
 
     /// Threads that read what the others say, and one that says that this process lives. They do no
     /// work of the ranks, and wait for none: no lock of theirs is held while there is work.
-    fn listen(&self, froms: Vec<Option<Incoming>>) -> Result<()> {
-        let count = froms.iter().flatten().count() + 1;
+    fn listen(&self, froms: Vec<Option<Incoming>>, listeners: Vec<TcpListener>) -> Result<()> {
+        let count = froms.iter().flatten().count() + 2;
         let start = |work: Box<dyn FnOnce() + Send>| match thread::Builder::new().spawn(work) {
             Ok(_) => Ok(()),
             Err(e) => Err(spawn::refused("a thread that listens to other processes", count, &e)),
@@ -246,16 +280,20 @@ impl Control {
                 }
             }))?;
         }
+        if !listeners.is_empty() {
+            let shared = self.0.clone();
+            start(Box::new(move || shared.receive(listeners)))?;
+        }
         let shared = self.0.clone();
         start(Box::new(move || {
-            while !shared.leaving.load(Ordering::Acquire) {
+            while !shared.gone.load(Ordering::Acquire) {
                 shared.runs();
                 // Process 0 answers those that say that they live.
                 if shared.me != 0 {
                     let text = shared.whereabouts();
                     shared.tell(FrameKind::Beat, text.as_bytes());
                 }
-                std::thread::sleep(BEAT);
+                std::thread::sleep(BEAT.min(shared.terms.silence / 4));
             }
         }))
     }
@@ -322,27 +360,30 @@ impl Control {
     pub fn wished(&self) -> Option<i32> {
         Some(self.0.wished.load(Ordering::Acquire)).filter(|&s| s != 0)
     }
-
-    /// Leaves the others: all have done what they were started for.
-    pub fn leave(self) {
-        self.gather(vec![]);
-        // All have come this far, and have done their part.
-        if self.leads() {
-            self.0.leaving.store(true, Ordering::Release);
-        }
-        self.share(vec![]);
-        self.0.leaving.store(true, Ordering::Release);
-        self.0.tell(FrameKind::Bye, &[]);
-        self.0.links.iter().flatten().for_each(|l| {
-            held(l.lock()).end(Shutdown::Write);
-        });
-    }
 }
 
 impl Shared {
     fn whereabouts(&self) -> String {
         let w = held(self.witness.lock()).clone();
-        w.map_or("its ranks have not started".into(), |w| w.whereabouts())
+        let phase = || format!("rank {} is {}", self.me, held(self.phase.lock()));
+        match w.filter(|_| !self.finished.load(Ordering::Acquire)) {
+            Some(w) => w.whereabouts(),
+            None => phase(),
+        }
+    }
+
+    /// Accepts who comes while the job runs, and keeps those that know the secret until they are asked for:
+    /// strangers are let go, so that they are in nobody's way when process 0 is lost.
+    fn receive(&self, listeners: Vec<TcpListener>) {
+        let mut lobby = Lobby::new(listeners, self.terms.secret.clone());
+        loop {
+            lobby.wait();
+            // Without random numbers nobody is answered.
+            let came = lobby.look().map(|c| c.0).unwrap_or_default();
+            let mut callers = held(self.callers.lock());
+            let room = self.processes.saturating_sub(callers.len());
+            callers.extend(came.into_iter().take(room));
+        }
     }
 
     /// Says something to all that this process is connected to. Whoever cannot be told is lost, and
@@ -381,7 +422,13 @@ impl Shared {
         let mut inbox = held(self.inbox.lock());
         match kind {
             FrameKind::Gather => inbox.gathered[other].push_back(data),
-            FrameKind::Share => inbox.shared.push_back(data),
+            FrameKind::Share => {
+                inbox.shared.push_back(data);
+                // At the end nothing else is shared than that all are there.
+                if held(self.watch.lock()).is_some() {
+                    self.finished.store(true, Ordering::Release);
+                }
+            }
             FrameKind::Beat => {
                 inbox.last[other] = Some((Instant::now(), text()));
                 drop(inbox);

@@ -35,8 +35,8 @@ enum At {
     /// It has failed and told process 0, or was told to stop: it waits for the end of the connection.
     Failed,
     Stopped,
-    /// Process 0: it has told all that they are done.
-    Shares,
+    /// All are done, and it ends what they share: over MPI, where all have to be there for that.
+    Leaves,
     /// Process 0: it has told all to stop, and waits for where they are.
     Concludes,
     /// Process 0 is lost: it tells the process below, and waits for that to end.
@@ -64,12 +64,17 @@ struct World {
     at: [At; N],
     /// By sender and receiver.
     wires: [[VecDeque<Said>; N]; N],
-    /// Those of whom process 0 has a hello, a result, a goodbye, and where they are.
+    /// Those of whom process 0 has a hello, a result, a goodbye, and where they are; those that have its goodbye,
+    /// and that have begun to end what they share.
     came: u8,
     done: u8,
     left: u8,
     told: u8,
-    /// Process 0 has told all that they are done: nobody is missed any more.
+    freed: u8,
+    ends: u8,
+    /// Ranks end together, as those of MPI do; others each for itself.
+    together: bool,
+    /// Process 0 has told all that they are done.
     leaving: bool,
     fault: Fault,
     /// Messages that were printed.
@@ -79,11 +84,27 @@ struct World {
 }
 
 impl World {
-    fn new(fault: Fault) -> World {
-        let wires = std::array::from_fn(|_| std::array::from_fn(|_| VecDeque::new()));
-        let (came, done, left, told) = (1, 0, 0, 0);
-        let (leaving, printed, early) = (false, 0, false);
-        World { at: [At::Start; N], wires, came, done, left, told, leaving, fault, printed, early }
+    fn new(fault: Fault, together: bool) -> World {
+        World {
+            at: [At::Start; N],
+            wires: std::array::from_fn(|_| std::array::from_fn(|_| VecDeque::new())),
+            came: 1,
+            done: 0,
+            left: 0,
+            told: 0,
+            freed: 0,
+            ends: 0,
+            together,
+            leaving: false,
+            fault,
+            printed: 0,
+            early: false,
+        }
+    }
+
+    /// Whether what a process shares with the others can end.
+    fn may_leave(&self) -> bool {
+        !self.together || self.ends == 7
     }
 
     fn lives(&self, p: usize) -> bool {
@@ -149,10 +170,11 @@ impl World {
                 self.all_done();
             }
             (_, Said::Share) => {
-                self.tell(p, Said::Bye);
-                self.end(p, At::Ended(0));
+                self.ends |= 1 << p;
+                self.at[p] = At::Leaves;
             }
             (0, Said::Bye) => self.left |= bit,
+            (_, Said::Bye) => self.freed |= 1 << p,
             (0, Said::Fail) => {
                 self.told |= bit;
                 let told = self.told;
@@ -171,7 +193,8 @@ impl World {
                     // It goes on calling until its time is over.
                     self.at[p] = At::Start;
                 }
-                At::Running | At::Done | At::Failed => self.succeed(p),
+                At::Leaves if self.freed & 1 << p != 0 => {}
+                At::Running | At::Done | At::Leaves | At::Failed => self.succeed(p),
                 At::Stopped => self.end(p, At::Ended(6)),
                 _ => {}
             },
@@ -185,7 +208,8 @@ impl World {
         if self.done == 7 && self.at[0] == At::Done {
             self.leaving = true;
             self.tell(0, Said::Share);
-            self.at[0] = At::Shares;
+            self.ends |= 1;
+            self.at[0] = At::Leaves;
         }
     }
 
@@ -193,7 +217,7 @@ impl World {
     fn lost(&mut self, p: usize) {
         match self.at[0] {
             At::Start => self.came &= !(1 << p),
-            At::Running | At::Done if self.left & 1 << p == 0 && !self.leaving => {
+            At::Running | At::Done | At::Leaves if self.left & 1 << p == 0 => {
                 self.told |= 1 << p;
                 let told = self.told;
                 self.stop_all();
@@ -229,7 +253,10 @@ impl World {
                     }
                     w.all_done();
                 }),
-                At::Shares => add(&|w| w.end(0, At::Ended(0))),
+                At::Leaves if self.may_leave() => add(&|w| {
+                    w.tell(p, Said::Bye);
+                    w.end(p, At::Ended(0));
+                }),
                 At::Concludes if self.told | 1 == 7 => add(&|w| w.print(0, 6)),
                 _ => {}
             }
@@ -277,7 +304,7 @@ impl World {
     fn after_a_while(&self) -> Vec<World> {
         let of = |at: At| (0..N).find(|&p| self.at[p] == at);
         let mut w = self.clone();
-        // ASKED, GATHERED, PRINTED, then the silence of one that has stopped, then START.
+        // ASKED, GATHERED, PRINTED, then the silence of one that has stopped, then that of the start.
         if self.at[0] == At::Concludes {
             w.print(0, 6);
         } else if let Some(p) = of(At::Gathers) {
@@ -290,7 +317,7 @@ impl World {
             w.at[p] = At::Dead;
             (0..N).filter(|&q| q != p).for_each(|q| w.send(p, q, Said::End));
         } else if let Some(p) = (0..N).find(|&p| matches!(self.at[p], At::Start | At::Called)) {
-            w.print(p, 5);
+            w.print(p, 6);
         } else {
             return vec![];
         }
@@ -300,7 +327,8 @@ impl World {
     /// Somebody listens to the others.
     fn joined(&self) -> bool {
         (0..N).any(|p| {
-            matches!(self.at[p], At::Running | At::Done | At::Failed | At::Guest | At::Gathers)
+            let listens = [At::Running, At::Done, At::Leaves, At::Failed, At::Guest, At::Gathers];
+            listens.contains(&self.at[p])
         })
     }
 
@@ -318,8 +346,8 @@ impl World {
         }
         let ended_well = all.iter().all(|s| *s == Some(0));
         let one = all.iter().all(|s| *s == all[0]);
-        // Of a job that has not begun each says why it has not; of one whose work is done, those that
-        // were not told so by process 0 before it was killed say that it was.
+        // Of a job that has not begun each says why it has not; of one whose work is done, those that have
+        // not left when one is lost say that it was.
         let apart = self.early || self.leaving;
         let messages = if ended_well { self.printed == 0 } else { self.printed == 1 || apart };
         match (one || apart, messages) {
@@ -331,9 +359,9 @@ impl World {
 }
 
 /// All worlds that can be, and what is wrong with those at an end, how often.
-fn explore(fault: Fault) -> (usize, usize, BTreeMap<String, usize>) {
+fn explore(fault: Fault, together: bool) -> (usize, usize, BTreeMap<String, usize>) {
     let mut known = HashSet::new();
-    let mut open = vec![World::new(fault)];
+    let mut open = vec![World::new(fault, together)];
     let (mut ends, mut wrong) = (0, BTreeMap::new());
     while let Some(w) = open.pop() {
         if !known.insert(w.clone()) {
@@ -351,10 +379,12 @@ fn explore(fault: Fault) -> (usize, usize, BTreeMap<String, usize>) {
 
 #[test]
 fn whatever_fails_all_end_alike_and_one_speaks() {
-    for fault in [Fault::None, Fault::Error, Fault::Kill, Fault::Silence] {
-        let (worlds, ends, wrong) = explore(fault);
-        println!("{fault:?}: {worlds} states, {ends} ends, {wrong:?}");
-        assert!(worlds > 30 && ends > 0, "{fault:?}: nothing was explored");
-        assert!(wrong.is_empty(), "{fault:?}: {wrong:#?}");
+    for together in [true, false] {
+        for fault in [Fault::None, Fault::Error, Fault::Kill, Fault::Silence] {
+            let (worlds, ends, wrong) = explore(fault, together);
+            println!("{fault:?}, {together}: {worlds} states, {ends} ends, {wrong:?}");
+            assert!(worlds > 30 && ends > 0, "{fault:?}: nothing was explored");
+            assert!(wrong.is_empty(), "{fault:?}, together {together}: {wrong:#?}");
+        }
     }
 }

@@ -7,24 +7,36 @@ use super::wire::{FrameKind, HEAD, MAGIC, called};
 use super::*;
 use shardc_testing::samples;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{IpAddr, Ipv4Addr, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, Shutdown, TcpStream};
 use std::process::{Child, ChildStderr, ChildStdout, Command, Stdio};
 
-const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
-const SECRET: &str = "a secret of sixteen bytes and more";
+pub(super) const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+pub(super) const SECRET: &str = "a secret of sixteen bytes and more";
 /// No start of three processes takes a tenth of it; each silent connection once cost a second.
-const PROMPT: Duration = Duration::from_secs(10);
+pub(super) const PROMPT: Duration = Duration::from_secs(10);
 
-fn terms(secret: &str, timeout: u64, silence: u64) -> Terms {
+pub(super) fn terms(secret: &str, timeout: u64, silence: u64) -> Terms {
     let (timeout, silence) = (Duration::from_secs(timeout), Duration::from_secs(silence));
-    Terms { secret: Secret::of(secret.as_bytes()), insecure: false, timeout, silence }
+    let (secret, began) = (Secret::of(secret.as_bytes()), Instant::now());
+    Terms { secret, insecure: false, began, timeout, silence, warn: |d| eprintln!("warned: {d}") }
 }
 
-fn join(me: (usize, usize), door: Option<Door>, leader: &str, terms: Terms) -> Result<Control> {
+pub(super) fn join(
+    me: (usize, usize),
+    door: Option<Door>,
+    leader: &str,
+    terms: Terms,
+) -> Result<Control> {
     let (process, processes) = me;
     let me = Me { process, processes, card: format!("card of {process}") };
     let print = Box::new(|text: &str| eprintln!("{text}"));
     Control::join(&me, door, leader, terms, Arc::default(), print)
+}
+
+/// A process ends, as all do.
+pub(super) fn gone(c: Control) {
+    c.finish().unwrap_or_else(|e| panic!("{e}"));
+    c.leave();
 }
 
 /// Starts three processes, as threads, while an attack goes on; how long that took. All see each other, and
@@ -55,7 +67,7 @@ fn start_during<T>(attack: impl FnOnce(SocketAddr) -> T) -> (Duration, T) {
                         if p == 0 { &[(3 << 20, 0), (3 << 20, 1), (3 << 20, 2)] } else { &[] };
                     assert_eq!(lens, want);
                     assert_eq!(c.share(if p == 0 { vec![7] } else { vec![] }), [7]);
-                    c.leave();
+                    gone(c);
                     took
                 })
             })
@@ -65,7 +77,17 @@ fn start_during<T>(attack: impl FnOnce(SocketAddr) -> T) -> (Duration, T) {
     })
 }
 
-fn knock(at: SocketAddr, said: &[u8]) -> TcpStream {
+/// The table of all, before which process 0 says who is missing.
+fn table(from: &mut Incoming) -> Vec<u8> {
+    loop {
+        match from.read(1 << 20).expect("the table") {
+            (FrameKind::Hello, table) => return table,
+            (kind, _) => assert!(kind == FrameKind::Beat, "{kind:?}"),
+        }
+    }
+}
+
+pub(super) fn knock(at: SocketAddr, said: &[u8]) -> TcpStream {
     let mut s = TcpStream::connect(at).expect("the door is open");
     s.write_all(said).expect("room");
     s
@@ -172,8 +194,7 @@ fn a_process_number_twice_ends_nothing_that_has_joined() {
     std::thread::scope(|s| {
         let leads = s.spawn(|| join((0, 3), Some(door), &leader, terms(SECRET, 100, 30)));
         // One of 2, which goes, and one of 1; then another of 1, and one that is in no job of 3.
-        let gone = come(2);
-        drop(gone);
+        drop(come(2));
         let one = come(1);
         for (number, why) in [(1, "two processes are number 1 of 3"), (5, "this one is `5 3`")] {
             let (kind, said) = come(number).1.read(0).expect("an answer");
@@ -182,9 +203,8 @@ fn a_process_number_twice_ends_nothing_that_has_joined() {
         }
         let two = s.spawn(|| join((2, 3), None, &leader, terms(SECRET, 100, 30)));
         let (mut out, mut from) = one;
-        let (kind, table) = from.read(1 << 20).expect("the table");
-        assert!(kind == FrameKind::Hello && String::from_utf8_lossy(&table).contains("card of 2"));
-        let leave = &|c: Result<Control>| c.unwrap_or_else(|e| panic!("{e}")).leave();
+        assert!(String::from_utf8_lossy(&table(&mut from)).contains("card of 2"));
+        let leave = &|c: Result<Control>| gone(c.unwrap_or_else(|e| panic!("{e}")));
         let both = [
             s.spawn(move || leave(leads.join().expect("a thread"))),
             s.spawn(move || leave(two.join().expect("a thread"))),
@@ -334,11 +354,11 @@ fn a_process() {
         println!("step {step}");
         std::thread::sleep(Duration::from_millis(50));
     }
-    c.leave();
+    gone(c);
 }
 
 /// Processes of a job.
-struct Job {
+pub(super) struct Job {
     all: Vec<Child>,
     out: BufReader<ChildStdout>,
     err: ChildStderr,
@@ -393,7 +413,7 @@ impl Drop for Job {
     }
 }
 
-fn port() -> u16 {
+pub(super) fn port() -> u16 {
     let any = TcpListener::bind((HERE, 0)).expect("a port");
     any.local_addr().expect("bound").port()
 }
@@ -457,7 +477,7 @@ fn one_that_has_joined_and_lies_ends_the_job_with_one_message() {
         out.write(FrameKind::Hello, format!("{at}\n2 3\n{at}\ncard of 2").as_bytes())
             .expect("sent");
         from.patience(PROMPT * 10);
-        from.read(1 << 20).expect("the table");
+        table(&mut from);
         let start = Instant::now();
         act(&out);
         let said = job.said();
@@ -466,31 +486,4 @@ fn one_that_has_joined_and_lies_ends_the_job_with_one_message() {
         assert!(said.contains(&format!("process 2 (card of 2) {words}")), "{said}");
         assert_eq!(job.all[0].wait().expect("a child").code(), Some(6));
     }
-}
-
-#[test]
-fn without_a_secret_the_loopback_interface_alone_is_used() {
-    let all = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
-    let door = Door::open(0, &[all]).expect("a port");
-    let leader = format!("192.0.2.1:{}", 29500);
-    let none = |insecure| Terms { secret: Secret::none(), insecure, ..terms(SECRET, 0, 30) };
-    let refused = |r: Result<Control>, code: &str| {
-        let d = r.err().expect("refused");
-        assert_eq!(d.code, code, "{d}");
-    };
-    refused(join((0, 2), Some(door), &leader, none(false)), "no-secret");
-    refused(join((1, 2), None, &leader, none(false)), "no-secret");
-    // With leave of the user, it is only that nobody comes.
-    let door = Door::open(0, &[all]).expect("a port");
-    refused(join((0, 2), Some(door), &leader, none(true)), "cluster");
-    // On the loopback interface, none is needed.
-    let door = Door::open(0, &[HERE]).expect("a port");
-    let leader = door.addresses.clone();
-    std::thread::scope(|s| {
-        let at = leader.clone();
-        let long = || Terms { timeout: PROMPT, ..none(false) };
-        let one = s.spawn(move || join((1, 2), None, &at, long()).expect("joined").leave());
-        join((0, 2), Some(door), &leader, long()).expect("joined").leave();
-        one.join().expect("a thread");
-    });
 }

@@ -88,7 +88,8 @@ impl Devices {
         ends
     }
 
-    /// The ends of the ranks that are here, of those of a plan, all of which have the same `id`.
+    /// The ends of the ranks that are here, of those of a plan, all of which have the same `id`. They wait for the
+    /// others so long, at the start and then in a step.
     ///
     /// # Errors
     /// Those of NCCL and of the driver.
@@ -96,13 +97,13 @@ impl Devices {
         &self,
         plan: &Plan,
         id: &Id,
-        timeout: Duration,
+        (start, timeout): (Duration, Duration),
         alarm: &Arc<Alarm>,
     ) -> Result<Vec<Box<dyn Transport>>> {
         let end = |(&rank, b): (&usize, &Berth)| {
             let stream = Stream::new(&b.stream.device)?;
             let mover = OnDevice::new(&stream, &b.modules, self.collective.clone());
-            let job = Job { id, timeout, alarm: alarm.clone() };
+            let job = Job { id, start, timeout, alarm: alarm.clone() };
             let end = Nccl::connect(plan, rank, &job, &b.stream, (stream, mover))?;
             Ok(Box::new(end) as Box<dyn Transport>)
         };

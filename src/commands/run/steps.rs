@@ -115,7 +115,8 @@ impl Leader<'_> {
         let stopped = asked().filter(|_| at < steps);
         self.finish(first.as_ref(), stopped.is_some() && at == done, at)?;
         let traced = self.trace.take().map_or(0, |t| t.write(self.stored));
-        self.session.finish();
+        signals::save_no_more();
+        self.session.finish()?;
         let unwritten = self.metrics.iter().map(Metrics::status).max().unwrap_or(0).max(traced);
         let Some(signal) = stopped else { return Ok(out.status().max(unwritten)) };
         let name = signals::name(signal);

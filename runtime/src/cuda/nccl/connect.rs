@@ -141,8 +141,8 @@ impl Parts {
                 if job.alarm.is_rung() {
                     return Err(failure("another rank failed".into()));
                 }
-                if since.elapsed() > job.timeout {
-                    let s = job.timeout.as_secs_f64();
+                if since.elapsed() > job.start {
+                    let s = job.start.as_secs_f64();
                     let message = format!("rank {rank} waited {s} s for rank {other} at the start");
                     return Err(failure(message));
                 }

@@ -90,6 +90,8 @@ pub struct Nccl {
 /// A job's ends: how long they wait, and whom they tell.
 pub(super) struct Job<'a> {
     pub id: &'a Id,
+    /// How long until they have met.
+    pub start: Duration,
     pub timeout: Duration,
     pub alarm: Arc<Alarm>,
 }

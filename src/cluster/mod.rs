@@ -153,7 +153,7 @@ fn nccl(l: Launched, how: &Connections, patience: Patience, ranks: Ranks) -> Res
     let device = device_of(&l);
     let card = device.as_ref().map_or(String::new(), |d| format!(", device {}", d.0));
     let met = || {
-        let watch = watch(&l, patience.limit + GRACE, "while processes look for each other")?;
+        let watch = watch(&l, patience.left() + GRACE, "while processes look for each other")?;
         let var = |name: &str| std::env::var(name).ok();
         let meeting = meeting::meet(&l, var, patience)?;
         let started = start(&l, meeting, &card, how, patience);

@@ -4,9 +4,9 @@ use crate::autodiff::recompute::Recompute;
 use crate::options::Options;
 use crate::places::by_place;
 use shardc_ir::diag::{Diag, Result};
-use shardc_ir::func::{Fill, Func, Input, Port, Role, RoleKind, Value};
+use shardc_ir::func::{Fill, Func, Input, Node, Port, Role, RoleKind, Value};
 use shardc_ir::mesh::{Mesh, PIPELINE};
-use shardc_ir::ops::Gradient;
+use shardc_ir::ops::{Gradient, Op};
 use shardc_ir::plan::{Mode, TokenOrder};
 use shardc_ir::source::Source;
 use shardc_ir::types::{DType, Type};
@@ -143,6 +143,12 @@ fn fits(own: Input, dtype: DType, sizes: &[usize], o: &Options) -> std::result::
     }
 }
 
+/// A `route` that takes what `top_k` chose, for every token.
+fn chooses_for_all(f: &Func, n: &Node) -> bool {
+    let chosen = |m: &Node| matches!(m.op, Op::TopK(_)) && m.outs[0] == n.ins[0];
+    n.op.as_route().is_some() && f.nodes.iter().any(chosen)
+}
+
 /// What a model is given: parameters, and inputs of the sizes that options give.
 fn check_arguments(f: &Func, o: &Options) -> Result<()> {
     let bad = |what: String, rule: &str, help: String| {
@@ -195,6 +201,15 @@ fn check_arguments(f: &Func, o: &Options) -> Result<()> {
             format!("@{} takes no segments: its documents would see each other", f.name),
             "a model that tells documents apart has an input `segments`, and attention with segments",
             "leave --documents out, or compile the folder of the model".into(),
+        );
+    }
+    if o.documents.is_some_and(|d| d.padding.is_some())
+        && let Some(n) = f.nodes.iter().find(|n| chooses_for_all(f, n))
+    {
+        return bad(
+            format!("{} has experts of padding too", f.name(n.ins[0])),
+            "padding is not a token: what `route` takes of it is less than 0",
+            "compile the folder of the model, or select `segments` where it is less than 0: docs/experts.md, padding".into(),
         );
     }
     let labels = f.args.iter().filter(|a| a.fills(Fill::Labels)).count();

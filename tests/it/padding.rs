@@ -266,6 +266,21 @@ fn a_batch_of_padding_has_no_loss() {
     }
 }
 
+/// A program of documents without padding, as a plan keeps it, is not taken for rows with padding.
+#[test]
+fn a_program_whose_padding_chooses_is_refused() {
+    let packed = |padding| Options {
+        documents: Some(Documents { padding, ..PADDED }),
+        ..options(&[], false, 8)
+    };
+    let of = |name: &str| Fixture::open(name).model(&packed(None));
+    let d = try_compile(&of("mixtral"), &packed(PADDED.padding)).expect_err("refused");
+    assert!(d.code == "source" && d.message.contains("experts of padding"), "{d}");
+    for (name, padding) in [("mixtral", None), ("llama_packed", PADDED.padding)] {
+        try_compile(&of(name), &packed(padding)).unwrap_or_else(|d| panic!("{d}"));
+    }
+}
+
 /// Without padding the program is the one of old: no token is asked whether it is one.
 #[test]
 fn without_padding_nothing_is_asked() {

@@ -5,7 +5,7 @@
 //! change makes of a plan.
 
 use crate::plan_dir::Stored;
-use crate::report::{collectives, phase_of};
+use crate::report::{Experts, of_class, phase_of};
 use serde::{Serialize, Serializer};
 use serde_json::{Value as Json, json};
 use shardc_cost::device::Device;
@@ -410,6 +410,7 @@ fn digest(plan: &Plan, o: &Options, device: Option<&Device>) -> Result<Digest> {
     };
     let peak = |i: &usize| (plan.classes[*i].memory.peak_bytes, std::cmp::Reverse(*i));
     let largest = (0..plan.classes.len()).max_by_key(peak);
+    let experts = Experts::of(plan);
     for (i, c) in plan.classes.iter().enumerate() {
         let of_all = (plan.classes.len() > 1).then_some(Some(i));
         for class in of_all.into_iter().chain((largest == Some(i)).then_some(None)) {
@@ -418,7 +419,7 @@ fn digest(plan: &Plan, o: &Options, device: Option<&Device>) -> Result<Digest> {
                 put(What::Memory { class, kind: Some(kind) }, n as f64, 0.0);
             }
         }
-        for x in collectives(plan, c) {
+        for x in of_class(plan, &experts, c) {
             let (scope, axis) = (place(&x.scope), x.axis);
             let what = What::Exchange { scope, axis, kind: x.kind, phase: x.phase };
             put(what, x.count as f64, x.bytes);

@@ -334,8 +334,9 @@ fn across_nodes(s: &Stored) -> Vec<Diag> {
     for (name, atoms) in across(mesh, &s.options) {
         let names = mesh.names(atoms, "+");
         let axes: Vec<&str> = names.split('+').collect();
+        let experts = report::Experts::of(&s.plan);
         let sent = s.plan.classes.iter().map(|c| {
-            let all = report::collectives(&s.plan, c);
+            let all = report::of_class(&s.plan, &experts, c);
             // Over all of them, or over a part of an axis.
             let part =
                 |a: &str| a == name || axes.contains(&a) || a.starts_with(&format!("{name}:"));

@@ -65,7 +65,9 @@ impl Kept {
     /// Of a plan, and of one that is the same but for `--zero-accumulate`.
     pub fn of(what: &str, plan: &Plan, without: &Plan) -> Kept {
         let sent = |p: &Plan| {
-            let all = p.classes.iter().map(|c| collectives(p, c).iter().map(|x| x.bytes).sum());
+            let experts = Experts::of(p);
+            let all =
+                p.classes.iter().map(|c| of_class(p, &experts, c).iter().map(|x| x.bytes).sum());
             all.fold(0.0, f64::max)
         };
         Kept {
@@ -221,8 +223,12 @@ pub fn phase_of(kind: FuncKind) -> &'static str {
 /// What the ranks of a class send and receive in a step, in program order; transfers between stages
 /// come last.
 pub fn collectives(plan: &Plan, class: &RankClass) -> Vec<CollectiveReport> {
+    of_class(plan, &Experts::of(plan), class)
+}
+
+/// The same, where experts are known: they are looked for in all functions, of which a class has some.
+pub fn of_class(plan: &Plan, experts: &Experts, class: &RankClass) -> Vec<CollectiveReport> {
     let mesh = &plan.module.mesh;
-    let experts = Experts::of(plan);
     let mut at: BTreeMap<(usize, &'static str, u32, u32), usize> = BTreeMap::new();
     let mut out: Vec<CollectiveReport> = vec![];
     for &fi in &class.funcs {
@@ -350,8 +356,12 @@ pub fn report(
     zero_accumulate: Option<Kept>,
 ) -> Report {
     let ranks = plan.module.mesh.ranks();
+    let experts = Experts::of(plan);
+    let mut of_class: Vec<Vec<usize>> = vec![vec![]; plan.classes.len()];
+    (0..ranks).for_each(|r| of_class[plan.class_of(r)].push(r));
+    let all = plan.classes.iter().zip(&of_class).enumerate();
     let per_class: Vec<ClassReport> =
-        plan.classes.iter().enumerate().map(|(i, c)| class_report(plan, i, c)).collect();
+        all.map(|(i, (c, ranks))| class_report(plan, &experts, i, c, ranks)).collect();
     let phases = phases.iter().map(|(n, ms)| PhaseTime { name: n.to_string(), ms: *ms }).collect();
     let (schema, classes) = (crate::SCHEMA, per_class.len());
     let (microbatches, bubble) = (plan.settings.microbatches, bubble_of(plan));
@@ -442,18 +452,19 @@ pub fn wrapped(head: &str, text: &str) -> String {
     out + "\n"
 }
 
-fn class_report(plan: &Plan, number: usize, c: &RankClass) -> ClassReport {
+fn class_report(
+    plan: &Plan,
+    experts: &Experts,
+    number: usize,
+    c: &RankClass,
+    own: &[usize],
+) -> ClassReport {
     let of = |c2: MemoryClass| c.memory.at_peak.iter().find(|x| x.0 == c2).map_or(0, |x| x.1);
-    let all = plan.module.mesh.ranks();
-    let own: Vec<usize> = match plan.classes.len() {
-        1 => (0..all).collect(),
-        _ => (0..all).filter(|&r| plan.class_of(r) == number).collect(),
-    };
     ClassReport {
         class: number,
         stages: c.stages.clone(),
         ranks: own.len(),
-        rank_list: ranges(&own),
+        rank_list: ranges(own),
         peak_bytes: c.memory.peak_bytes,
         live_bytes: c.memory.live_bytes,
         weights_bytes: of(MemoryClass::Weights),
@@ -463,6 +474,6 @@ fn class_report(plan: &Plan, number: usize, c: &RankClass) -> ClassReport {
         collective_buffer_bytes: of(MemoryClass::CollectiveBuffer),
         temporary_bytes: of(MemoryClass::Temporary),
         input_bytes: of(MemoryClass::Input),
-        collectives: collectives(plan, c),
+        collectives: of_class(plan, experts, c),
     }
 }

@@ -257,17 +257,20 @@ impl Mesh {
 
     /// The ranks of the group over `s` that contains `rank`, in group order.
     pub fn group(&self, s: AtomSet, rank: usize) -> Vec<usize> {
+        self.members(s, rank).collect()
+    }
+
+    /// The same, each as it is asked for.
+    pub fn members(&self, s: AtomSet, rank: usize) -> impl ExactSizeIterator<Item = usize> {
         let mut c = self.coords(rank);
-        let ways = self.ways(s);
-        let mut out = Vec::with_capacity(ways);
-        for mut i in 0..ways {
-            for a in s.iter().collect::<Vec<_>>().into_iter().rev() {
-                c[a.0 as usize] = i % self.size(a);
-                i /= self.size(a);
+        let atoms: Vec<Atom> = s.iter().collect();
+        (0..self.ways(s)).map(move |mut i| {
+            for a in atoms.iter().rev() {
+                c[a.0 as usize] = i % self.size(*a);
+                i /= self.size(*a);
             }
-            out.push(self.rank(&c));
-        }
-        out
+            self.rank(&c)
+        })
     }
 
     /// Writes a list of atoms with axis names, merging neighbours: `dp*tp`, `tp:(2)4`.

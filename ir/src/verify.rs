@@ -15,6 +15,7 @@ use crate::maps::{HashMap, HashSet};
 use crate::mesh::{AtomSet, Mesh, PIPELINE};
 use crate::ops::DOCS;
 use crate::phase::Phase;
+use crate::steps;
 use crate::text::{MAX_DIMS, is_path, node_text, type_text};
 use crate::types::{AtomList, DType, MAX_ELEMENTS, Type};
 use problems::Problems;
@@ -168,6 +169,7 @@ impl<'a> Checker<'a> {
                 });
             }
         }
+        steps::add("scopes", f.scopes.len());
         for s in f.scopes.iter().filter(|s| !is_path(&s.path)) {
             p.push(s.layer, || {
                 self.diag("name", format!("`{}` is not a scope path", s.path.escape_debug()))

@@ -1,5 +1,6 @@
 //! Work that several threads share where there are some; none of it needs them.
 
+use shardc_ir::steps;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
@@ -13,6 +14,7 @@ pub fn all<T: Sync, R: Send>(items: &[T], most: usize, work: impl Fn(&T) -> R + 
     let threads = cores.min(most).min(items.len());
     let done: Mutex<Vec<Option<R>>> = Mutex::new(items.iter().map(|_| None).collect());
     let next = AtomicUsize::new(0);
+    let steps = Mutex::new(vec![]);
     let run = || {
         while let Some((i, item)) = {
             let i = next.fetch_add(1, Ordering::Relaxed);
@@ -25,12 +27,18 @@ pub fn all<T: Sync, R: Send>(items: &[T], most: usize, work: impl Fn(&T) -> R + 
     std::thread::scope(|s| {
         for _ in 1..threads {
             let helper = std::thread::Builder::new().stack_size(STACK);
-            if helper.spawn_scoped(s, run).is_err() {
+            let counted = || {
+                let taken = steps::of(run).1;
+                steps.lock().unwrap_or_else(PoisonError::into_inner).push(taken);
+            };
+            if helper.spawn_scoped(s, counted).is_err() {
                 break;
             }
         }
         run();
     });
+    let steps = steps.into_inner().unwrap_or_else(PoisonError::into_inner);
+    steps.into_iter().for_each(steps::join);
     let done = done.into_inner().unwrap_or_else(PoisonError::into_inner);
     done.into_iter().map(|r| r.expect("every item was worked on")).collect()
 }

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::func::{ParamLayout, Part};
+use crate::steps;
 
 /// Checks layouts, stages and parts: that they are of this phase, and what they say.
 pub(super) fn between(m: &Module, phase: Phase, p: &mut Problems) {
@@ -29,15 +30,32 @@ pub(super) fn between(m: &Module, phase: Phase, p: &mut Problems) {
             say(format!("@{}", f.name), what, "a function is of one stage, which its name says");
         }
     }
+    // Who takes a parameter made ready, and as what.
+    let mut takers: HashMap<&str, Vec<(&Func, &Type)>> = HashMap::default();
+    for f in m.funcs.iter().filter(|_| !m.params.is_empty()) {
+        for a in &f.args {
+            let ready = a.role.as_ref().filter(|r| r.kind == RoleKind::Ready);
+            ready
+                .into_iter()
+                .for_each(|r| takers.entry(&r.name).or_default().push((f, f.ty(a.value))));
+        }
+    }
     let mut seen = HashSet::default();
     for l in &m.params {
-        if let Err(what) = layout(m, l, seen.insert(&l.param)) {
+        let takers = takers.get(&*l.param.name).map_or(&[][..], |t| t);
+        if let Err(what) = layout(m, l, seen.insert(&l.param), takers) {
             say(format!("layout {}", l.param), what, "each step is an op on what is there before");
         }
     }
 }
 
-fn layout(m: &Module, l: &ParamLayout, is_new: bool) -> Result<(), String> {
+fn layout(
+    m: &Module,
+    l: &ParamLayout,
+    is_new: bool,
+    takers: &[(&Func, &Type)],
+) -> Result<(), String> {
+    steps::add("layouts", 1 + takers.len());
     if !is_new {
         return Err("a second layout of this parameter".into());
     }
@@ -57,13 +75,11 @@ fn layout(m: &Module, l: &ParamLayout, is_new: bool) -> Result<(), String> {
             used = at;
         }
     }
-    let ready = Role { kind: RoleKind::Ready, name: l.param.name.clone() };
-    for f in &m.funcs {
-        let own = f.args.iter().find(|a| a.role.as_ref() == Some(&ready));
-        if let Some(ty) = own.map(|a| f.ty(a.value)).filter(|t| *t != used) {
+    match takers.iter().find(|t| t.1 != used) {
+        None => Ok(()),
+        Some((f, ty)) => {
             let [ty, used] = [ty, used].map(|t| type_text(&m.mesh, t));
-            return Err(format!("@{} takes it as {ty}, and its steps make it {used}", f.name));
+            Err(format!("@{} takes it as {ty}, and its steps make it {used}", f.name))
         }
     }
-    Ok(())
 }

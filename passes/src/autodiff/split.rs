@@ -22,6 +22,7 @@ use shardc_ir::maps::{HashMap, HashSet};
 use shardc_ir::mesh::Mesh;
 use shardc_ir::ops::{Add, Kind};
 use shardc_ir::schedule::Schedule;
+use shardc_ir::steps;
 use smallvec::{SmallVec, smallvec};
 use std::collections::BTreeMap;
 
@@ -103,12 +104,13 @@ pub(super) fn cut(
     trains: bool,
     apart: bool,
 ) -> Vec<Func> {
-    let homes = homes(j, stages, apart);
     let mut s = Split {
         j,
         makers: j.makers(),
-        homes,
+        homes: homes(j, stages, apart),
         again,
+        ports: j.args.iter().rev().map(|a| (a.value, a)).collect(),
+        sums: BTreeMap::new(),
         out: BTreeMap::new(),
         map: vec![(None, Value(0)); j.values.len()],
         made: vec![Value(0); j.values.len()],
@@ -122,16 +124,25 @@ pub(super) fn cut(
     });
     let forward = (0..stages).map(|i| (i, FuncKind::Forward));
     let order: Vec<Home> = forward.chain(backward.filter(|_| trains)).collect();
-    let mut nodes: HashMap<Home, Vec<usize>> = HashMap::default();
-    for (n, home) in s.homes.iter().enumerate() {
-        if let Some(home) = home {
-            nodes.entry(*home).or_default().push(n);
-        }
+    for r in &j.results {
+        let summed = r.role.as_ref().filter(|r| r.kind.is_summed());
+        summed.into_iter().for_each(|role| s.sums.entry(r.value).or_default().push(role));
     }
+    let mut contents = s.contents(stages);
     for &home in &order {
-        s.function(home, nodes.get(&home).map_or(&[], |v| v), stages);
+        s.function(home, contents.remove(&home).unwrap_or_default(), stages);
     }
     s.finish()
+}
+
+/// What of the joint program a function has, each in its order.
+#[derive(Default)]
+struct Content<'a> {
+    nodes: Vec<usize>,
+    /// Arguments that these nodes read.
+    args: Vec<&'a Port>,
+    /// Results that it makes, but for gradients that its nodes make.
+    results: Vec<&'a Port>,
 }
 
 /// Stage and part of every node; `None` for forward nodes that depend on no parameter, if there are
@@ -173,6 +184,10 @@ struct Split<'a> {
     j: &'a Func,
     makers: Vec<Option<u32>>,
     homes: Vec<Option<Home>>,
+    /// Arguments of the joint program, by value.
+    ports: HashMap<Value, &'a Port>,
+    /// By value: the sums over microbatches that it is added to, while its node is not copied.
+    sums: BTreeMap<Value, Vec<&'a Role>>,
     /// Per forward node: backward makes its results again.
     again: Vec<bool>,
     out: BTreeMap<Home, Func>,
@@ -188,38 +203,63 @@ struct Split<'a> {
     trains: bool,
 }
 
-impl Split<'_> {
-    fn function(&mut self, home: Home, nodes: &[usize], stages: usize) {
-        let mut new = self.j.like(home.1, home.0, stages);
-        new.scopes.iter_mut().for_each(|s| s.stage = 0);
+impl<'a> Split<'a> {
+    /// What each function has: everything is looked at once, however many functions there are.
+    fn contents(&self, stages: usize) -> HashMap<Home, Content<'a>> {
+        let j = self.j;
+        let mut all: HashMap<Home, Content> = HashMap::default();
+        for (n, home) in self.homes.iter().enumerate() {
+            if let Some(home) = home {
+                all.entry(*home).or_default().nodes.push(n);
+            }
+        }
+        let mut users: Vec<SmallVec<[Home; 2]>> = vec![SmallVec::new(); j.values.len()];
+        for (n, home) in j.nodes.iter().zip(&self.homes) {
+            for v in home.iter().flat_map(|_| &n.ins) {
+                let users = &mut users[v.0 as usize];
+                if self.ports.contains_key(v) && !users.contains(&home.expect("it has one")) {
+                    users.extend(*home);
+                }
+            }
+        }
+        for a in &j.args {
+            for home in &users[a.value.0 as usize] {
+                all.entry(*home).or_default().args.push(a);
+            }
+        }
+        for r in &j.results {
+            let maker = self.makers[r.value.0 as usize].and_then(|m| self.homes[m as usize]);
+            let home = match (r.role.as_ref().map(|r| r.kind), maker) {
+                (None, _) | (Some(RoleKind::Grad), Some(_)) => continue,
+                // A gradient that no node makes: the last stage hands it on.
+                (Some(RoleKind::Grad), None) => (stages - 1, FuncKind::Backward),
+                (Some(_), made) => made.unwrap_or((stages - 1, FuncKind::Forward)),
+            };
+            all.entry(home).or_default().results.push(r);
+        }
+        all
+    }
+
+    fn function(&mut self, home: Home, content: Content<'a>, stages: usize) {
+        let Content { nodes, args, results } = content;
+        steps::add("split", nodes.len() + args.len() + results.len());
+        let mut new = Func::of(home.1, home.0, stages);
         // What is saved or made again comes to what is its own.
         new.reserve(nodes.len() + nodes.len() / 2);
         self.out.insert(home, new);
         // Arguments in the order of the joint program's, then stashes, then accumulators.
-        let mut used = vec![false; self.j.values.len()];
-        for &n in nodes {
-            self.j.nodes[n].ins.iter().for_each(|v| used[v.0 as usize] = true);
-        }
-        for a in self.j.args.iter().filter(|a| used[a.value.0 as usize]) {
+        for a in args {
             self.argument(home, a.value, a.role.clone());
         }
-        let j = self.j;
-        let mut sums: BTreeMap<Value, Vec<&Role>> = BTreeMap::new();
         // By gradient: the result that it is so far.
         let mut totals: HashMap<&Role, usize> = HashMap::default();
-        for r in &j.results {
-            let Some(role) = &r.role else { continue };
-            if role.kind.is_summed() {
-                sums.entry(r.value).or_default().push(role);
-            }
-        }
-        for &n in nodes {
+        for n in nodes {
             let node = &self.j.nodes[n];
             let ins = node.ins.iter().map(|&v| self.provide(home, v, node.scope)).collect();
             self.copy(home, node, ins, node.scope);
             for o in &node.outs {
                 self.made[o.0 as usize] = self.map[o.0 as usize].1;
-                for role in sums.remove(o).unwrap_or_default() {
+                for role in self.sums.remove(o).unwrap_or_default() {
                     // The loss is accumulated behind the rest of forward.
                     if role.kind == RoleKind::Grad {
                         let v = self.map[o.0 as usize].1;
@@ -229,27 +269,15 @@ impl Split<'_> {
                 }
             }
         }
-        for r in &self.j.results {
-            let Some(role) = r.role.as_ref() else { continue };
-            let maker = self.makers[r.value.0 as usize].map(|m| m as usize);
-            let last = (stages - 1, FuncKind::Forward);
-            let own = match (role.kind, maker.and_then(|m| self.homes[m])) {
-                // A gradient that no node makes: the last stage hands it on.
-                (RoleKind::Grad, made) => {
-                    made.is_none() && home == (stages - 1, FuncKind::Backward)
+        for r in results {
+            let v = self.provide(home, r.value, Scope(0));
+            match &r.role {
+                Some(role) if role.kind.is_summed() && self.trains => {
+                    accumulate(self.func(home), v, role, None);
                 }
-                (_, made) => home == made.unwrap_or(last),
-            };
-            if own {
-                let v = self.provide(home, r.value, Scope(0));
-                match role.kind {
-                    kind if kind.is_summed() && self.trains => {
-                        accumulate(self.func(home), v, role, None);
-                    }
-                    _shown => {
-                        let port = Port { value: v, role: r.role.clone() };
-                        self.func(home).results.push(port);
-                    }
+                role => {
+                    let port = Port { value: v, role: role.clone() };
+                    self.func(home).results.push(port);
                 }
             }
         }
@@ -322,7 +350,7 @@ impl Split<'_> {
     /// Takes the value as an argument: one of the whole program, a stash or an edge.
     fn taken(&mut self, home: Home, v: Value) {
         let Some(maker) = self.makers[v.0 as usize] else {
-            let role = self.j.args.iter().find(|a| a.value == v).and_then(|a| a.role.clone());
+            let role = self.ports.get(&v).and_then(|a| a.role.clone());
             self.argument(home, v, role);
             return;
         };
@@ -347,6 +375,9 @@ impl Split<'_> {
             self.map[o.0 as usize] = (Some(home), new);
             outs.push(new);
         }
+        // A function has the scopes of its own nodes alone.
+        let path = &self.j.scope_info(scope).path;
+        let scope = self.func(home).scope(path);
         let node = Node { note: n.note.clone(), ..Node::new(n.op.clone(), &ins, &outs, scope) };
         self.func(home).nodes.push(node);
     }

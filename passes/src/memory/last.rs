@@ -1,10 +1,19 @@
 //! What runs for the last microbatch of a stage: in whose place.
 
-use shardc_ir::func::{Func, Module};
+use shardc_ir::func::{Func, FuncKind, Module};
+use shardc_ir::maps::HashMap;
 
 /// By function: the one in whose place it runs for the last microbatch of a stage, or itself.
 pub(super) fn plain(m: &Module) -> Vec<usize> {
-    let is = |f: &Func, g: &Func| (g.kind, g.stage) == (f.kind.plain(), f.stage);
-    let of = |f: &Func| m.funcs.iter().position(|g| f.kind != f.kind.plain() && is(f, g));
-    m.funcs.iter().enumerate().map(|(i, f)| of(f).unwrap_or(i)).collect()
+    let is_last = |f: &Func| f.kind != f.kind.plain();
+    let mut first: HashMap<(FuncKind, usize), usize> = HashMap::default();
+    if m.funcs.iter().any(is_last) {
+        let all = m.funcs.iter().enumerate().rev();
+        first.extend(all.map(|(i, f)| ((f.kind, f.stage), i)));
+    }
+    let of = |(i, f): (usize, &Func)| match is_last(f) {
+        true => first.get(&(f.kind.plain(), f.stage)).copied().unwrap_or(i),
+        false => i,
+    };
+    m.funcs.iter().enumerate().map(of).collect()
 }

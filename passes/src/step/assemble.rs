@@ -6,7 +6,7 @@ use super::finish::{Foreign, StepKind, evaluate, finish};
 use super::once::{Once, once};
 use crate::options::Options;
 use shardc_ir::func::{Fill, Func, FuncKind, Module, ParamLayout, Port, RoleKind};
-use shardc_ir::maps::HashSet;
+use shardc_ir::maps::HashMap;
 use shardc_ir::plan::Mode;
 use shardc_ir::schedule::Schedule;
 use shardc_ir::types::DType;
@@ -34,19 +34,21 @@ pub fn assemble(
         1 => loops.iter_mut().for_each(|l| elide_accumulators(l)),
         _several => alike = loops.iter_mut().map(|l| once(l)).collect(),
     }
-    // By rank: parameters that its functions take, and those whose gradients they add to.
-    let taken: Vec<HashSet<&str>> =
-        loops.iter().map(|l| named_as(RoleKind::Ready, l.iter().map(|f| &f.args[..]))).collect();
-    let added: Vec<HashSet<&str>> =
-        loops.iter().map(|l| named_as(RoleKind::Grad, l.iter().map(|f| &f.results[..]))).collect();
+    // By parameter: the ranks whose functions take it, and those whose functions add to its gradient.
+    let taken = named_as(RoleKind::Ready, &loops, |f| &f.args);
+    let added = named_as(RoleKind::Grad, &loops, |f| &f.results);
+    let mut first_stage = vec![usize::MAX; ranks];
+    s.owner.iter().enumerate().rev().for_each(|(stage, &r)| first_stage[r] = stage);
     // A parameter belongs to the first stage that has a gradient of it, or else to the first that uses it; one
     // that nobody uses, to the first.
     let owner = |p: &ParamLayout| {
-        let first =
-            |by: &[HashSet<&str>]| s.owner.iter().find(|&&r| by[r].contains(&*p.param.name));
-        *first(&added).or_else(|| first(&taken)).unwrap_or(&s.owner[0])
+        let first = |by: &HashMap<&str, Vec<usize>>| {
+            by.get(&*p.param.name)?.iter().min_by_key(|&&r| first_stage[r]).copied()
+        };
+        first(&added).or_else(|| first(&taken)).unwrap_or(s.owner[0])
     };
-    let owners: Vec<usize> = params.iter().map(owner).collect();
+    let mut owned: Vec<Vec<&ParamLayout>> = vec![vec![]; ranks];
+    params.iter().for_each(|p| owned[owner(p)].push(p));
     // The labels may be an input of another stage than that of the loss.
     let labels = loops.iter().flatten().find_map(|f| {
         let a = f.args.iter().find(|a| a.fills(Fill::Labels))?;
@@ -56,15 +58,14 @@ pub fn assemble(
     let mut around = vec![];
     for (rank, own_loops) in loops.iter().enumerate() {
         let all: Vec<&Func> = own_loops.iter().collect();
-        let own = params.iter().zip(&owners).filter(|x| *x.1 == rank);
-        let own: Vec<&ParamLayout> = own.map(|x| x.0).collect();
+        let own = std::mem::take(&mut owned[rank]);
         let foreign: Vec<Foreign> = own
             .iter()
             .flat_map(|p| {
                 let name = &*p.param.name;
-                let others = (0..ranks).filter(move |&r| r != rank);
-                let others = others.filter(|&r| added[r].contains(name));
-                let foreign = |from| Foreign { param: name.to_string(), from: from as u32 };
+                let others = added.get(name).into_iter().flatten().filter(|&&r| r != rank);
+                let foreign =
+                    |&from: &usize| Foreign { param: name.to_string(), from: from as u32 };
                 others.map(foreign).collect::<Vec<_>>()
             })
             .collect();
@@ -92,8 +93,21 @@ pub fn scales_loss<'a>(mut funcs: impl Iterator<Item = &'a Func> + Clone) -> boo
     funcs.clone().any(|f| f.kind == FuncKind::Backward) && funcs.any(has)
 }
 
-/// The names of ports whose roles are of a kind.
-fn named_as<'a>(kind: RoleKind, ports: impl Iterator<Item = &'a [Port]>) -> HashSet<&'a str> {
-    let roles = ports.flatten().filter_map(|p| p.role.as_ref());
-    roles.filter(|r| r.kind == kind).map(|r| &*r.name).collect()
+/// By name: the ranks whose functions have a port of this name and kind, in order.
+fn named_as<'a>(
+    kind: RoleKind,
+    loops: &'a [Vec<Func>],
+    ports: impl Fn(&'a Func) -> &'a [Port],
+) -> HashMap<&'a str, Vec<usize>> {
+    let mut out: HashMap<&str, Vec<usize>> = HashMap::default();
+    for (rank, own) in loops.iter().enumerate() {
+        let roles = own.iter().flat_map(&ports).filter_map(|p| p.role.as_ref());
+        for r in roles.filter(|r| r.kind == kind) {
+            let ranks = out.entry(&*r.name).or_default();
+            if ranks.last() != Some(&rank) {
+                ranks.push(rank);
+            }
+        }
+    }
+    out
 }

@@ -155,7 +155,7 @@ fn ranks(why: &Why, atoms: AtomSet) -> Vec<String> {
     while firsts.len() < groups.min(4) {
         let g = mesh.group(atoms, rank);
         if g.iter().min() == Some(&rank) {
-            firsts.push(group_text(&g));
+            firsts.push(group_text(g.into_iter()));
         }
         rank += 1;
     }

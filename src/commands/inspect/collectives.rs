@@ -151,7 +151,7 @@ fn list(s: &Stored, classes: &[usize], node: Option<usize>) -> Vec<Line> {
             kind: c.kind(),
             axis: experts.axis(mesh, f, n, atoms),
             spread,
-            first_group: group_text(&mesh.group(atoms, 0)),
+            first_group: group_text(mesh.members(atoms, 0)),
             tensors: nodes().map(|n| n.outs.len()).sum(),
             bytes: pairs.map(|(&x, &y)| c.ring_bytes(mesh, f.ty(x), f.ty(y))).sum(),
             calls: plan.times(b.at.0),

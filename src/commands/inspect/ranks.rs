@@ -8,6 +8,7 @@ use shardc_ir::diag::{Diag, Result, count};
 use shardc_ir::func::RoleKind;
 use shardc_ir::mesh::{AtomSet, Mesh};
 use shardc_ir::plan::Plan;
+use shardc_ir::steps;
 use shardc_passes::options::Options;
 use shardc_passes::shard::experts::{ExpertRole, ranks_of};
 use std::collections::BTreeMap;
@@ -29,9 +30,11 @@ pub fn coordinates(mesh: &Mesh, rank: usize) -> Vec<(String, usize)> {
 }
 
 /// `0 1 2 3 … 4 more`.
-pub fn group_text(group: &[usize]) -> String {
-    let some: Vec<String> = group.iter().take(MAX_GROUP).map(usize::to_string).collect();
-    match group.len().saturating_sub(MAX_GROUP) {
+pub fn group_text(group: impl ExactSizeIterator<Item = usize>) -> String {
+    let more = group.len().saturating_sub(MAX_GROUP);
+    let some: Vec<String> = group.take(MAX_GROUP).map(|r| r.to_string()).collect();
+    steps::add("ranks", some.len());
+    match more {
         0 => some.join(" "),
         more => format!("{} … {more} more", some.join(" ")),
     }
@@ -97,7 +100,7 @@ pub fn table(mesh: &Mesh, experts: Option<&Options>, asked: Range<usize>, as_jso
     let shown = asked.len();
     for r in asked {
         let at = coordinates(mesh, r).into_iter().map(|(_, i)| i.to_string());
-        let of = over.iter().map(|(_, atoms)| group_text(&mesh.group(*atoms, r)));
+        let of = over.iter().map(|(_, atoms)| group_text(mesh.members(*atoms, r)));
         t.add_row([r.to_string()].into_iter().chain(at).chain(of));
     }
     let mut out = trimmed(&t);

@@ -29,7 +29,8 @@ impl Store {
         shape[c.dim] = c.ways * c.len;
         match self.node(t).clone() {
             Node::Sum(s) => {
-                let s: Vec<(Coef, Term)> = s.iter().map(|&(k, u)| (k, self.chunk(u, c))).collect();
+                let s = self.sums.list(s).into_iter();
+                let s: Vec<(Coef, Term)> = s.map(|(k, u)| (k, self.chunk(u, c))).collect();
                 self.sum(&s, &shape)
             }
             Node::Product(f) if !has(&f, c.dim) => self.put(Node::Product(f), &shape),
@@ -43,7 +44,7 @@ impl Store {
     fn chunk_of(&self, t: Term, dim: usize) -> Option<Chunk> {
         match self.node(t) {
             Node::Apply(Fun::Chunk(c), _, _) => Some(*c).filter(|c| c.dim == dim),
-            Node::Sum(s) => s.iter().find_map(|&(_, u)| self.chunk_of(u, dim)),
+            Node::Sum(s) => self.sums.list(*s).iter().find_map(|x| self.chunk_of(x.1, dim)),
             Node::Leaf(_) | Node::Apply(..) | Node::Product(_) => None,
         }
     }
@@ -56,8 +57,9 @@ impl Store {
             Node::Apply(Fun::Chunk(own), of, _) if own == c => Some(of[0]),
             Node::Product(f) if !has(&f, c.dim) => Some(self.put(Node::Product(f), &shape)),
             Node::Sum(s) => {
+                let all = self.sums.list(s);
                 let one = |&(k, u): &(Coef, Term)| Some((k, self.whole(u, c)?));
-                let s: Vec<(Coef, Term)> = s.iter().map(one).collect::<Option<_>>()?;
+                let s: Vec<(Coef, Term)> = all.iter().map(one).collect::<Option<_>>()?;
                 Some(self.sum(&s, &shape))
             }
             Node::Leaf(_) | Node::Apply(..) | Node::Product(_) => None,

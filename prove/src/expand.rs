@@ -45,6 +45,7 @@ impl Expansion {
         Some(match s.node(t).clone() {
             Node::Leaf(_) => t,
             Node::Sum(all) => {
+                let all = s.sums.list(all);
                 let all: Vec<(Coef, Term)> = all.iter().map(|(c, u)| (*c, done(u))).collect();
                 s.sum(&all, &shape)
             }

@@ -27,6 +27,7 @@ pub mod reverse;
 pub mod ring;
 pub mod shift;
 mod show;
+mod sums;
 pub mod term;
 pub mod textbook;
 pub mod whole;

@@ -82,13 +82,13 @@ impl Store {
     fn flatten(&mut self, flat: &mut Flat, t: Term, letters: &[Letter]) {
         let mut t = t;
         if let Node::Sum(s) = self.node(t) {
-            match s[..] {
-                [] => flat.coef = Coef::ZERO,
-                [(c, u)] => {
+            match (self.sums.first(*s), self.sums.len(*s)) {
+                (None, _) => flat.coef = Coef::ZERO,
+                (Some((c, u)), 1) => {
                     flat.coef = flat.coef.times(c);
                     t = u;
                 }
-                [(lead, _), ..] => {
+                (Some((lead, _)), _) => {
                     flat.coef = flat.coef.times(lead);
                     if lead != Coef::ONE {
                         t = self.scale(lead.inverse(), t);

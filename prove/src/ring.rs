@@ -84,7 +84,8 @@ impl Store {
                 }
             }
             Node::Sum(s) => {
-                let s = s.iter().map(|&(c, u)| Ok((c, self.turn(u, axes, by)?)));
+                let s = self.sums.list(s).into_iter();
+                let s = s.map(|(c, u)| Ok((c, self.turn(u, axes, by)?)));
                 let s = s.collect::<Result<Vec<_>, String>>()?;
                 Ok(self.sum(&s, &shape))
             }

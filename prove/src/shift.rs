@@ -51,8 +51,9 @@ impl Store {
         match self.node(t).clone() {
             Node::Sum(s) => {
                 self.lemma("what is placed of a sum is a sum of what is placed");
+                let all = self.sums.list(s);
                 let one = |&(k, u): &(Coef, Term)| (k, self.apply(Fun::Widen(to), &[u], 0, shape));
-                let s: Vec<(Coef, Term)> = s.iter().map(one).collect();
+                let s: Vec<(Coef, Term)> = all.iter().map(one).collect();
                 Some(self.sum(&s, shape))
             }
             Node::Apply(Fun::Widen(own), of, _)

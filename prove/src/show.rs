@@ -31,8 +31,9 @@ impl Store {
                 let out: String = word(&(0..self.shape(t).len() as u8).collect::<Vec<_>>());
                 format!("<{} -> {out}>", all.join(" · "))
             }
-            Node::Sum(s) if s.is_empty() => "0".into(),
+            Node::Sum(s) if self.sums.len(*s) == 0 => "0".into(),
             Node::Sum(s) => {
+                let s = self.sums.list(*s);
                 let one = |(c, t): &(Coef, Term)| match *c {
                     Coef::ONE => inner(t),
                     _other => format!("{c}·{}", inner(t)),
@@ -60,7 +61,7 @@ impl Store {
             }
             Node::Apply(_, args, _) => args.to_vec(),
             Node::Product(f) => f.iter().map(|x| x.0).collect(),
-            Node::Sum(s) => s.iter().take(MOST_TERMS).map(|x| x.1).collect(),
+            Node::Sum(s) => self.sums.list(*s).iter().take(MOST_TERMS).map(|x| x.1).collect(),
         };
         inner.into_iter().for_each(|t| self.numbered(t, depth - 1, out));
     }
@@ -76,6 +77,7 @@ impl Store {
                         .map(|(p, q)| (*p, *q))
                 }
                 (Node::Sum(x), Node::Sum(y)) => {
+                    let [x, y] = [x, y].map(|s| self.sums.list(*s));
                     let p = single(x.iter().filter(|e| !y.contains(e)));
                     let q = single(y.iter().filter(|e| !x.contains(e)));
                     p.zip(q).filter(|(p, q)| p.0 == q.0).map(|(p, q)| (p.1, q.1))

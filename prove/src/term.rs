@@ -20,6 +20,7 @@
 use crate::fun::Fun;
 use crate::lemmas::Lemmas;
 use crate::number::Coef;
+use crate::sums::{Sum, Sums};
 use shardc_ir::func::Role;
 use std::collections::{BTreeMap, HashMap};
 
@@ -39,8 +40,8 @@ pub enum Node {
     /// An Einstein sum: the first letters are the result's dims, the others are summed over. Without
     /// factors it is 1 everywhere.
     Product(Box<[Factor]>),
-    /// Sorted by term, two or more or with a coefficient that is not 1; empty is zero.
-    Sum(Box<[(Coef, Term)]>),
+    /// Of two or more terms, or of one with a coefficient that is not 1; of none it is zero.
+    Sum(Sum),
 }
 
 /// What a term mentions.
@@ -62,7 +63,7 @@ impl Mentions {
     pub fn has(self, o: Mentions) -> bool {
         self.0 & o.0 != 0
     }
-    fn with(self, o: Mentions) -> Mentions {
+    pub(crate) fn with(self, o: Mentions) -> Mentions {
         Mentions(self.0 | o.0)
     }
 }
@@ -83,6 +84,7 @@ pub struct Store {
     mentions: Vec<Mentions>,
     origins: Vec<Option<Origin>>,
     known: HashMap<(Node, Box<[usize]>), Term>,
+    pub(crate) sums: Sums,
     /// What is being read: the origin of terms that are made now.
     pub here: Option<Origin>,
     pub lemmas: Lemmas,
@@ -172,7 +174,7 @@ impl Store {
         match node {
             Node::Leaf(_) => Mentions::default(),
             Node::Product(f) => all(&mut f.iter().map(|f| f.0)),
-            Node::Sum(s) => all(&mut s.iter().map(|s| s.1)),
+            Node::Sum(s) => self.sums.mentions(*s),
             Node::Apply(f, args, _) => {
                 let of = all(&mut args.iter().copied());
                 match f {
@@ -204,7 +206,7 @@ impl Store {
     }
 
     pub fn zero(&mut self, shape: &[usize]) -> Term {
-        self.put(Node::Sum([].into()), shape)
+        self.put(Node::Sum(Sums::ZERO), shape)
     }
 
     /// A number everywhere.
@@ -219,39 +221,43 @@ impl Store {
             Node::Leaf(_) => vec![],
             Node::Apply(_, args, _) => args.to_vec(),
             Node::Product(all) => all.iter().map(|f| f.0).collect(),
-            Node::Sum(all) => all.iter().map(|x| x.1).collect(),
+            Node::Sum(all) => self.sums.list(*all).into_iter().map(|x| x.1).collect(),
         }
     }
 
     /// A term as monomials with coefficients.
     pub fn monomials(&self, t: Term) -> Vec<(Coef, Term)> {
         match self.node(t) {
-            Node::Sum(s) => s.to_vec(),
+            Node::Sum(s) => self.sums.list(*s),
             Node::Leaf(_) | Node::Apply(..) | Node::Product(_) => vec![(Coef::ONE, t)],
         }
     }
 
     /// A linear combination of terms of one shape.
     pub fn sum(&mut self, all: &[(Coef, Term)], shape: &[usize]) -> Term {
-        let mut joined: BTreeMap<Term, Coef> = BTreeMap::new();
+        let mut sum = Sums::ZERO;
         for &(c, t) in all {
             assert_eq!(self.shape(t), shape, "terms of a sum have one shape");
-            for (d, u) in self.monomials(t) {
-                let e = joined.entry(u).or_insert(Coef::ZERO);
-                *e = e.plus(c.times(d));
+            let own = match *self.node(t) {
+                Node::Sum(s) => self.sums.times(c, s),
+                Node::Leaf(_) | Node::Apply(..) | Node::Product(_) => {
+                    let mentions = self.mentions(t);
+                    self.sums.one(c, t, mentions)
+                }
+            };
+            sum = self.sums.plus(sum, own);
+        }
+        let parts = self.sums.mentions(sum);
+        if parts.has(Mentions::PIECE) || parts.has(Mentions::CHUNK) {
+            let all = self.sums.list(sum);
+            let joined = self.join_pieces(&all).or_else(|| self.join_chunks(&all));
+            if let Some(joined) = joined {
+                return self.sum(&joined, shape);
             }
         }
-        let sum: Vec<(Coef, Term)> =
-            joined.into_iter().map(|(t, c)| (c, t)).filter(|x| x.0 != Coef::ZERO).collect();
-        if let Some(joined) = self.join_pieces(&sum) {
-            return self.sum(&joined, shape);
-        }
-        if let Some(joined) = self.join_chunks(&sum) {
-            return self.sum(&joined, shape);
-        }
-        match sum[..] {
-            [(Coef::ONE, t)] => t,
-            _ => self.put(Node::Sum(sum.into()), shape),
+        match (self.sums.len(sum), self.sums.first(sum)) {
+            (1, Some((Coef::ONE, t))) => t,
+            _ => self.put(Node::Sum(sum), shape),
         }
     }
 
@@ -279,8 +285,9 @@ impl Store {
             }
             Node::Sum(s) => {
                 self.lemma("a reshape of a sum is a sum of reshapes");
+                let s = self.sums.list(s);
                 let s: Vec<(Coef, Term)> =
-                    s.iter().map(|&(c, u)| (c, self.reshape(u, to))).collect();
+                    s.into_iter().map(|(c, u)| (c, self.reshape(u, to))).collect();
                 self.sum(&s, to)
             }
             Node::Product(f) if f.is_empty() => self.fill(Coef::ONE, to),

@@ -15,7 +15,7 @@ use shardc_ir::func::{Func, FuncKind, Module, Node, Role, RoleKind};
 use shardc_ir::mesh::{AtomSet, PIPELINE};
 use shardc_ir::ops::Op;
 use shardc_ir::schedule::Schedule;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 /// What the functions of a plan make, by role.
 pub struct Whole<'a> {
@@ -29,12 +29,16 @@ pub struct Whole<'a> {
     pipeline: AtomSet,
     /// Of a rank of the pipeline.
     own: BTreeMap<(usize, Role), Term>,
+    /// By role: the ranks that have it.
+    owners: BTreeMap<Role, BTreeSet<usize>>,
     edges: BTreeMap<Role, Term>,
     /// Accumulators that begin at 0.
     zeroed: BTreeSet<(usize, Role)>,
     /// What a microbatch adds to accumulators, by rank.
     added: BTreeMap<(usize, Role), Vec<Term>>,
-    /// The same by function.
+    /// By role: the ranks that add to it.
+    sharers: BTreeMap<Role, Vec<usize>>,
+    /// By function: what it adds.
     shares: BTreeMap<(usize, Role), Term>,
     /// Accumulators that the last microbatch hands on as a sum over ranks.
     summed: BTreeSet<(usize, Role)>,
@@ -70,9 +74,11 @@ impl<'a> Whole<'a> {
             schedule,
             pipeline: m.mesh.axis(PIPELINE).unwrap_or_default(),
             own: BTreeMap::new(),
+            owners: BTreeMap::new(),
             edges: BTreeMap::new(),
             zeroed: BTreeSet::new(),
             added: BTreeMap::new(),
+            sharers: BTreeMap::new(),
             shares: BTreeMap::new(),
             summed: BTreeSet::new(),
             outputs: BTreeMap::new(),
@@ -116,8 +122,8 @@ impl<'a> Whole<'a> {
             // there are must be one.
             RoleKind::Ready | RoleKind::Step | RoleKind::Scale => {
                 self.own.get(&(rank, role.clone())).copied().or_else(|| {
-                    let mut all = self.own.iter().filter(|x| x.0.1 == *role).map(|x| *x.1);
-                    all.next().filter(|t| all.all(|u| u == *t))
+                    let all = self.made(role);
+                    all.first().copied().filter(|t| all.iter().all(|u| u == t))
                 })
             }
             RoleKind::Grad
@@ -211,11 +217,17 @@ impl<'a> Whole<'a> {
         out
     }
 
+    /// Says what a rank has as a role; true if it had that already.
+    fn owns(&mut self, rank: usize, role: Role, t: Term) -> bool {
+        self.owners.entry(role.clone()).or_default().insert(rank);
+        self.own.insert((rank, role), t).is_some()
+    }
+
     /// Keeps what is made; it must be the only one of its role.
     fn keep(&mut self, at: usize, rank: usize, role: Role, t: Term) {
         let twice = match role.kind {
             RoleKind::Edge => self.edges.insert(role.clone(), t).is_some(),
-            _own => self.own.insert((rank, role.clone()), t).is_some(),
+            _own => self.owns(rank, role.clone(), t),
         };
         let f = &self.m.funcs[at];
         self.ledger.must("composition", !twice, || {
@@ -308,17 +320,22 @@ impl<'a> Whole<'a> {
 
     fn looped(&mut self, at: usize, part: Part, made: Vec<Term>) {
         let rank = part.rank(&self.schedule.owner);
+        let m = self.m;
+        let args: HashSet<&Role> =
+            m.funcs[at].args.iter().filter_map(|a| a.role.as_ref()).collect();
         for (role, t) in self.with_roles(at, made) {
             match role.kind {
                 RoleKind::Grad | RoleKind::Sum | RoleKind::Load => {
-                    self.accumulate(at, rank, role, t);
+                    let adds = args.contains(&role);
+                    self.accumulate(at, rank, role, t, adds);
                 }
                 RoleKind::GradSum => {
                     let several = self.schedule.microbatches > 1;
                     self.writes(at, &role, !several);
                     let grad = Role::new(RoleKind::Grad, role.name.clone());
                     self.summed.insert((rank, grad.clone()));
-                    self.accumulate(at, rank, grad, t);
+                    let adds = args.contains(&grad);
+                    self.accumulate(at, rank, grad, t, adds);
                 }
                 kind if kind.is_shown() => self.outputs.entry(role).or_default().push(t),
                 // A parameter that was gathered in forward may be kept for backward.
@@ -331,10 +348,9 @@ impl<'a> Whole<'a> {
     }
 
     /// A result of an accumulator's role: what it was, and what the microbatch adds. Without it as an
-    /// argument the result is all: right only of one microbatch, and of one function.
-    fn accumulate(&mut self, at: usize, rank: usize, role: Role, t: Term) {
+    /// argument (which it `adds` to) the result is all: right only of one microbatch, and of one function.
+    fn accumulate(&mut self, at: usize, rank: usize, role: Role, t: Term, adds: bool) {
         let f = &self.m.funcs[at];
-        let adds = f.args.iter().any(|a| a.role.as_ref() == Some(&role));
         let key = (rank, role.clone());
         let begun = self.zeroed.contains(&key);
         let once = self.schedule.microbatches == 1 && !begun && !self.added.contains_key(&key);
@@ -369,15 +385,17 @@ impl<'a> Whole<'a> {
             let one = self.s.add(&parts);
             let total = self.s.fold(one, self.schedule.microbatches);
             self.added.insert((rank, role.clone()), vec![one]);
+            self.sharers.entry(role.clone()).or_default().push(rank);
             let kind = if summed { RoleKind::GradSum } else { role.kind };
-            self.own.insert((rank, Role::new(kind, role.name)), total);
+            self.owns(rank, Role::new(kind, role.name), total);
         }
     }
 
     /// What a microbatch adds to an accumulator, on all ranks of the pipeline together.
     pub fn share(&mut self, role: &Role) -> Option<Term> {
+        let ranks = self.sharers.get(role).into_iter().flatten();
         let parts: Vec<Term> =
-            self.added.iter().filter(|x| x.0.1 == *role).flat_map(|x| x.1.clone()).collect();
+            ranks.flat_map(|&rank| self.added[&(rank, role.clone())].clone()).collect();
         (!parts.is_empty()).then(|| self.s.add(&parts))
     }
 
@@ -391,7 +409,8 @@ impl<'a> Whole<'a> {
 
     /// Terms of a role that is made once per step, on all ranks of the pipeline that do.
     pub fn made(&self, role: &Role) -> Vec<Term> {
-        self.own.iter().filter(|x| x.0.1 == *role).map(|x| *x.1).collect()
+        let ranks = self.owners.get(role).into_iter().flatten();
+        ranks.map(|&rank| self.own[&(rank, role.clone())]).collect()
     }
 
     /// After the microbatches: sums over the stages one after the other, since a later one may be of

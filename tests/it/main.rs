@@ -35,6 +35,7 @@ mod f16;
 mod files;
 mod fixture;
 mod grids;
+mod growth;
 mod guesses;
 mod halos;
 mod hub;

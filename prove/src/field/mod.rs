@@ -270,9 +270,9 @@ impl<'a> Values<'a> {
             Node::Leaf(name) => self.leaf(&name, &shape, j),
             Node::Sum(s) => {
                 let mut sum = Tensor::full(&shape, 0);
-                for (c, u) in s.iter() {
+                for (c, u) in self.s.sums.list(s) {
                     let c = c.in_field();
-                    sum = sum.zip(&*self.of(*u, j)?, |a, b| add(a, times(c, b), P));
+                    sum = sum.zip(&*self.of(u, j)?, |a, b| add(a, times(c, b), P));
                 }
                 sum
             }

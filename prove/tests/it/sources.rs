@@ -23,8 +23,8 @@ fn after<'a>(code: &'a str, prefix: &'a str) -> impl Iterator<Item = &'a str> {
     })
 }
 
-/// Modules of `ir` that may be used: texts, ops, letters, mesh, and the types that say what pieces are.
-const MODULES: [&str; 7] = ["func", "mesh", "ops", "rule", "schedule", "text", "types"];
+/// Modules of `ir` that may be used: texts, ops, letters, mesh, and the types that say what pieces are; counts.
+const MODULES: [&str; 8] = ["func", "mesh", "ops", "rule", "schedule", "steps", "text", "types"];
 /// What may be asked of the text: to read it, and to write a node and a type for people.
 const TEXT: [&str; 3] = ["parse", "node_text", "type_text"];
 /// What may be asked of an op's definition: its letters.

@@ -22,6 +22,9 @@ pub const QUERIES: usize = 96;
 /// Keys of a block.
 const KEYS: usize = 384;
 
+/// Bytes that a thread keeps, beside a block of outputs.
+pub(crate) const KEPT: usize = 4 * 2 * QUERIES * KEYS;
+
 thread_local! {
     /// Two matrices of scores, and a block of outputs.
     static ROOM: Room = const { Cell::new(Vec::new()) };

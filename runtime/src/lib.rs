@@ -47,3 +47,14 @@ pub use batch::{Columns, Numbers};
 pub use flight::{Done, Timing};
 pub use options::{LoadFn, Options, Wanted, fresh};
 pub use session::{Array, LowerFn, Process, Session, StepBatch, StepResult};
+
+/// Most bytes that a process holds beside its arenas, its plan and its kernels, if so many threads compute, those of
+/// all its ranks together: packed operands of products with sums that are not rounded yet, blocks of attention; and
+/// code, queues and blocks of kernels over rows.
+pub const fn beside(threads: usize) -> usize {
+    const FIXED: usize = 24 << 20;
+    const EACH: usize = 14 << 20;
+    // A block of outputs has room, too.
+    const _: () = assert!(product::KEPT + attention::KEPT + 4 * QUERIES * 512 <= EACH);
+    FIXED + threads * EACH
+}

@@ -12,6 +12,7 @@ pub(crate) mod then;
 
 use crate::map::{element, scatter};
 use kernels::Kernels;
+pub(crate) use packed::KEPT;
 use packed::Products;
 use shardc_ir::kernel::{Elem, Extents, Gemm, Matrix};
 use std::ops::Range;

@@ -31,6 +31,10 @@ const REGION: [usize; 2] = [1032, 1536];
 const TALLER: usize = 8;
 /// Most words of what a task has of its own.
 const OWN_WORDS: usize = OWN_COLUMNS[1] * (STEPS + OWN_COLUMNS[0]);
+/// Most bytes that a thread keeps for products that it makes alone. Of several, the one that shares its panels keeps
+/// sums of twice as many rows, and each other one what is its own: that is less.
+pub(crate) const KEPT: usize =
+    4 * (REGION[1] * (STEPS + REGION[0]) + OWN_WORDS + BLOCK[0] * BLOCK[1]);
 /// Rows and columns of what a thread makes at once, and of what an epilogue takes.
 const BLOCK: [usize; 2] = THEN;
 /// Columns that a thread packs at once for all, in whole panels.

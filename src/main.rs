@@ -1,12 +1,14 @@
 //! The `shardc` command.
 
 use clap::Parser;
+use rustix::process::{Resource, getrlimit};
 use shardc::commands::{Cli, run};
 use shardc::signals;
 use shardc::terminal::{self, Talk, fail, say_error, talk};
 use shardc_ir::diag::{Diag, Result};
 use shardc_runtime::memory::Memory;
 use std::process::ExitCode;
+use std::sync::PoisonError;
 
 #[global_allocator]
 static MEMORY: Memory = Memory;
@@ -20,12 +22,32 @@ fn main() -> ExitCode {
         ));
     }));
     signals::large_files_are_errors();
-    let status = match std::panic::catch_unwind(|| Cli::try_parse().map_or_else(usage, run)) {
+    let work = || std::panic::catch_unwind(|| Cli::try_parse().map_or_else(usage, run));
+    let status = match roomy(work) {
         Ok(Ok(status)) => status,
         Ok(Err(d)) => fail(&d),
         Err(_) => 101,
     };
     ExitCode::from(status as u8)
+}
+
+/// Stack that the command works on, in bytes: what systems give a process that asks for nothing else.
+const STACK: u64 = 8 << 20;
+
+/// Does the work on a stack of [`STACK`]: where `ulimit -s` leaves less, that of a thread of its own.
+fn roomy<T: Send>(work: impl FnOnce() -> T + Send) -> T {
+    if getrlimit(Resource::Stack).current.is_none_or(|n| n >= STACK) {
+        return work();
+    }
+    // Where there is no thread to be had, the work is done here all the same.
+    let once = std::sync::Mutex::new(Some(work));
+    let take = || once.lock().unwrap_or_else(PoisonError::into_inner).take();
+    let thread = std::thread::Builder::new().name("main".into()).stack_size(STACK as usize);
+    std::thread::scope(|s| {
+        let own = thread.spawn_scoped(s, || take().map(|work| work()));
+        own.ok().and_then(|own| own.join().ok().flatten())
+    })
+    .unwrap_or_else(|| take().expect("no thread took it")())
 }
 
 /// Whether the arguments ask for JSON, although they could not be read.

@@ -4,9 +4,8 @@ use crate::plan_dir::{self, Stored};
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use shardc_ir::diag::{Diag, Result};
-use shardc_ir::func::{Func, Module, RoleKind};
+use shardc_ir::func::{Module, RoleKind};
 use shardc_ir::names::parameters;
-use shardc_ir::ops::Kind;
 use shardc_ir::phase::Phase;
 use shardc_ir::plan::Mode;
 use shardc_ir::schedule::{Schedule, parse_csv};
@@ -220,16 +219,12 @@ pub fn recipe(o: &Options, weights: &[Weight], model: &Module) -> Result<Recipe>
     })
 }
 
-/// What a plan computes of its model in its mode, before and after its experts are laid out for the mesh. A model
-/// without experts that does not verify is left to the prover as it is.
+/// What a plan computes of its model in its mode, before and after its experts are laid out for the mesh.
 ///
 /// # Errors
-/// Those of verifying a model with experts, of [`computed`] and of laying experts out.
+/// Those of verifying the model, of [`computed`] and of laying experts out.
 pub fn both(source: Source, o: &Options) -> Result<[Module; 2]> {
-    let routes = |f: &Func| f.nodes.iter().any(|n| n.op.facts().kind == Kind::Copies);
-    if source.module.funcs.iter().any(routes) {
-        verify(&source.module, Phase::Source).map_err(|mut all| all.swap_remove(0))?;
-    }
+    verify(&source.module, Phase::Source).map_err(|mut all| all.swap_remove(0))?;
     let source = computed(source, o)?;
     let laid = laid_out(source.clone(), o)?;
     Ok([source, laid].map(|s| s.module))
@@ -253,14 +248,8 @@ pub fn of_stored(s: &Stored) -> Result<Texts> {
 /// Of a folder whose texts may have been changed by hand: no hashes are compared. Wrong types are left to
 /// the prover, which refutes them; what else is wrong with the programs is an error.
 pub fn of_texts(dir: &Path) -> Result<Texts> {
-    let bad = |file: &str, m: String| {
-        Diag::new("plan", m)
-            .at(dir.join(file).display().to_string())
-            .help("recompile the plan with shardc compile")
-    };
     let read = |file: &str| plan_dir::read_file(dir, file);
-    let options: Options = toml::from_str(&read("options.toml")?)
-        .map_err(|e| bad("options.toml", e.message().to_string()))?;
+    let options = plan_dir::options(dir)?;
     let source = text::parse_source(&read("model.ir")?)?;
     let programs = text::parse(&read("programs/all.ir")?)?;
     let mut types = Report::default();

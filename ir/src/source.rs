@@ -2,7 +2,8 @@
 
 use crate::func::{Fill, Func, Input, Module, Value};
 use crate::ops::Kind;
-use crate::rule::Group;
+use crate::rule::{Dims, Group};
+use crate::types::Dim;
 use crate::weights::{Init, Weight};
 
 /// A model on one device. [`text::print_source`](crate::text::print_source) writes all of it.
@@ -60,30 +61,34 @@ pub struct Tables {
     pub results: Vec<usize>,
 }
 
-/// Follows whole numbers through what leaves them as they are, to the tables that they index.
+/// Follows whole numbers through what leaves them as they are, to the tables that they index. The program need not be
+/// verified: what a node lacks is no table.
 pub fn tables(f: &Func, v: Value) -> Tables {
     let mut out = Tables { sizes: vec![], followed: true, results: vec![] };
     let mut same = vec![v];
     let whole = |v: Value| !f.ty(v).dtype.is_float();
+    let size = |v: Option<&Value>, d: usize| Some(f.ty(*v?).dims.get(d)?.size);
     for n in f.nodes.iter().filter(|n| n.ins.iter().any(|x| whole(*x))) {
         let Some(j) = n.ins.iter().position(|x| same.contains(x)) else { continue };
         let ranks: Vec<usize> = n.ins.iter().map(|&x| f.ty(x).rank()).collect();
         match n.op.facts().kind {
             _ if n.op.as_route().is_some() => {
-                let experts = &f.ty(n.outs[1]).dims[..2];
-                out.sizes.push(experts.iter().map(|d| d.size).product());
+                let experts = n.outs.get(1).and_then(|&counts| f.ty(counts).dims.get(..2));
+                let all = |dims: &[Dim]| dims.iter().fold(1usize, |n, d| n.saturating_mul(d.size));
+                out.sizes.extend(experts.map(all));
             }
             Kind::Lookup if j == 1 => {
                 let r = n.op.def().rule(&ranks);
-                let own = |g: &&Group| !r.ins[1].contains(g) && !r.outs[0].contains(g);
-                let at = r.ins[0].iter().position(|g| own(&g));
-                out.sizes.extend(at.map(|d| f.ty(n.ins[0]).dims[d].size));
+                let of = |dims: Option<&Dims>, g: &Group| dims.is_some_and(|d| d.contains(g));
+                let own = |g: &Group| !of(r.ins.get(1), g) && !of(r.outs.first(), g);
+                let at = r.ins.first().and_then(|dims| dims.iter().position(own));
+                out.sizes.extend(at.and_then(|d| size(n.ins.first(), d)));
             }
             Kind::Scatter if j == 1 => {
                 let r = n.op.def().rule(&ranks);
-                let own = |g: &&Group| !r.ins.iter().any(|of| of.contains(g));
-                let at = r.outs[0].iter().position(|g| own(&g));
-                out.sizes.extend(at.map(|d| f.ty(n.outs[0]).dims[d].size));
+                let own = |g: &Group| !r.ins.iter().any(|of| of.contains(g));
+                let at = r.outs.first().and_then(|dims| dims.iter().position(own));
+                out.sizes.extend(at.and_then(|d| size(n.outs.first(), d)));
             }
             Kind::Layout | Kind::Movement if n.ins.len() == 1 => same.extend(&n.outs),
             _ if n.outs.iter().all(|&o| f.ty(o).dtype.is_float()) => {}

@@ -1,10 +1,12 @@
 //! Hugging Face's tokenizers: `tokenizer.json`, read with bounds.
 
+mod growth;
+
+use growth::Bounded;
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::files;
 use std::panic::{self, AssertUnwindSafe};
 use std::path::{Path, PathBuf};
-use tokenizers::Tokenizer;
 use tokenizers::models::ModelWrapper;
 
 /// Longest tokenizer.json that is read; the largest that are known have 35 MB.
@@ -38,14 +40,15 @@ fn call<T>(path: &Path, work: impl FnOnce() -> tokenizers::Result<T>) -> Result<
 ///
 /// # Errors
 /// `tokenizer`.
-pub fn open(place: &Path) -> Result<(Tokenizer, Option<u32>)> {
+pub fn open(place: &Path) -> Result<(Bounded, Option<u32>)> {
     let path = if place.is_dir() { &place.join("tokenizer.json") } else { place };
     if !path.exists() {
         return Err(wrong(path, "the file does not exist")
             .help("or train on bytes, which need no tokenizer: --data 'bytes:GLOB'"));
     }
     let bytes = files::read(path, MOST_BYTES)?;
-    let mut tokenizer = call(path, || Tokenizer::from_bytes(&bytes))?;
+    growth::check(path, &bytes)?;
+    let mut tokenizer = call(path, || Bounded::from_bytes(&bytes))?;
     if let ModelWrapper::BPE(model) = tokenizer.get_model()
         && let Some(p) = model.dropout.filter(|&p| p > 0.0)
     {
@@ -60,7 +63,7 @@ pub fn open(place: &Path) -> Result<(Tokenizer, Option<u32>)> {
 }
 
 /// `eos_token` of tokenizer_config.json, or else a token that is usually called so.
-fn end(tokenizer: &Tokenizer, config: &Path) -> Result<Option<u32>> {
+fn end(tokenizer: &Bounded, config: &Path) -> Result<Option<u32>> {
     if config.exists() {
         let json: serde_json::Value = serde_json::from_slice(&files::read(config, MOST_BYTES)?)
             .map_err(|e| wrong(config, e.to_string()))?;
@@ -79,7 +82,7 @@ fn end(tokenizer: &Tokenizer, config: &Path) -> Result<Option<u32>> {
 /// # Errors
 /// `data` for a document that is not text; `tokenizer`.
 pub fn ids(
-    tokenizer: &Tokenizer,
+    tokenizer: &Bounded,
     place: &Path,
     documents: &[(PathBuf, Vec<u8>)],
 ) -> Result<Vec<Vec<u32>>> {
@@ -92,6 +95,11 @@ pub fn ids(
         })
     });
     let texts = texts.collect::<Result<Vec<&str>>>()?;
-    let done = call(place, || tokenizer.encode_batch_fast(texts, true))?;
+    let done = call(place, || {
+        let done = tokenizer.encode_batch_fast(texts, true);
+        // The library goes on where a text cannot be normalized.
+        let failed = tokenizer.get_normalizer().and_then(|n| n.failure());
+        failed.map_or(done, |why| Err(why.into()))
+    })?;
     Ok(done.iter().map(|e| e.get_ids().to_vec()).collect())
 }

@@ -11,6 +11,7 @@
 mod fuzz {
     pub mod archive;
     pub mod edits;
+    mod found;
     pub mod limits;
     pub mod mutate;
     mod plans;

@@ -3,14 +3,24 @@
 use super::graph::Node;
 use super::lower::{Lower, clean};
 use super::view::View;
-use shardc_ir::attr::{Broadcast, RuleAttr};
+use shardc_ir::attr::{AttrCx, Broadcast, RuleAttr};
 use shardc_ir::builder::Builder;
 use shardc_ir::diag::Result;
 use shardc_ir::func::{RoleKind, Value};
+use shardc_ir::mesh::Mesh;
 use shardc_ir::ops::{Gradient, Op, StopGradient};
 use shardc_ir::rule::Rule;
 use shardc_ir::types::Type;
 use std::sync::Arc;
+
+/// Whether an op is read back as it is written: of its numbers, none is NaN.
+fn is_readable(mesh: &Mesh, op: &Op, ranks: Vec<usize>) -> bool {
+    let mut text = String::new();
+    op.write(mesh, &mut text);
+    let (name, attrs) = text.split_once('[').map_or((&text[..], None), |x| (x.0, Some(x.1)));
+    let attrs = attrs.map(|attrs| attrs.strip_suffix(']').unwrap_or(attrs));
+    Op::read(name, attrs, AttrCx { mesh, ranks: &ranks }).is_ok()
+}
 
 impl Lower<'_> {
     /// Appends an op with one result in the scope of the last node.
@@ -37,6 +47,10 @@ impl Lower<'_> {
         b.enter(&clean(&n.scope));
         let declared: Vec<Option<&Type>> = ty.into_iter().map(Some).collect();
         let op = op.into();
+        if !is_readable(b.mesh, &op, ins.iter().map(|&v| b.f.ty(v).rank()).collect()) {
+            let what = format!("`{}` would have an attribute that is no number", op.mnemonic());
+            return Err(self.refuse(n, &what));
+        }
         let key = (format!("{op:?}"), ins.to_vec(), b.f.scope_info(b.scope).layer);
         if let Some(made) = self.made.get(&key).filter(|_| ty.is_none()) {
             return Ok(made.clone());

@@ -103,7 +103,9 @@ impl<'t> Parser<'t> {
                 let unsaid = || if of_model { Phase::Source } else { unsaid(&funcs) };
                 let phase = phase.unwrap_or_else(unsaid);
                 let split = |f: &Func| f.values.iter().any(|v| !v.ty.marked().is_empty());
-                let used = given || funcs.iter().any(|f| !f.annotations.is_empty() || split(f));
+                let between = |f: &Func| f.nodes.iter().any(|n| n.op.layout().is_some());
+                let names = |f: &Func| !f.annotations.is_empty() || split(f) || between(f);
+                let used = given || funcs.iter().any(names);
                 let mesh = std::mem::take(&mut self.mesh);
                 let mesh = if used { mesh } else { Mesh::default() };
                 return Ok(Module { mesh, phase, params, funcs });

@@ -7,8 +7,12 @@ use shardc_ir::rule::{Letter, has_letter};
 use shardc_ir::schedule::Schedule;
 use shardc_ir::types::Type;
 
-/// Most elements and multiplications, over all ranks and microbatches and for the textbook, that are computed: some
-/// ten seconds.
+/// Most elements and multiplications, over all ranks and microbatches and for the textbook, that are computed of a
+/// plan as it is: some three seconds, of which anybody's edit of a plan can ask. One with more is made smaller.
+pub const AT_ONCE: f64 = (1u64 << 27) as f64;
+/// Most of one that cannot be made smaller.
+pub const UNCHANGED: f64 = (1u64 << 28) as f64;
+/// Most of a plan made smaller, of which only its layers and microbatches can be many.
 pub const LARGEST: f64 = (1u64 << 30) as f64;
 
 /// Elements of all values and multiplications for them, on all ranks and for all microbatches.

@@ -76,24 +76,30 @@ impl Inputs {
         }
     }
 
-    /// The rows of a microbatch, of which every owner has `own` consecutive ones.
+    /// The rows of a microbatch, of which every owner has `own` consecutive ones; nothing if the microbatches have other
+    /// rows than the batch.
     pub fn of(
         &self,
         role: &Role,
         microbatch: Option<usize>,
         shape: &[usize],
         own: usize,
-    ) -> Tensor {
+    ) -> Option<Tensor> {
         let whole = self.whole(role, shape);
         let m = self.microbatches;
         let rows = role.kind.input().is_some_and(|i| i.batch);
         match microbatch.filter(|_| rows && whole.shape != shape) {
-            Some(j) => Tensor::from_fn(shape, |i| {
-                let mut at = i.to_vec();
-                at[0] = (i[0] / own * m + j) * own + i[0] % own;
-                whole.at(&at)
-            }),
-            None => whole,
+            Some(j) => {
+                let of_all = own > 0 && shape[0] % own == 0 && shape[0] * m == self.rows;
+                of_all.then(|| {
+                    Tensor::from_fn(shape, |i| {
+                        let mut at = i.to_vec();
+                        at[0] = (i[0] / own * m + j) * own + i[0] % own;
+                        whole.at(&at)
+                    })
+                })
+            }
+            None => Some(whole),
         }
     }
 }

@@ -22,7 +22,7 @@ use crate::term::{Leaf, Mentions, Node, Store, Term};
 use crate::textbook::Textbook;
 use crate::whole::Whole;
 use crate::{Report, Subject, Verdict, experts, local};
-use cost::{LARGEST, cost};
+use cost::{AT_ONCE, LARGEST, UNCHANGED, cost};
 use functions::{Begins, oracle, results, seed};
 use inputs::Inputs;
 use ranks::{Pieces, Ranks};
@@ -93,7 +93,7 @@ impl Run<'_> {
             }
             RoleKind::Input(_) => {
                 let own = if ty.rank() > 0 { ty.chunk(&self.ranks.mesh, 0) } else { 1 };
-                let whole = self.inputs.of(role, j, &shape, own);
+                let whole = self.inputs.of(role, j, &shape, own)?;
                 (whole.shape == shape[..]).then(|| self.ranks.scatter(ty, &whole))
             }
             RoleKind::GradFrom(from) => self
@@ -267,7 +267,10 @@ impl<'a> Values<'a> {
         }
         let shape = self.s.shape(t).to_vec();
         let v = match self.s.node(t).clone() {
-            Node::Leaf(name) => self.leaf(&name, &shape, j),
+            Node::Leaf(name) => {
+                let v = self.leaf(&name, &shape, j).filter(|t| t.shape == shape);
+                v.ok_or_else(|| format!("{name} has other rows than the batch"))?
+            }
             Node::Sum(s) => {
                 let mut sum = Tensor::full(&shape, 0);
                 for (c, u) in self.s.sums.list(s) {
@@ -316,11 +319,11 @@ impl<'a> Values<'a> {
         Ok(v)
     }
 
-    fn leaf(&self, leaf: &Leaf, shape: &[usize], j: Option<usize>) -> Tensor {
+    fn leaf(&self, leaf: &Leaf, shape: &[usize], j: Option<usize>) -> Option<Tensor> {
         match leaf {
             Leaf::Role(r) if r.kind.input().is_some() => self.inputs.of(r, None, shape, self.own),
             Leaf::OfMicrobatch(r) => self.inputs.of(r, j, shape, self.own),
-            unknown => noise(&unknown.to_string(), shape),
+            unknown => Some(noise(&unknown.to_string(), shape)),
         }
     }
 }
@@ -338,8 +341,13 @@ pub fn prove_watched(subject: &Subject, data: Data, watch: &mut dyn FnMut(Progre
     if report.verdict() != Verdict::Proved {
         return report;
     }
-    let done = match compare(subject, data, &mut report, watch) {
-        Ok(Some(_)) => compare_smaller(subject, data, &mut report, watch),
+    let done = match compare(subject, data, AT_ONCE, &mut report, watch) {
+        Ok(Some(count)) => match compare_smaller(subject, data, &mut report, watch) {
+            Err(_) if count <= UNCHANGED => {
+                compare(subject, data, UNCHANGED, &mut report, watch).map(|_| ())
+            }
+            done => done,
+        },
         done => done.map(|_| ()),
     };
     if let Err(gap) = done {
@@ -379,7 +387,7 @@ fn compare_smaller(
         return Err(Gap { op: x.what.clone(), place, lemma });
     }
     types.gaps.into_iter().next().map_or(Ok(()), Err)?;
-    if let Some(count) = compare(&subject, small.data, report, watch)? {
+    if let Some(count) = compare(&subject, small.data, LARGEST, report, watch)? {
         let lemma = format!(
             "{count:.0} elements and multiplications are too many to compute, at most {LARGEST:.0}"
         );
@@ -389,10 +397,11 @@ fn compare_smaller(
     Ok(())
 }
 
-/// Compares ranks with the textbook; or does nothing if it takes too long, and says how much that is.
+/// Compares ranks with the textbook; or does nothing if that is more than `most`, and says how much it is.
 fn compare(
     subject: &Subject,
     data: Data,
+    most: f64,
     report: &mut Report,
     watch: &mut Watch,
 ) -> Result<Option<f64>, Gap> {
@@ -413,7 +422,7 @@ fn compare(
     let ranks = Ranks::new(&m.mesh);
     let terms: Vec<Term> = book.step.values().copied().collect();
     let count = cost(m, &ranks, schedule) + Witness::new(subject).on(&w.s).whole_cost(&terms);
-    if count > LARGEST {
+    if count > most {
         return Ok(Some(count));
     }
     let mut run =
@@ -437,6 +446,12 @@ fn compare(
             place: role.to_string(),
             lemma,
         })?;
+        let sizes = ty.sizes();
+        if want.shape != sizes[..] {
+            let [plan, textbook] = [&sizes[..], &want.shape].map(|s| format!("a tensor of {s:?}"));
+            report.refuted.push(differs(role, plan, textbook));
+            continue;
+        }
         let want = run.ranks.scatter(ty, &want);
         elements += want.iter().map(|t| t.data.len()).sum::<usize>();
         match (0..want.len()).find(|&r| pieces[r] != want[r]) {

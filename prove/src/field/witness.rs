@@ -8,7 +8,7 @@ use crate::term::{Factor, Node, Store, Term};
 use std::collections::BTreeSet;
 
 /// Most multiplications and elements that are computed for a plan.
-const LARGEST: f64 = (1u64 << 29) as f64;
+const LARGEST: f64 = (1u64 << 27) as f64;
 /// Tokens are below this: an index of any table.
 const TOKENS: usize = 5;
 

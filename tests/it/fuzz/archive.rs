@@ -62,6 +62,16 @@ pub fn program(own: &[u8], draw: &mut Draw) -> Vec<u8> {
     zip(&all)
 }
 
+/// The archive with another text for one of its program.
+pub fn replaced(own: &[u8], from: &str, to: &str) -> Vec<u8> {
+    let mut all = members(own);
+    let model = all.iter_mut().find(|m| m.0.ends_with("models/model.json")).expect("a program");
+    let text = String::from_utf8(std::mem::take(&mut model.1)).expect("JSON is text");
+    assert!(text.contains(from), "no {from} in the program");
+    model.1 = text.replace(from, to).into_bytes();
+    zip(&all)
+}
+
 /// Paths of all values but of metadata, which nobody reads; of numbers alone if asked for.
 fn places(v: &Value, numbers: bool, path: &str, out: &mut Vec<String>) {
     if !numbers || v.is_number() {

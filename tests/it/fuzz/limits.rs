@@ -1,7 +1,8 @@
 //! Runs the command under limits, and says what it took.
 
 use rustix::process::{Resource, Rlimit, setrlimit};
-use std::ffi::{c_int, c_long};
+use shardc::terminal::is_hidden;
+use std::ffi::{c_int, c_long, c_uint};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
@@ -12,6 +13,8 @@ pub const SECONDS: f64 = 5.0;
 /// What the system refuses beyond: of address space, which has what is never touched too, and of time.
 const ADDRESSES: u64 = 3 << 29;
 const HARD_SECONDS: u64 = 6;
+/// Seconds by a clock after which a run ends by SIGALRM: it waits for something.
+const PATIENCE: c_uint = 10;
 
 /// A run that has ended.
 pub struct Ran {
@@ -30,12 +33,14 @@ impl Ran {
         self.outcome == "0"
     }
     /// What is not allowed whatever was read: a panic, a signal, an unknown status, a refusal without a
-    /// word, or more than the limits.
+    /// word, what a terminal obeys, or more than the limits.
     pub fn defect(&self) -> bool {
         let known = ["0", "1", "2", "3", "4", "5", "6"].contains(&self.outcome.as_str());
         let silent = !self.good() && !self.err.contains("error") && self.out.is_empty();
         let panics = self.err.contains("panicked") || self.err.contains("bug: ");
-        !known || silent || panics || self.seconds > SECONDS || self.resident > RESIDENT
+        let obeyed =
+            self.out.chars().chain(self.err.chars()).any(|c| !"\n\t".contains(c) && is_hidden(c));
+        !known || silent || panics || obeyed || self.seconds > SECONDS || self.resident > RESIDENT
     }
     /// Results without times.
     pub fn results(&self) -> String {
@@ -55,6 +60,7 @@ struct Usage {
 }
 
 unsafe extern "C" {
+    fn alarm(seconds: c_uint) -> c_uint;
     fn wait4(pid: c_int, status: *mut c_int, options: c_int, usage: *mut Usage) -> c_int;
 }
 
@@ -76,9 +82,10 @@ pub fn run(mut c: Command, dir: &Path) -> Ran {
         setrlimit(what, Rlimit { current: Some(most), maximum: Some(most) })
             .map_err(std::io::Error::from)
     };
-    // SAFETY: between fork and exec there are three system calls and nothing else.
+    // SAFETY: between fork and exec there are four system calls and nothing else.
     unsafe {
         c.pre_exec(move || {
+            alarm(PATIENCE);
             limit(Resource::Cpu, HARD_SECONDS)?;
             limit(Resource::As, ADDRESSES)?;
             limit(Resource::Core, 0)

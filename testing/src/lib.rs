@@ -3,6 +3,7 @@
 
 pub mod schema;
 pub mod standin;
+pub mod texts;
 
 use std::fmt;
 

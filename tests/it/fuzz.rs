@@ -3,25 +3,30 @@
 //! processor time or 1 GiB of memory, and where a hash covers the file no result but the one before.
 //! `fuzz/plans.rs` has plans that lie, under guard pages.
 //!
-//! Every base ends with status 0 before it is mutated. `FUZZ_SECONDS` (5; `.ci/nightly` has 600), `FUZZ_WORKERS`
-//! (as many as cores) and `SEED` say how long, how many at once and which; `SHARDC_BIN` names another build of
-//! the command. A defect is kept in the folder of the test with what it needs. Its own test program: it needs the
-//! command, and nothing else that takes long to build.
+//! Every base ends with status 0 before it is mutated. `FUZZ_RUNS` (300) or `FUZZ_SECONDS` (`.ci/nightly` has 600),
+//! `FUZZ_WORKERS` (as many as cores) and `SEED` say how many or how long, how many at once and which: `.ci/fuzz SEED RUNS`.
+//! `FUZZ_ONE` is one of the runs alone, by the words that its defect has. `SHARDC_BIN` names another build of the
+//! command. A defect is kept in the folder of the test with what it needs. Its own test program: it needs the command,
+//! and nothing else that takes long to build.
 
 mod fuzz {
     pub mod archive;
+    pub mod drawn;
     pub mod edits;
     mod found;
     pub mod limits;
     pub mod mutate;
-    mod plans;
+    pub mod plans;
+    pub mod programs;
 }
 
 use fuzz::archive::program;
+use fuzz::drawn::{Drawn, PLANS, Source};
 use fuzz::limits::{self, Ran};
 use fuzz::mutate::{Draw, bytes, words};
-use shardc::plan_dir::reseal;
-use shardc_testing::samples;
+use fuzz::plans::believed;
+use shardc_ir::samples::Sample;
+use shardc_testing::nightly;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -43,6 +48,8 @@ enum What {
     Word(usize),
     /// The values of the variables.
     Variables,
+    /// All of the command, and what it finds.
+    All(Source),
 }
 
 /// A command that reads something.
@@ -70,6 +77,9 @@ const fn archive(command: &'static str, path: &'static str) -> Target {
 }
 const fn word(name: &'static str, command: &'static str, number: usize) -> Target {
     Target { what: What::Word(number), ..file(name, command, "") }
+}
+const fn drawn(name: &'static str, source: Source) -> Target {
+    Target { what: What::All(source), ..file(name, "--version", "") }
 }
 const RUN: &str = "run plan --steps 1 --threads 1 --kernels interpreted --format json";
 const RESUME: &str =
@@ -171,7 +181,13 @@ const TARGETS: &[Target] = &[
         ],
         ..file("launcher's variables", RUN, "")
     },
+    drawn("texts, with any flags", Source::Text),
+    drawn("programs of passes", Source::From),
+    drawn("plans, in any command", Source::Plan),
+    drawn("launchers' variables, any", Source::Launcher),
 ];
+/// Of what is drawn as a whole, so many runs to one of each other target.
+const MORE: usize = 12;
 
 /// What `f` of a worker makes of 0, 1, 2 and so on, which workers take in turn as long as there are `more`.
 fn each<T: Send>(
@@ -237,7 +253,12 @@ fn bases(workers: usize) -> Vec<PathBuf> {
         "model = \".\"\nmesh = \"dp=2,tp=2\"\nglobal-batch = 4\nlr = 1e-3\nshard = [\"*.up_proj.weight=tp,-\"]\n",
     );
     std::fs::rename(dir.join("a100-40.toml"), dir.join("machine.toml")).expect("renamed");
-    for line in [
+    let mut lies = vec![];
+    for (plan, fixture, flags) in PLANS {
+        copy(fixture, fixture, &["config.json"]);
+        lies.push(format!("compile {fixture} {flags} -o {plan} --dump-all {plan}-dumps"));
+    }
+    for line in lies.iter().map(String::as_str).chain([
         "compile model --seq 8 --global-batch 2 --mesh tp=2 -o plan",
         "compile cut --seq 8 --global-batch 2 -o whole",
         "compile large --seq 8 --global-batch 2 -o words",
@@ -245,12 +266,13 @@ fn bases(workers: usize) -> Vec<PathBuf> {
         "compile model --seq 8 --global-batch 2 --mesh pp=2 --microbatch 1 -o pipe",
         "run plan --steps 1 --kernels interpreted --save ckpt --save-every 1",
         "run pipe --steps 1 --kernels interpreted --trace times.json",
-    ] {
+    ]) {
         let out = run(dir, &line.split(' ').collect::<Vec<_>>(), &[]);
         assert!(out.good(), "{line}: {}", out.err);
     }
     std::fs::copy(dir.join("plan/model.ir"), dir.join("model.ir")).expect("a copy");
     std::fs::copy(dir.join("pipe/schedule.csv"), dir.join("order.csv")).expect("a copy");
+    std::fs::create_dir_all(dir.join("lie/programs")).expect("a folder");
     for other in &dirs[1..] {
         let copied = Command::new("cp").arg("-R").args([dir, other]).status().expect("cp");
         assert!(copied.success(), "a copy of {dir:?}");
@@ -274,40 +296,77 @@ struct Tally {
     resident: u64,
 }
 
-/// One mutant of a target; its outcome, its run, and whether that is a defect.
-fn mutant(dir: &Path, t: &Target, base: &str, draw: &mut Draw) -> Option<(String, Ran, bool)> {
-    let mut args: Vec<String> = t.command.split(' ').map(String::from).collect();
-    let mut variables: Vec<(&str, String)> =
-        t.variables.iter().map(|(n, v)| (*n, v.to_string())).collect();
-    let mut before = vec![];
+/// What is changed for a run: the command, files and their contents, and the plan whose hashes are made anew.
+fn change(
+    dir: &Path,
+    t: &Target,
+    samples: &[Sample],
+    draw: &mut Draw,
+) -> (Drawn, Option<&'static str>) {
+    let mut d = Drawn {
+        args: t.command.split(' ').map(String::from).collect(),
+        variables: t.variables.iter().map(|(n, v)| (*n, v.to_string())).collect(),
+        files: vec![],
+        sealed: false,
+    };
+    let mut plan = None;
     match t.what {
         What::File(path) | What::Sealed(path, _) | What::Program(path) => {
-            let path = dir.join(path);
-            let own = std::fs::read(&path).expect("a base");
+            let own = std::fs::read(dir.join(path)).expect("a base");
             let new =
                 if let What::Program(_) = t.what { program(&own, draw) } else { bytes(&own, draw) };
-            if new == own {
-                return None;
+            if let What::Sealed(_, of) = t.what {
+                plan = Some(of);
             }
-            if let What::Sealed(..) = t.what {
-                let head = dir.join("plan/plan.json");
-                before.push((head.clone(), std::fs::read(head).expect("a base")));
-            }
-            std::fs::write(&path, new).expect("a mutant");
-            before.push((path, own));
+            d.files.push((path.into(), new));
         }
-        What::Word(i) => args[i] = words(&args[i], draw),
+        What::Word(i) => d.args[i] = words(&d.args[i], draw),
         What::Variables => {
-            let i = draw.below(variables.len());
-            variables[i].1 = words(&variables[i].1, draw);
+            let i = draw.below(d.variables.len());
+            d.variables[i].1 = words(&d.variables[i].1, draw);
+        }
+        What::All(source) => {
+            d = source.draw(dir, samples, draw);
+            plan = d.sealed.then_some("lie");
         }
     }
+    // An environment cannot have it.
+    d.variables.iter_mut().for_each(|v| v.1.retain(|c| c != '\0'));
+    (d, plan)
+}
+
+/// One mutant of a target; its outcome, its run, and whether that is a defect.
+fn mutant(
+    dir: &Path,
+    t: &Target,
+    base: &str,
+    samples: &[Sample],
+    draw: &mut Draw,
+) -> Option<(String, Ran, bool)> {
+    let (d, plan) = change(dir, t, samples, draw);
+    let mut before = vec![];
+    let head = plan.map(|plan| (format!("{plan}/plan.json"), None));
+    let paths = d.files.iter().map(|(path, new)| (path.clone(), Some(new)));
+    for (path, new) in head.into_iter().chain(paths) {
+        let path = dir.join(path);
+        let own = std::fs::read(&path).ok();
+        if !matches!(t.what, What::All(_)) && new.is_some() && own.as_ref() == new {
+            return None;
+        }
+        if let Some(new) = new {
+            std::fs::write(&path, new).expect("a mutant");
+        }
+        before.push((path, own));
+    }
     // A mutant of a plan.json that is none stays as it is.
-    let plan = if let What::Sealed(_, plan) = t.what { Some(plan) } else { None };
-    let panics =
-        plan.is_some_and(|p| std::panic::catch_unwind(|| drop(reseal(&dir.join(p)))).is_err());
-    let args: Vec<&str> = args.iter().map(String::as_str).collect();
-    let out = run(dir, &args, &variables);
+    let made = plan.map(|p| {
+        std::panic::catch_unwind(|| {
+            believed(&dir.join(p));
+        })
+    });
+    let panics = made.is_some_and(|made| made.is_err());
+    let args: Vec<&str> = d.args.iter().map(String::as_str).collect();
+    let out = run(dir, &args, &d.variables);
     let other = t.covered && out.good() && out.results() != base;
     let defect = panics || other || out.defect();
     let outcome = if other { "0 with another result".into() } else { out.outcome.clone() };
@@ -315,6 +374,7 @@ fn mutant(dir: &Path, t: &Target, base: &str, draw: &mut Draw) -> Option<(String
         let kept = dir.parent().expect("a folder").join("defects");
         std::fs::create_dir_all(&kept).expect("a folder");
         let name = format!("{}-{}", t.name.replace(['/', ' ', '\''], "_"), draw.seed());
+        let variables = &d.variables;
         let mut all = format!("{args:?}\n{variables:?}\n{outcome}\n{}\n", out.err).into_bytes();
         for (path, _) in &before {
             all.extend_from_slice(format!("--- {}\n", path.display()).as_bytes());
@@ -324,23 +384,46 @@ fn mutant(dir: &Path, t: &Target, base: &str, draw: &mut Draw) -> Option<(String
     }
     // In reverse: the first that was read is the last that is put back.
     for (path, own) in before.iter().rev() {
-        std::fs::write(path, own).expect("the base");
+        match own {
+            Some(own) => std::fs::write(path, own).expect("the base"),
+            // A plan.json is there twice.
+            None => drop(std::fs::remove_file(path)),
+        }
     }
     for left in ["out", "shardc-failure"] {
         let _ = std::fs::remove_dir_all(dir.join(left));
     }
+    for left in ["made.svg", "made.html"] {
+        let _ = std::fs::remove_file(dir.join(left));
+    }
     Some((outcome, out, defect))
+}
+
+/// Which target a run is of, by its place in a round of all, and how many there are in a round.
+fn round() -> Vec<usize> {
+    let is_drawn = |i: &usize| matches!(TARGETS[*i].what, What::All(_));
+    let (drawn, others): (Vec<usize>, Vec<usize>) = (0..TARGETS.len()).partition(is_drawn);
+    // Those that take long are not all at the end.
+    let mut all = vec![];
+    for i in 0..MORE.max(others.len().div_ceil(4)) {
+        all.extend(drawn.iter().filter(|_| i < MORE));
+        all.extend(others.iter().skip(4 * i).take(4));
+    }
+    all
 }
 
 #[test]
 fn no_mutant_does_more_than_be_refused() {
     let number = |name: &str| std::env::var(name).ok().and_then(|n| n.parse::<u64>().ok());
-    let seconds = number("FUZZ_SECONDS").unwrap_or(samples(5, 600));
+    let nightly = if nightly() { Some(600) } else { None };
+    let seconds = number("FUZZ_SECONDS").or(nightly.filter(|_| number("FUZZ_RUNS").is_none()));
+    let runs = number("FUZZ_RUNS").unwrap_or(300) as usize;
     let seed = number("SEED").unwrap_or(1);
     let cores = std::thread::available_parallelism().map_or(2, |n| n.get().max(2));
     let workers = number("FUZZ_WORKERS").map_or(cores, |n| n as usize);
     let tally = Mutex::new(Tally::default());
     let dirs = bases(workers);
+    let samples = shardc_ir::samples::all();
     let results = each(
         workers,
         |i| i < TARGETS.len(),
@@ -354,13 +437,20 @@ fn no_mutant_does_more_than_be_refused() {
             out.results()
         },
     );
-    let start = Instant::now();
+    let (start, round) = (Instant::now(), round());
+    let one = std::env::var("FUZZ_ONE").ok();
     // Every target has one mutant, whatever time there is.
-    let more = |n: usize| n < TARGETS.len() || start.elapsed() < Duration::from_secs(seconds);
+    let more = |n: usize| match seconds {
+        Some(s) => n < round.len() || start.elapsed() < Duration::from_secs(s),
+        None => n < runs,
+    };
     each(workers, more, |worker, n| {
-        let (round, i) = (n / TARGETS.len(), n % TARGETS.len());
-        let (t, mut draw) = (&TARGETS[i], Draw::new(seed, round as u64, i as u64));
-        let made = mutant(&dirs[worker], t, &results[i], &mut draw);
+        let (of, i) = (n / round.len(), round[n % round.len()]);
+        let (t, mut draw) = (&TARGETS[i], Draw::new(seed, of as u64, (n % round.len()) as u64));
+        if one.as_ref().is_some_and(|one| *one != draw.seed()) {
+            return;
+        }
+        let made = mutant(&dirs[worker], t, &results[i], &samples, &mut draw);
         let Some((outcome, ran, defect)) = made else { return };
         let mut all = tally.lock().expect("a lock");
         all.seconds = all.seconds.max(ran.seconds);

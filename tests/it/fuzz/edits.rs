@@ -41,6 +41,14 @@ pub struct Texts {
     pub schedule: String,
 }
 
+impl Texts {
+    /// Programs alone.
+    pub fn of_programs(programs: String) -> Texts {
+        let none = String::new;
+        Texts { programs, head: none(), options: none(), weights: none(), schedule: none() }
+    }
+}
+
 impl Kind {
     pub fn drawn(draw: &mut Draw) -> Kind {
         let at = draw.below(WEIGHTS.iter().sum());

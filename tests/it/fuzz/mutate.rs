@@ -21,8 +21,23 @@ pub const NUMBERS: [&str; 15] = [
     "-0.0",
 ];
 
-/// Words that are none, of several formats.
-const WORDS: [&str; 9] = ["null", "true", "\"\"", "[]", "{}", ",", "=", "\u{e9}", ".."];
+/// Words that are none, of several formats, and what a terminal would obey, as it is and as JSON writes it.
+const WORDS: [&str; 14] = [
+    "null",
+    "true",
+    "\"\"",
+    "[]",
+    "{}",
+    ",",
+    "=",
+    "\u{e9}",
+    "..",
+    "\u{1b}[31m",
+    "\u{9b}2J",
+    "\u{202e}",
+    "\\u001b[2J",
+    "\\u009b31m",
+];
 
 /// Draws for one mutant.
 pub struct Draw {
@@ -40,6 +55,11 @@ impl Draw {
     pub fn below(&mut self, n: usize) -> usize {
         self.next += 1;
         ((self.stream.uniform(self.next) * n as f64) as usize).min(n.saturating_sub(1))
+    }
+    pub fn shuffle<T>(&mut self, all: &mut [T]) {
+        for i in (1..all.len()).rev() {
+            all.swap(i, self.below(i + 1));
+        }
     }
     /// What it was made from, as a word.
     pub fn seed(&self) -> String {

@@ -134,7 +134,7 @@ fn put(plan: &Path, t: &Texts) {
 }
 
 /// Whether reading believes the plan, once hashes and peaks are made right.
-fn believed(plan: &Path) -> bool {
+pub fn believed(plan: &Path) -> bool {
     if reseal(plan).is_err() {
         return false;
     }

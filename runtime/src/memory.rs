@@ -4,6 +4,7 @@
 //! destructor would run when the standard library ends the process. Arenas of ranks are not
 //! allocated here: that one is refused is a diagnostic.
 
+use crate::control::end;
 use shardc_ir::files;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -23,11 +24,6 @@ static ENDS: AtomicBool = AtomicBool::new(false);
 thread_local! {
     /// It is this thread.
     static ENDING: Cell<bool> = const { Cell::new(false) };
-}
-
-unsafe extern "C" {
-    /// Ends the process without running anything of it, as memory may be needed for that.
-    safe fn _exit(status: i32) -> !;
 }
 
 /// Exit status of an error of the environment, as of `no-memory`.
@@ -54,7 +50,7 @@ fn given(p: *mut u8, bytes: usize) -> *mut u8 {
 #[cold]
 fn refused(bytes: usize) -> ! {
     if ENDING.get() {
-        _exit(STATUS);
+        end(STATUS);
     }
     if ENDS.swap(true, Ordering::AcqRel) {
         // Another thread is at it.
@@ -80,7 +76,7 @@ fn refused(bytes: usize) -> ! {
     // Not by way of a lock, which a thread may have that waits for memory.
     let _ = rustix::io::write(std::io::stderr(), &line[..len]);
     files::abandon();
-    _exit(STATUS)
+    end(STATUS)
 }
 
 // SAFETY: each function does what that of `System` does, or does not return.

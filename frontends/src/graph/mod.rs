@@ -73,7 +73,10 @@ pub(crate) fn build(
     let padding = segments.filter(|_| shape.padded && arch.facts.experts.is_some());
     let tells = arch.routing.aux.is_some() || arch.routing.z.is_some();
     let count = padding.filter(|_| targets.is_some() && tells).map(|_| {
-        let (name, own) = (b.named("tokens"), Input { fill: Fill::Count, batch: false, seq: None, reads: Reads::Usual });
+        let (name, own) = (
+            b.named("tokens"),
+            Input { fill: Fill::Count, batch: false, seq: None, reads: Reads::Usual },
+        );
         b.f.arg(Type::f32(&[]), name, Some(Role::new(RoleKind::Input(own), "tokens")))
     });
 

@@ -2,9 +2,7 @@
 
 use safetensors::tensor::{Dtype, SafeTensors, TensorView, serialize};
 use serde_json::{Map, Value, json};
-use shardc_frontends::{
-    Checkpoint, Model, Shape, check_readable, from_config_named, load, read_batch,
-};
+use shardc_frontends::{Checkpoint, Model, Shape, check_readable, from_config_named, load};
 use shardc_ir::diag::Diag;
 use shardc_ir::func::{Port, RoleKind};
 use shardc_ir::interp::{Precision, call};
@@ -41,8 +39,11 @@ impl Folder {
     fn with(name: &str, weights: &Path) -> Folder {
         let config = json_of(&format!("{name}/config.json")).as_object().unwrap().clone();
         let checkpoint = Checkpoint::open(weights).unwrap().expect("weights");
-        let batch = read_batch(&fixtures().join(name).join("batch.safetensors")).unwrap();
-        Folder { config, checkpoint, ids: batch.input_ids[..ROWS * SEQ].to_vec() }
+        let bytes = std::fs::read(fixtures().join(name).join("batch.safetensors")).unwrap();
+        let file = SafeTensors::deserialize(&bytes).unwrap();
+        let numbers = file.tensor("input_ids").unwrap().data().as_chunks::<8>().0;
+        let one = |b: &[u8; 8]| i32::try_from(i64::from_le_bytes(*b)).unwrap();
+        Folder { config, checkpoint, ids: numbers[..ROWS * SEQ].iter().map(one).collect() }
     }
 
     /// The model of the config with a change; "-" takes a key away.

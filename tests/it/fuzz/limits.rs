@@ -37,7 +37,8 @@ impl Ran {
     pub fn defect(&self) -> bool {
         let known = ["0", "1", "2", "3", "4", "5", "6"].contains(&self.outcome.as_str());
         let silent = !self.good() && !self.err.contains("error") && self.out.is_empty();
-        let panics = self.err.contains("panicked") || self.err.contains("bug: ");
+        let panics = self.err.contains("bug: ")
+            || self.err.contains("panicked") && !self.err.contains("error[pass]");
         let obeyed =
             self.out.chars().chain(self.err.chars()).any(|c| !"\n\t".contains(c) && is_hidden(c));
         !known || silent || panics || obeyed || self.seconds > SECONDS || self.resident > RESIDENT

@@ -232,7 +232,6 @@ DEVICE float number(Bf16 x) { return __uint_as_float((u32)x.bits << 16); }
 DEVICE float number(F16 x) { return widened(x); }
 // The nearest element.
 DEVICE void assign(float& to, float x) { to = x; }
-DEVICE void assign(int& to, float x) { to = (int)x; }
 DEVICE void assign(Bf16& to, float x) { to.bits = (u16)pack<Bf16>(x, 0.0f); }
 DEVICE void assign(F16& to, float x) { to.bits = (u16)pack<F16>(x, 0.0f); }
 

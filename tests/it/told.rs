@@ -38,7 +38,7 @@ fn an_inference_needs_no_labels() {
     let [out, _] = run(&lab, &["infer", "--batch", "ids.safetensors", "--dump", "d.safetensors"]);
     assert!(out.contains("step     1  forward"), "{out}");
     let train = ["run", "train", "--batch", "ids.safetensors"];
-    assert!(lab.refuses(&train, 2, "missing-tensor").contains("labels"));
+    assert!(lab.refuses(&train, 2, "data").contains("labels"));
 }
 
 #[test]

@@ -249,7 +249,8 @@ impl OpFactors {
     }
     /// The atoms of dim `d` of tensor `i` (operands, then results) if factors are split so.
     pub(crate) fn dim_atoms(&self, i: usize, d: usize, lists: &[AtomList]) -> AtomList {
-        let fs = &self.tensors[i].dims[d];
+        // No letter says anything of the dims of a literal: they are whole.
+        let Some(fs) = self.tensors[i].dims.get(d) else { return AtomList::EMPTY };
         if let [only] = fs[..] {
             return lists[only as usize];
         }

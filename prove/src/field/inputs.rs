@@ -4,7 +4,6 @@ use super::functions::{mix, oracle, seed};
 use super::tensor::Tensor;
 use super::{Data, noise};
 use crate::Subject;
-use shardc_ir::documents::PADDING;
 use shardc_ir::func::{Fill, InputRow, Role, RoleName, inputs};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -52,7 +51,7 @@ impl Inputs {
             Fill::Run => Tensor::from_fn(&all, |i| 1 + i[0] as u64),
             // Two documents and padding in turn, so that every query sees some other key.
             Fill::Segments => {
-                Tensor::from_fn(&all, |i| [0, 1, PADDING][(i[0] + token(i)) % 3] as i64 as u64)
+                Tensor::from_fn(&all, |i| [0, 1, -1i64 as u64][(i[0] + token(i)) % 3])
             }
             Fill::Count => Tensor::from_fn(&all, |_| oracle(seed, &[])),
             // Of any two neighbours one is a token, and the first is.

@@ -24,7 +24,7 @@ pub const PAGES: &[(&str, &str)] = pages! {
     "rope-type" "rows" "safetensors" "save" "save-base" "save-locked" "save-target" "schedule" "schedule-csv" "schedule-memory"
     "schedule-name" "schedule-rule" "sequence-length" "sequence-not-divisible" "sequence-too-long"
     "shape" "shard" "sharding-conflict" "size" "slice" "source" "sp-needs-1d" "sp-needs-tp" "split" "ssa"
-    "stage-order" "sub-axis" "syntax" "tensor-dtype" "tensor-shape" "threads" "tiny" "token-range"
+    "stage-order" "start-timeout" "sub-axis" "syntax" "tensor-dtype" "tensor-shape" "threads" "tiny" "token-range"
     "tokenizer" "tp-grid" "trace" "trust" "too-large" "too-many-ranks" "too-many-stages" "truncated" "unbound" "undefined-value"
     "uneven" "unknown-axis" "unknown-class" "unknown-collective" "unknown-model-type" "unknown-op"
     "unknown-pass" "unknown-rank" "unknown-rule" "unknown-tensor" "unknown-value" "unread-keys"

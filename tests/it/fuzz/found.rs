@@ -61,6 +61,15 @@ fn models_with_collectives_and_too_few_results() {
 }
 
 #[test]
+fn a_model_without_arguments() {
+    let dir = lab("nothing");
+    let text =
+        "func @model() -> (f32[3,4] output \"y\") {\n  %y = fill[0.0] : f32[3,4]\n  return %y\n}\n";
+    std::fs::write(dir.join("m.ir"), text).expect("written");
+    ends(&run(&dir, "compile m.ir --mode infer --transport nccl -o out"), &["0", "2"], "");
+}
+
+#[test]
 fn archives_with_numbers_that_are_none() {
     let dir = lab("archives");
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/imports/bert_padded.pt2");

@@ -74,7 +74,7 @@ mod tests {
         assert_eq!(offsets[..10], [0, 1, 2, 0, 1, 0, 0, 0, 1, 0]);
         assert_eq!(segments[10..], [-1, -1, 0, 0, 0, 1, 1, 1, 1, -1]);
         assert_eq!(offsets[10..], [0, 1, 0, 1, 2, 0, 1, 2, 3, 0]);
-        assert_eq!(Documents::count(&segments, 4), 13.0 / 4.0);
+        assert_eq!(Documents::count(&segments, 4), 15.0 / 4.0);
         assert_eq!(Documents::count(&[PADDING; 3], 2), 0.5);
         let mut labels = tokens[1..10].to_vec();
         d.ignore(&tokens[..9], &mut labels);

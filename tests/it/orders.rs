@@ -231,7 +231,7 @@ fn one_axis_takes_the_ranks_that_are_left() {
     let text =
         |dir: &str, name: &str| std::fs::read_to_string(lab.path(dir).join(name)).expect("a file");
     assert!(text("auto", "programs/all.ir") == text("hand", "programs/all.ir"));
-    // Which flags were given differs, and by that the hash of one file.
+    // Which flags were given differs, and by that hashes of files.
     let options = |dir: &str| -> Vec<String> {
         let all = text(dir, "options.toml");
         all.lines().filter(|l| !l.starts_with("given")).map(String::from).collect()
@@ -242,6 +242,7 @@ fn one_axis_takes_the_ranks_that_are_left() {
             serde_json::from_str(&text(dir, "plan.json")).expect("JSON");
         let files = head["files"].as_object_mut().expect("hashes of files");
         assert!(files.remove("options.toml").is_some());
+        assert!(head.as_object_mut().expect("an object").remove("hash").is_some());
         head
     };
     assert_eq!(head("auto"), head("hand"));

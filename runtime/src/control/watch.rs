@@ -77,7 +77,7 @@ impl Control {
         *held(self.0.phase.lock()) = phase;
     }
 
-    /// The job fails if what all processes begin now takes longer than [`Terms::timeout`]; dropped when it is
+    /// The job fails if what all processes begin now takes longer than `Terms::timeout`; dropped when it is
     /// over.
     ///
     /// # Errors
@@ -91,7 +91,7 @@ impl Control {
         })
     }
 
-    /// Waits until all have done what they were started for. From now on all have [`Terms::timeout`] to end.
+    /// Waits until all have done what they were started for. From now on all have `Terms::timeout` to end.
     ///
     /// # Errors
     /// `threads` if a thread does not start.

@@ -227,7 +227,7 @@ impl Control {
             wished: AtomicI32::new(0),
             status: AtomicI32::new(Exit::RankFailed as i32),
             callers: Mutex::default(),
-            phase: Mutex::new("before the start of its ranks"),
+            phase: Mutex::new("not running yet"),
             watch: Mutex::default(),
         };
         let control = Control(Arc::new(shared));

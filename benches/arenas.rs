@@ -86,17 +86,15 @@ fn excess(
         let found = mesh.split(',').find_map(|a| a.strip_prefix(axis)?.strip_prefix('='));
         found.map_or(1, |n| n.parse::<usize>().expect("a size"))
     };
-    let flags = Flags {
-        mesh: Some(mesh.into()),
-        zero: Some(zero),
-        sp,
-        recompute: Some(recompute.into()),
-        dtype: Some(dtype.into()),
-        global_batch: Some(m * size("dp")),
-        microbatch: Some(1),
-        seq: Some(4096),
-        ..Flags::default()
-    };
+    let flags = Flags::default()
+        .with("mesh", mesh)
+        .with("zero", zero)
+        .maybe("sp", sp.then_some(""))
+        .with("recompute", recompute)
+        .with("dtype", dtype)
+        .with("global-batch", m * size("dp"))
+        .with("microbatch", 1)
+        .with("seq", 4096);
     let o = flags.options().map_err(|e| e.message)?;
     let done = shardc::compile_config(config, &o).map_err(|e| e.message)?;
     let memory = done.stored.plan.classes.iter().map(|c| &c.memory);

@@ -8,14 +8,12 @@ use std::time::Duration;
 
 fn compile(model: &str, mesh: &str, batch: usize, schedule: Option<&str>, out: &Path) {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/configs");
-    let flags = Flags {
-        mesh: Some(mesh.into()),
-        global_batch: Some(batch),
-        microbatch: schedule.map(|_| 1),
-        schedule: schedule.map(String::from),
-        seq: Some(4096),
-        ..Flags::default()
-    };
+    let flags = Flags::default()
+        .with("mesh", mesh)
+        .with("global-batch", batch)
+        .maybe("microbatch", schedule.map(|_| 1))
+        .maybe("schedule", schedule)
+        .with("seq", 4096);
     let o = flags.options().expect("legal flags");
     let mut done = shardc::compile(&root.join(model), &o, &mut |_, _| {}).expect("a plan");
     done.write(out).expect("a written plan");
@@ -60,13 +58,11 @@ fn compile_small(fixture: &str, numbers: &[(&str, usize)], mesh: &str, batch: us
     for (name, value) in numbers {
         config[*name] = (*value).into();
     }
-    let flags = Flags {
-        mesh: Some(mesh.into()),
-        global_batch: Some(batch),
-        microbatch: Some(1),
-        seq: Some(32),
-        ..Flags::default()
-    };
+    let flags = Flags::default()
+        .with("mesh", mesh)
+        .with("global-batch", batch)
+        .with("microbatch", 1)
+        .with("seq", 32);
     let o = flags.options().expect("legal flags");
     let mut done = shardc::compile_config(&config, &o).expect("a plan");
     done.write(out).expect("a written plan");
@@ -107,14 +103,12 @@ fn kernels(c: &mut Criterion) {
     let dir = std::env::temp_dir().join(format!("shardc-bench-{}.cache", std::process::id()));
     // SAFETY: no other thread runs yet.
     unsafe { std::env::set_var("SHARDC_CACHE", &dir) };
-    let flags = Flags {
-        mesh: Some("dp=8,tp=8".into()),
-        global_batch: Some(64),
-        microbatch: Some(1),
-        seq: Some(4096),
-        sp: true,
-        ..Flags::default()
-    };
+    let flags = Flags::default()
+        .with("mesh", "dp=8,tp=8")
+        .with("global-batch", 64)
+        .with("microbatch", 1)
+        .with("seq", 4096)
+        .with("sp", "");
     let o = flags.options().expect("legal flags");
     let done = shardc::compile(&root.join("llama-3.1-8b.json"), &o, &mut |_, _| {});
     let plan = done.expect("a plan").stored.plan;

@@ -80,7 +80,7 @@ const KERNELS: [(&str, &str); 10] = [
        return %e, %s, %n }"),
     ("cross-entropy gradient", "(%e: M, %s: R, %n: R, %i: I) -> M {
        %h = scale[-1.0] %n : R
-       %p = put[r,r->rc; c=4096] %h, %i : M
+       %p = index_add[r,r->rc; c=4096] %h, %i : M
        %d = div %n, %s : R
        %x = expand[r->rc; c=4096] %d : M
        %y = mul %x, %e : M

@@ -195,12 +195,7 @@ mod tests {
         });
         let file = dir.join("config.json");
         std::fs::write(&file, config.to_string()).expect("a file");
-        let flags = Flags {
-            global_batch: Some(1),
-            seq: Some(32),
-            dtype: Some("bf16".into()),
-            ..Flags::default()
-        };
+        let flags = Flags::default().with("global-batch", 1).with("seq", 32).with("dtype", "bf16");
         let o = flags.options().expect("options");
         let plan = crate::compile(&file, &o, &mut |_, _| {}).expect("a plan").stored.plan;
         std::fs::remove_dir_all(&dir).expect("removed");

@@ -47,15 +47,15 @@ pub fn read_model(path: &Path, o: &Options) -> Result<Input> {
 /// What people call the model at a path: of a file its name, of a folder that of the folder, of one in Hugging
 /// Face's cache the name there.
 fn name_of(path: &Path) -> Option<String> {
-    let whole = std::fs::canonicalize(path).ok()?;
+    let folder = if path.is_dir() { path } else { files::make::parent(path) };
+    let folder = std::fs::canonicalize(folder).ok()?;
     let text = |x: &std::ffi::OsStr| x.to_str().map(String::from);
     let cached = path.components().rev().find_map(|c| {
         let hub = c.as_os_str().to_str()?.strip_prefix("models--")?;
         Some(hub.split_once("--").map_or(hub, |x| x.1).to_string())
     });
-    let file = || whole.file_stem().filter(|stem| *stem != "config" && whole.is_file());
-    let folder = || if whole.is_dir() { whole.file_name() } else { whole.parent()?.file_name() };
-    cached.or_else(|| file().or_else(folder).and_then(text))
+    let file = || path.file_stem().filter(|stem| *stem != "config" && path.is_file());
+    cached.or_else(|| file().or_else(|| folder.file_name()).and_then(text))
 }
 
 fn read(path: &Path, o: &Options) -> Result<Input> {
@@ -63,14 +63,14 @@ fn read(path: &Path, o: &Options) -> Result<Input> {
         let sizes = Sizes { rows: o.microbatch_rows(), seq: o.seq };
         let opened = Opened::read(path)?.drops(o.dropout);
         let mut m = opened.import(sizes, o.mode, Raise::default())?;
-        let config = config_beside(path)?;
+        let mut config = config_beside(path)?;
+        shardc_frontends::unquantize(&mut config);
         split_as(&mut m.source, &plan_of(&config, path)?);
         has_loss(&m.source, path, o)?;
+        one_microbatch(m.one_microbatch.filter(|_| o.mode == Mode::Train), path, o)?;
         let (frozen, tied, warnings) = (m.frozen, m.tied, m.warnings);
         // What a saved model needs beside its weights lies there, if the config does.
-        let whole = std::fs::canonicalize(path).unwrap_or_else(|_| path.into());
-        let folder = whole.parent().filter(|_| config != empty());
-        let origin = folder.map(|f| f.display().to_string());
+        let origin = Some(folder_of(path)).filter(|_| config != empty());
         return Ok(Input {
             frozen,
             tied,
@@ -93,17 +93,25 @@ fn read(path: &Path, o: &Options) -> Result<Input> {
         }
         input.warnings.extend(unused(&input.source.module.funcs[0]));
         let mut roles = input.source.module.funcs[0].results.iter().filter_map(|r| r.role.as_ref());
-        if o.balance.rate != 0.0 && !roles.any(|r| r.kind == RoleKind::Load) {
+        if o.balance.rate != 0.0 && !roles.any(|r| r.kind == RoleKind::TokensPerExpert) {
             let what = "--moe-bias-rate has no effect: the text does not count choices of experts";
             input.warnings.push(Diag::new("no-effect", what).help("leave it out"));
         }
         return Ok(input);
     }
     let mut input = from_model(shardc_frontends::load(path, &shape(o))?);
-    let whole = std::fs::canonicalize(path).unwrap_or_else(|_| path.into());
-    let folder = if whole.is_dir() { Some(&*whole) } else { whole.parent() };
-    input.origin = folder.map(|f| f.display().to_string());
+    input.origin = Some(if path.is_dir() { whole(path) } else { folder_of(path) });
     Ok(input)
+}
+
+/// The path of a folder, links followed.
+fn whole(dir: &Path) -> String {
+    std::fs::canonicalize(dir).unwrap_or_else(|_| dir.into()).display().to_string()
+}
+
+/// The folder of a file, which may itself be a link, as those of caches are: what belongs to it lies beside the link.
+fn folder_of(file: &Path) -> String {
+    whole(files::make::parent(file))
 }
 
 /// Reads a `.ir` file; a text without a mesh asks for shardings on this one.
@@ -116,17 +124,17 @@ fn read_text(path: &Path, mesh: &Mesh) -> Result<Input> {
 /// A warning for what a text has and no result depends on, and for each input whose name is nearly one that means
 /// something by itself.
 fn unused(f: &Func) -> Vec<Diag> {
-    let mut read = vec![false; f.values.len()];
-    f.results.iter().for_each(|r| read[r.value.0 as usize] = true);
+    let mut read = f.per_value(false);
+    f.results.iter().for_each(|r| read[r.value] = true);
     for n in f.nodes.iter().rev().filter(|n| !n.outs.is_empty()) {
-        if n.outs.iter().any(|o| read[o.0 as usize]) {
-            n.ins.iter().for_each(|v| read[v.0 as usize] = true);
+        if n.outs.iter().any(|o| read[o]) {
+            n.ins.iter().for_each(|v| read[v] = true);
         }
     }
     let args = f.args.iter().map(|a| a.value);
     // Of a node that has several results some may be left.
-    let made = f.nodes.iter().filter(|n| n.outs.iter().all(|o| !read[o.0 as usize]));
-    let all = args.filter(|v| !read[v.0 as usize]).chain(made.map(|n| n.outs[0]));
+    let made = f.nodes.iter().filter(|n| n.outs.iter().all(|o| !read[o]));
+    let all = args.filter(|v| !read[v]).chain(made.map(|n| n.outs[0]));
     let names: Vec<String> = all.map(|v| format!("`{}`", f.name(v))).collect();
     let what = |names: &str, is: &str| {
         Diag::new("no-effect", format!("{names} {is} no effect: no result depends on it"))
@@ -199,6 +207,18 @@ fn has_loss(source: &Source, path: &Path, o: &Options) -> Result<()> {
         .help("export a module that also takes the labels, or targets, and returns its loss first, as in \
                forward(self, x, y): out = self.model(x); return mse_loss(out, y), out")
         .help("or compile with --mode infer (in Python: mode=\"infer\")"))
+}
+
+/// Refuses several microbatches of a loss that is not the mean of theirs.
+fn one_microbatch(why: Option<&str>, path: &Path, o: &Options) -> Result<()> {
+    let n = o.microbatches();
+    let Some(why) = why.filter(|_| n > 1) else { return Ok(()) };
+    let rows = o.global_batch / (o.axis("dp_shard") * o.axis("dp_replicate")).max(1);
+    Err(Diag::new("import-loss", format!("the loss of {n} microbatches is not the mean of theirs"))
+        .at(path.display().to_string())
+        .why(why)
+        .help(format!("use --microbatch {rows}, which is one microbatch"))
+        .help("or return a mean over labels or rows, or sums of such means"))
 }
 
 /// The config.json beside an archive; without one an empty object.

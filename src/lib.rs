@@ -54,7 +54,7 @@ use std::time::Instant;
 use terminal::note;
 
 /// Version of the plan directory and of the JSON reports.
-pub const SCHEMA: u32 = 8;
+pub const SCHEMA: u32 = 9;
 
 /// The sizes that options give to a model.
 pub fn shape(o: &Options) -> Shape {

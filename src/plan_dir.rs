@@ -387,6 +387,26 @@ fn parsed(dir: &Path, options: &str) -> Result<Options> {
     Ok(options)
 }
 
+/// The number of the form that a plan is in, if a plan is there.
+pub(crate) fn schema(dir: &Path) -> Option<u64> {
+    let json: Json = serde_json::from_str(&read_file(dir, "plan.json").ok()?).ok()?;
+    json["schema"].as_u64()
+}
+
+/// A plan of another form, with the command that makes it anew.
+fn of_another_build(dir: &Path, head: &Json) -> Diag {
+    let place = bare(dir).display().to_string();
+    let model = ["origin", "name"].iter().find_map(|k| head[k].as_str()).unwrap_or("MODEL");
+    let options = read_file(dir, "options.toml").unwrap_or_default();
+    let options: toml::Table = toml::from_str(&options).unwrap_or_default();
+    let given = options.get("given").and_then(|g| g.as_array()).into_iter().flatten();
+    let given: String = given.filter_map(|g| Some(format!(" --{}", g.as_str()?))).collect();
+    Diag::new("plan", format!("the plan has schema {}, this shardc reads {SCHEMA}", head["schema"]))
+        .at(dir.join("plan.json").display().to_string())
+        .rule("a plan is run by the version of shardc that compiled it")
+        .help(format!("make it anew: shardc compile {model}{given} -o {place}, as in options.toml"))
+}
+
 /// Reads a plan: parses and verifies its programs and plans their memory again; all must agree with
 /// what `plan.json` says.
 pub fn read(dir: &Path) -> Result<Stored> {
@@ -413,8 +433,7 @@ pub fn read(dir: &Path) -> Result<Stored> {
     let text = read_file(dir, "plan.json")?;
     let json: Json = serde_json::from_str(&text).map_err(|e| bad("plan.json", e.to_string()))?;
     if json["schema"] != SCHEMA {
-        let what = format!("the plan has schema {}, this shardc reads {SCHEMA}", json["schema"]);
-        return Err(bad("plan.json", what));
+        return Err(of_another_build(dir, &json));
     }
     let head: Head = serde_json::from_str(&text).map_err(|e| bad("plan.json", e.to_string()))?;
     let [source, options, programs, csv, weights, config] = unchanged(dir, &text, &head)?;

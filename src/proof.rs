@@ -4,7 +4,7 @@ use crate::plan_dir::{self, Stored};
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use shardc_ir::diag::{Diag, Result};
-use shardc_ir::func::{Module, RoleKind};
+use shardc_ir::func::Module;
 use shardc_ir::names::parameters;
 use shardc_ir::phase::Phase;
 use shardc_ir::plan::Mode;
@@ -15,11 +15,12 @@ use shardc_ir::types::DType;
 use shardc_ir::verify::verify;
 use shardc_ir::weights::Weight;
 use shardc_passes::experts::laid_out;
-use shardc_passes::options::{self, Decay, Options};
+use shardc_passes::optim::groups;
+use shardc_passes::options::Options;
 use shardc_passes::pipeline::computed;
 use shardc_prove::field::{Data, Progress};
 use shardc_prove::ledger::{Gap, Refuted};
-use shardc_prove::{Optimizer, Recipe, Report, Subject, Verdict};
+use shardc_prove::{Recipe, Report, Subject, Verdict};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
@@ -189,28 +190,17 @@ pub fn of_compiled(s: &Stored, how: Prove) -> Result<Outcome> {
 /// # Errors
 /// `part-of-stack` if `--freeze` names some of the experts that are one parameter.
 pub fn recipe(o: &Options, weights: &[Weight], model: &Module) -> Result<Recipe> {
-    let params = || {
-        let args = model.funcs.iter().flat_map(|f| &f.args).filter_map(|a| a.role.as_ref());
-        args.filter(|r| r.kind == RoleKind::Param).map(|r| r.name.to_string())
-    };
-    let matrices: BTreeMap<&str, bool> = weights.iter().map(|w| (&*w.param, w.matrix)).collect();
-    let decays = |p: &str| o.decay == Decay::All || matrices.get(p).is_none_or(|&m| m);
-    let decay = params().map(|p| {
-        let by = if decays(&p) { o.weight_decay } else { 0.0 };
-        (p, by)
-    });
-    let optimizer = match o.optimizer {
-        options::Optimizer::AdamW { beta1, beta2, eps } => Optimizer::AdamW { beta1, beta2, eps },
-        options::Optimizer::Sgd => Optimizer::Sgd,
-    };
     let mut frozen = BTreeSet::new();
     for g in &o.freeze {
         frozen.extend(parameters(weights, g)?.into_iter().map(|i| weights[i].param.to_string()));
     }
+    let updates = match model.funcs.first().filter(|_| o.mode == Mode::Train) {
+        Some(f) => groups(f, weights, &frozen, o)?.of,
+        None => BTreeMap::new(),
+    };
     let of_f16 = model.funcs.iter().flat_map(|f| &f.values).any(|v| v.ty.dtype == DType::F16);
     Ok(Recipe {
-        optimizer,
-        decay: decay.collect(),
+        updates,
         clip: o.clip,
         scaled: o.mode == Mode::Train && (o.dtype == DType::F16 || of_f16),
         frozen,

@@ -1,6 +1,7 @@
 //! What a plan costs: collectives and memory per rank, as `compile --format json` prints them.
 
 mod chosen;
+pub mod groups;
 pub mod moments;
 pub mod page;
 
@@ -14,7 +15,7 @@ use shardc_ir::diag::count;
 use shardc_ir::func::{Func, FuncKind, Node, Port, RoleKind, Value, inputs};
 use shardc_ir::group::begins_call;
 use shardc_ir::mesh::{AtomSet, Mesh, PIPELINE};
-use shardc_ir::ops::{Op, Put};
+use shardc_ir::ops::{IndexAdd, Op};
 use shardc_ir::plan::{Instr, MemoryClass, Plan, RankClass};
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
@@ -203,7 +204,7 @@ impl<'a> Experts<'a> {
 /// is made in the first of each stage and stands in the scope of the model's first.
 pub fn layers_of(f: &Func) -> BTreeSet<u32> {
     let is_weight = |p: &&Port| {
-        p.role.as_ref().is_some_and(|r| matches!(r.kind, RoleKind::Ready | RoleKind::Param))
+        p.role.as_ref().is_some_and(|r| matches!(r.kind, RoleKind::Unsharded | RoleKind::Param))
     };
     let weights: HashSet<Value> = f.args.iter().filter(is_weight).map(|p| p.value).collect();
     let reads = |n: &&Node| n.ins.iter().any(|v| weights.contains(v));
@@ -216,7 +217,9 @@ pub fn phase_of(kind: FuncKind) -> &'static str {
         FuncKind::Forward => "forward",
         FuncKind::Backward | FuncKind::Weight => "backward",
         FuncKind::BackwardLast | FuncKind::WeightLast => "backward",
-        FuncKind::Model | FuncKind::Enter | FuncKind::Finish | FuncKind::Evaluate => "step",
+        FuncKind::Model | FuncKind::StepPrologue | FuncKind::OptimizerStep | FuncKind::Evaluate => {
+            "step"
+        }
     }
 }
 
@@ -316,7 +319,9 @@ pub fn padding(plan: &Plan) -> Vec<PaddingReport> {
     let backward = |f: &&Func| matches!(f.kind, FuncKind::Backward | FuncKind::Weight);
     for f in plan.module.funcs.iter().filter(backward) {
         for n in &f.nodes {
-            let Op::Put(Put { padding: Padding::Zero(token), .. }) = n.op else { continue };
+            let Op::IndexAdd(IndexAdd { padding: Padding::Zero(token), .. }) = n.op else {
+                continue;
+            };
             let one = PaddingReport { scope: f.scope_info(n.scope).path.to_string(), token };
             if !out.contains(&one) {
                 out.push(one);

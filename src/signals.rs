@@ -77,6 +77,21 @@ fn ignored() -> u64 {
     mask.and_then(|m| u64::from_str_radix(m.trim(), 16).ok()).unwrap_or(0)
 }
 
+/// From now on a signal ends the process as it would, but takes back before what is not finished.
+///
+/// # Errors
+/// Those of [`handle`].
+pub fn end_clean() -> Result<()> {
+    handle(
+        Duration::ZERO,
+        |_| {},
+        |signal| {
+            files::abandon();
+            let _ = signal_hook::low_level::emulate_default_handler(signal);
+        },
+    )
+}
+
 /// Handles signals, in a thread of their own: `first` is told of one that lets the run save, `end` ends
 /// the process. Signals that come within `same` of the first count as it: a launcher may pass on what
 /// the terminal has sent already.

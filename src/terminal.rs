@@ -10,11 +10,10 @@
 use comfy_table::{ContentArrangement, Table, presets};
 use rustix::termios::tcgetwinsize;
 use serde_json::{Value as Json, json};
-use shardc_ir::diag::{Diag, Exit, Result, Spot};
+use shardc_ir::diag::{self, Diag, Exit, Result, Spot, one_line};
 use shardc_ir::files;
 use std::borrow::Cow;
 use std::fmt::Display;
-use std::fmt::Write as _;
 use std::io::{ErrorKind, IsTerminal as _, Write as _};
 use std::sync::{Mutex, Once, OnceLock};
 use std::time::{Duration, Instant};
@@ -58,13 +57,6 @@ pub fn colours() -> bool {
     said("NO_COLOR").is_none() && !dumb && std::io::stdout().is_terminal()
 }
 
-/// Whether a character changes what a terminal shows beyond its own place: controls, and marks of the direction
-/// of writing, which make a text look like another.
-pub fn is_hidden(c: char) -> bool {
-    let turns = matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
-    c.is_control() || turns
-}
-
 /// A text without hidden characters but ends of lines and tabs: the others stand there as JSON writes them, so that
 /// a line of JSON still says the same.
 ///
@@ -74,19 +66,7 @@ pub fn is_hidden(c: char) -> bool {
 /// assert_eq!(escaped("red: \u{1b}[31m"), "red: \\u001b[31m");
 /// ```
 pub fn escaped(text: &str) -> Cow<'_, str> {
-    let is_hidden = |c: char| is_hidden(c) && c != '\n' && c != '\t';
-    if !text.contains(is_hidden) {
-        return text.into();
-    }
-    let mut out = String::with_capacity(text.len() + 16);
-    for c in text.chars() {
-        match is_hidden(c) {
-            // All of them have four digits of hex at most.
-            true => drop(write!(out, "\\u{:04x}", u32::from(c))),
-            false => out.push(c),
-        }
-    }
-    out.into()
+    diag::escaped(text, |c| c == '\n')
 }
 
 /// A result as it is printed.
@@ -119,7 +99,7 @@ impl<T: AsRef<str>> From<T> for Shown {
 }
 
 /// The line of JSON that a command prints. It begins with the schema that it follows, of which
-/// `docs/schemas/NAME.json` has the fields: `shardc/NAME/1`.
+/// `docs/schemas/NAME.json` has the fields: `shardc/NAME/1`, or what the fields say as `$schema`.
 pub fn json_line(name: &str, of: Json) -> String {
     let mut all = serde_json::Map::new();
     all.insert("$schema".into(), format!("shardc/{name}/1").into());
@@ -199,10 +179,16 @@ fn say(text: String, object: impl FnOnce(&str) -> Json) {
     let _ = std::io::stderr().write_all(format!("{}\n", escaped(&line)).as_bytes());
 }
 
-/// Says something that is neither a warning nor an error.
+/// Says something that is neither a warning nor an error, in one line.
 pub fn note(text: impl Display) {
+    notes([text.to_string()]);
+}
+
+/// The same in lines that belong together.
+pub fn notes(lines: impl IntoIterator<Item = String>) {
     if talks().volume > Volume::Quiet {
-        say(text.to_string(), |text| json!({ "level": "note", "message": text }));
+        let lines: Vec<_> = lines.into_iter().map(|l| one_line(&l).into_owned()).collect();
+        say(lines.join("\n"), |text| json!({ "level": "note", "message": text }));
     }
 }
 
@@ -280,9 +266,17 @@ fn written(done: std::io::Result<()>) -> Result<()> {
 /// # Errors
 /// As for [`print()`], of help.
 pub fn usage(e: &clap::Error) -> Result<i32> {
-    let hides = |word: std::ffi::OsString| word.to_string_lossy().contains(is_hidden);
-    if e.use_stderr() && std::env::args_os().any(hides) {
-        say_error(e.render().to_string().trim_end());
+    let words = std::env::args_os().map(|word| word.to_string_lossy().into_owned());
+    let hidden: Vec<String> = words.filter(|word| word.contains(diag::is_hidden)).collect();
+    if e.use_stderr() && !hidden.is_empty() {
+        // Of `--flag=value` either half may be named.
+        let halves = hidden.iter().flat_map(|word| std::iter::once(&**word).chain(word.split('=')));
+        let said = halves.fold(e.render().to_string(), |said, word| {
+            // Line ends alone are the message's own.
+            let names = word.contains('\n') && word.contains(|c: char| !c.is_whitespace());
+            if names { said.replace(word, &one_line(word)) } else { said }
+        });
+        say_error(said.trim_end());
         return Ok(e.exit_code());
     }
     let printed = e.print().and_then(|()| std::io::stdout().flush());
@@ -392,7 +386,7 @@ mod tests {
         let name = "a\u{1b}]0;b\u{7}\u{7f}\u{9b}\u{2066}";
         let Shown(line) = Shown::from(super::json_line("x", serde_json::json!(name)));
         let back: serde_json::Value = serde_json::from_str(&line).expect("JSON");
-        assert!(!line.trim_end().contains(super::is_hidden), "{line}");
+        assert!(!line.trim_end().contains(shardc_ir::diag::is_hidden), "{line}");
         assert_eq!(back["value"], name);
     }
 }

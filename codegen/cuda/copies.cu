@@ -1,7 +1,7 @@
 // Tokens and the rows of their copies in the buffers of experts, named by slots:
 //   dispatch: row = token * gate, for every copy that has a row
-//   combine: token = the sum of its copies' rows * gates, in the order of copies
-//   row_dots: gate = token · row; 0 for a copy without a row
+//   unpermute: token = the sum of its copies' rows * gates, in the order of copies
+//   combine_gates_grad: gate = token · row; 0 for a copy without a row
 //
 // Bytes: each row that is there once; tokens once; slots and gates once. Launch: tokens x shards
 // blocks (see place) of 128 threads.
@@ -61,7 +61,7 @@ KERNEL void __launch_bounds__(THREADS) dispatch(const Params p) {
     }
 }
 
-KERNEL void __launch_bounds__(THREADS) combine(const Params p) {
+KERNEL void __launch_bounds__(THREADS) unpermute(const Params p) {
     TOKEN* to = token(p);
     for (int i = threadIdx.x * PACK; i < (int)p.width; i += THREADS * PACK) {
         float sum[PACK] = {};
@@ -81,7 +81,7 @@ KERNEL void __launch_bounds__(THREADS) combine(const Params p) {
 }
 
 // A warp for a copy.
-KERNEL void __launch_bounds__(THREADS) row_dots(const Params p) {
+KERNEL void __launch_bounds__(THREADS) combine_gates_grad(const Params p) {
     const TOKEN* x = token(p);
     for (int copy = warp_id(); copy < (int)p.copies; copy += THREADS / 32) {
         const BUFFER* y = row(p, copy);

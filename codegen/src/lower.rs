@@ -114,6 +114,7 @@ fn layout<'a>(
 fn alone(l: &Layout, node: &Node) -> Kernel {
     match &node.op {
         Op::Add(_)
+        | Op::Accumulate(_)
         | Op::Sub(_)
         | Op::Mul(_)
         | Op::Div(_)
@@ -136,6 +137,7 @@ fn alone(l: &Layout, node: &Node) -> Kernel {
         | Op::Erf(_)
         | Op::Pow(_)
         | Op::Softplus(_)
+        | Op::Log1p(_)
         | Op::Round(_)
         | Op::Max(_)
         | Op::Min(_)
@@ -163,10 +165,10 @@ fn alone(l: &Layout, node: &Node) -> Kernel {
         Op::Expand(o) => moves::spread(l, &o.rule.0),
         Op::Dot(o) => Kernel::Gemm(product::dot(l, &o.rule.0)),
         Op::Take(o) => moves::take(l, &o.rule.0, o.padding),
-        Op::Put(o) => moves::put(l, &o.rule.0, o.padding),
+        Op::IndexAdd(o) => moves::index_add(l, &o.rule.0, o.padding),
         Op::Concat(o) => moves::concat(l, o),
         Op::Narrow(o) => moves::narrow(l, o),
-        Op::Widen(o) => moves::widen(l, o),
+        Op::Pad(o) => moves::pad(l, o),
         Op::Draw(o) => moves::draw(l, o),
         Op::Cumsum(o) => moves::scan(l, o),
         Op::Rope(o) => fused::rope(l, o.pairs),
@@ -175,8 +177,8 @@ fn alone(l: &Layout, node: &Node) -> Kernel {
         Op::TopK(o) => experts::top_k(l, o),
         Op::Route(o) => experts::route(l, o),
         Op::Dispatch(_) => Kernel::Dispatch(experts::copies(l, [3, 0, 2])),
-        Op::Combine(_) => Kernel::Combine(experts::copies(l, [0, 3, 2])),
-        Op::RowDots(_) => Kernel::RowDots(experts::copies(l, [0, 2, 3])),
+        Op::Unpermute(_) => Kernel::Unpermute(experts::copies(l, [0, 3, 2])),
+        Op::CombineGatesGrad(_) => Kernel::CombineGatesGrad(experts::copies(l, [0, 2, 3])),
         Op::GroupedDot(_) => experts::grouped(l, Product::Rows, [0, 3, 2]),
         Op::GroupedDotT(_) => experts::grouped(l, Product::RowsTransposed, [3, 0, 2]),
         Op::GroupedOuter(_) => experts::grouped(l, Product::Weights, [2, 0, 3]),
@@ -186,8 +188,8 @@ fn alone(l: &Layout, node: &Node) -> Kernel {
         Op::Broadcast(o) => collective::broadcast(l, o.axes, o.dim, o.from),
         Op::Reduce(o) => collective::reduce(l, o.axes, o.dim, o.to),
         Op::Slice(o) => moves::slice(l, o.dim),
-        Op::Place(o) => moves::place(l, o.dim),
-        Op::Piece(o) => moves::piece(l, o.dim, o.number(l.mesh, l.coords)),
+        Op::PadToPartial(o) => moves::place(l, o.dim),
+        Op::RingShard(o) => moves::piece(l, o.dim, o.number(l.mesh, l.coords)),
         Op::AllToAll(o) => collective::all_to_all(l, o.axes, o.from, o.to),
         Op::Exchange(o) => collective::exchange(l, o),
         Op::AllToAllV(o) => collective::all_to_all_v(l, o),

@@ -4,7 +4,7 @@ use crate::layout::{Layout, Nest};
 use shardc_ir::attr::{Along, Padding};
 use shardc_ir::kernel::{self, Copy, Extents, Kernel, Pick, Scan};
 use shardc_ir::ops::draw::Walk;
-use shardc_ir::ops::{Concat, Cumsum, Draw, Narrow, Widen};
+use shardc_ir::ops::{Concat, Cumsum, Draw, Narrow, Pad};
 use shardc_ir::rng;
 use shardc_ir::rule::{Dims, Group, Rule};
 
@@ -80,7 +80,7 @@ pub(crate) fn narrow(l: &Layout, o: &Narrow) -> Kernel {
 }
 
 /// Elements of a dim from `start` of the result's, among zeros; without those that have no place there.
-pub(crate) fn widen(l: &Layout, o: &Widen) -> Kernel {
+pub(crate) fn pad(l: &Layout, o: &Pad) -> Kernel {
     let (from, mut to, dim) = (l.strides(0), l.strides(1), dim_of(l, o.dim));
     let (mut lens, places) = (l.lens(0), l.lens(1)[dim]);
     let [before, start] = [-o.start, o.start].map(|s| usize::try_from(s).unwrap_or(0));
@@ -152,13 +152,13 @@ pub(crate) fn take(l: &Layout, rule: &Rule, padding: Padding) -> Kernel {
     Kernel::Take(pick(l, rule, loops, l.lens(2), (0, dim), padding))
 }
 
-/// `put`: loops over `x`; the picked dim is the one that only the result has. It is added to the third operand,
+/// `index_add`: loops over `x`; the picked dim is the one that only the result has. It is added to the third operand,
 /// if there is one, over which the result lies.
-pub(crate) fn put(l: &Layout, rule: &Rule, padding: Padding) -> Kernel {
+pub(crate) fn index_add(l: &Layout, rule: &Rule, padding: Padding) -> Kernel {
     let (loops, out) = (&rule.ins[0], l.ins);
     let dim = only(&rule.outs[0], [&rule.ins[1], loops]);
     let clear = (l.ins == 2).then(|| l.whole(out));
-    Kernel::Put { pick: pick(l, rule, loops, l.lens(0), (out, dim), padding), clear }
+    Kernel::IndexAdd { pick: pick(l, rule, loops, l.lens(0), (out, dim), padding), clear }
 }
 
 fn only(all: &Dims, others: [&Dims; 2]) -> usize {

@@ -212,7 +212,7 @@ fn refused(source: &Source, arch: &str, log: &str, e: &result::NvrtcError) -> Di
     let entry = text.lines().take(line).filter_map(entry).last();
     let inside =
         entry.map_or(String::new(), |l| format!(", in {}", l.split('(').next().unwrap_or(&l)));
-    d.at(format!("{file}, line {line}{inside}{picture}"))
+    d.at(format!("{file}, line {line}{inside}\n{picture}"))
 }
 
 /// File and line of `attention.cu(12): error: …`.

@@ -175,7 +175,7 @@ fn node(
             let one = picked(b, n.ins[0], x[1], x[0]);
             fold(b, Reduction::Sum, one)
         }
-        Some(FusionClass::Put) => picked(b, n.outs[0], x[1], x[0]),
+        Some(FusionClass::IndexAdd) => picked(b, n.outs[0], x[1], x[0]),
         None => panic!("{} is not part of a row", n.op.mnemonic()),
     };
     Results::from_slice(&[made])

@@ -3,6 +3,7 @@
 
 use serde_json::{Map, Value};
 use shardc_ir::diag::{Diag, Result};
+use std::sync::LazyLock;
 
 /// Largest count in a config: token numbers are i32, and products of a few counts stay in range.
 pub const MAX_COUNT: u64 = 1 << 31;
@@ -15,24 +16,65 @@ pub struct Config<'a> {
     pointer: String,
     /// Other names of keys.
     aliases: &'static [(&'static str, &'static str)],
+    /// What keys are where they are absent.
+    defaults: Option<&'a Map<String, Value>>,
+    /// Of a text model that another one holds, or may hold: what the whole says of whether the output projection is the
+    /// embedding, if it is there.
+    held: Option<Option<&'a Value>>,
 }
+
+/// Key of whether the output projection is the embedding.
+pub const TIED: &str = "tie_word_embeddings";
 
 impl<'a> Config<'a> {
     /// The whole config; `file` is its path for messages.
     pub fn new(value: &'a Value, file: &str) -> Result<Config<'a>> {
         match value {
-            Value::Object(object) => {
-                Ok(Config { object, file: file.into(), pointer: String::new(), aliases: &[] })
-            }
+            Value::Object(object) => Ok(Config {
+                object,
+                file: file.into(),
+                pointer: String::new(),
+                aliases: &[],
+                defaults: None,
+                held: None,
+            }),
             other => Err(Diag::new("config", format!("an object is needed, not {}", kind(other)))
                 .at(file)
                 .help(r#"write {"model_type": "llama", "hidden_size": 128, …}"#)),
         }
     }
 
+    /// The same without any key.
+    pub fn emptied(&self) -> Config<'a> {
+        static NONE: LazyLock<Map<String, Value>> = LazyLock::new(Map::new);
+        Config { object: &NONE, ..self.clone() }
+    }
+
     /// The same with other names of keys, each before the key that it stands for.
     pub fn called(self, aliases: &'static [(&'static str, &'static str)]) -> Config<'a> {
         Config { aliases, ..self }
+    }
+
+    /// The same with what keys are where they are absent.
+    pub fn with(self, defaults: Option<&'a Map<String, Value>>) -> Config<'a> {
+        Config { defaults, ..self }
+    }
+
+    /// The config of a text model that another one may hold; of one that is held, with whether the output projection,
+    /// which is the whole's, is the embedding.
+    pub fn of_whole(self, tied: Option<&'a Value>) -> Config<'a> {
+        Config { held: Some(tied), ..self }
+    }
+
+    /// False of a text model that another one holds: the whole computes logits and losses, and knows none of the
+    /// factors, caps and losses of the text model's own class.
+    pub fn has_own_head(&self) -> bool {
+        !matches!(self.held, Some(Some(_)))
+    }
+
+    /// True of a text model that another one may hold.
+    pub fn is_held(&self) -> bool {
+        self.held.is_some()
     }
 
     /// The name under which the config has a key: the key's own, if it has none.
@@ -64,14 +106,31 @@ impl<'a> Config<'a> {
         Diag::new(code, message).at(self.place(key)).help(help)
     }
 
-    /// The value of a key; `None` if it is absent or null.
+    /// The value of a key, or its default; `None` if it is null, or absent without one.
     pub fn get(&self, key: &str) -> Option<&'a Value> {
-        self.object.get(self.named(key)).filter(|v| !v.is_null())
+        let named = self.named(key);
+        let own = match self.held {
+            Some(Some(tied)) if key == TIED => Some(tied),
+            _own => {
+                let default = self.defaults.and_then(|d| d.get(key));
+                // As in transformers, an object that is null is absent.
+                let own = self.object.get(named);
+                own.filter(|v| !(v.is_null() && default.is_some_and(Value::is_object))).or(default)
+            }
+        };
+        own.filter(|v| !v.is_null())
+    }
+
+    /// Those of keys that are absent, and have a default.
+    pub fn assumed<'b>(&self, keys: &[&'b str]) -> Vec<(&'b str, &'a Value)> {
+        let absent = |key: &&str| !self.object.contains_key(self.named(key));
+        let keys = keys.iter().copied().filter(absent);
+        keys.filter_map(|key| Some((key, self.defaults?.get(key)?))).collect()
     }
 
     /// True if the key is there, be it null.
     pub fn has(&self, key: &str) -> bool {
-        self.object.contains_key(self.named(key))
+        self.object.contains_key(self.named(key)) || self.get(key).is_some()
     }
 
     /// All keys that have a value, as they are written.
@@ -93,6 +152,8 @@ impl<'a> Config<'a> {
                 file: self.file.clone(),
                 pointer: format!("{}/{key}", self.pointer),
                 aliases: &[],
+                defaults: None,
+                held: None,
             })),
             Some(v) => Err(self.wrong(key, "an object", v, r#"{"rope_type": "default"} or null"#)),
         }

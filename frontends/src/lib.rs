@@ -21,8 +21,10 @@ pub use checkpoint::save::{
     DUMP, NamedTensor, Written, check_target, save, whole_tensors, write_each, write_tensors,
 };
 pub use checkpoint::{Checkpoint, Entry};
-pub use family::LatentSizes;
+use family::Heads;
+pub use family::{HeadNorms, LatentSizes, NormedOver};
 
+use config::TIED;
 use serde::{Deserialize, Serialize};
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::files;
@@ -119,13 +121,24 @@ pub struct Gating {
     pub latent: Option<LatentSizes>,
 }
 
+/// Norms of queries and of keys of a family, by its `model_type`; `None` if it has none, or is not known.
+pub fn head_norms(family: &str) -> Option<HeadNorms> {
+    match family::FAMILIES.iter().find(|f| f.model_type == family)?.attention.heads {
+        Heads::Plain { norms, .. } => norms,
+        Heads::Joined(_) | Heads::Latent(_) => None,
+    }
+}
+
 impl Model {
-    /// The name of a head that is no tensor of its own, and that of the table to which it is tied.
+    /// Of an embedding and an output projection that are tied, the name of the one that is no tensor of its own, and
+    /// that of the one that is.
     pub fn tied(&self) -> Option<[String; 2]> {
         let family = family::FAMILIES.iter().find(|f| f.model_type == self.family)?;
-        let table = format!("{}.weight", family.embedding);
-        let table = self.weights.iter().map(|w| &w.tensor).find(|t| t.ends_with(&table))?;
-        self.facts.tied.then(|| [format!("{}.weight", family.head), table.clone()])
+        let has = |name: &String| self.weights.iter().any(|w| w.tensor == *name);
+        let prefix = family.prefix(|name| has(&name.into()));
+        let [embedding, head] = family.tables(&prefix);
+        let pair = if has(&embedding) { [head, embedding] } else { [embedding, head] };
+        self.facts.tied.then_some(pair)
     }
 }
 
@@ -139,7 +152,7 @@ pub struct Model {
     /// `positions`, i32 of seq. `targets[i]` is `labels[i + 1]`, negative where there is none.
     /// Results: in training `loss`, the sum over tokens, and if there are any `aux_loss` and `z_loss`
     /// of experts, those of the microbatch times their coefficients; with [`Balance::load`] for each correcting
-    /// bias `load "PARAM"`, how often each expert was chosen; always `logits`, batch × seq × vocab.
+    /// bias `tokens_per_expert "PARAM"`, how often each expert was chosen; always `logits`, batch × seq × vocab.
     pub module: Module,
     pub weights: Vec<Weight>,
     pub facts: Facts,
@@ -175,19 +188,22 @@ pub fn load(path: &Path, shape: &Shape) -> Result<Model> {
     if let Some(c) = &checkpoint {
         quantized(&config, &place).map_or(Ok(()), Err)?;
         let (view, family) = family::of(&config, &place)?;
-        if view.flag("tie_word_embeddings", family.absent.tied)? {
+        if view.flag(TIED, family.absent.tied)? {
             untied = c.untied(family, &family.prefix(has))?;
         }
     }
     if let (Some(_), Some(config)) = (&untied, config.as_object_mut()) {
-        config.insert("tie_word_embeddings".into(), false.into());
+        config.insert(TIED.into(), false.into());
     }
     let (mut model, family) = build(&config, &place, shape, &has)?;
     model.warnings.extend(untied);
     if let Some(c) = &checkpoint {
         c.check(&model.weights)?;
-        let [_, head] = family.tables("");
-        model.warnings.extend(c.unused(&model.weights, family.unused, &head));
+        let prefix = family.prefix(has);
+        let [_, head] = family.tables(&prefix);
+        // Those of other parts are another warning.
+        let within = if is_wrapper(&config) { &prefix[..] } else { "" };
+        model.warnings.extend(c.unused(&model.weights, (within, family.unused), &head));
     } else if dir.join("pytorch_model.bin").exists() {
         let what = "weights in pytorch_model.bin are not read, only safetensors files";
         let help =
@@ -231,15 +247,37 @@ pub fn gating(config: &serde_json::Value, place: &str, shape: &Shape) -> Result<
 
 /// Key of how a model's weights are quantized.
 const QUANTIZED: &str = "quantization_config";
+/// The method whose weights are read, and saved as they are without it.
+const READ: &str = "mxfp4";
+/// Keys of config.json that a model that is read may have otherwise than its file, as its weights are.
+pub const OF_WEIGHTS: [&str; 2] = [QUANTIZED, TIED];
+
+/// Whether a config is that of a model that holds one of text, which is what is compiled.
+pub fn is_wrapper(config: &serde_json::Value) -> bool {
+    config.get("model_type").and_then(serde_json::Value::as_str).is_some_and(family::is_wrapper)
+}
+
+/// Takes out of a config how weights are quantized, as what is saved is not; whether it said so.
+pub fn unquantize(config: &mut serde_json::Value) -> bool {
+    config.as_object_mut().and_then(|c| c.remove(QUANTIZED)).is_some_and(|v| !v.is_null())
+}
 
 /// Why the weights of a config are not read, if they are quantized: the method is named.
 fn quantized(config: &serde_json::Value, place: &str) -> Option<Diag> {
     let how = config.get(QUANTIZED).filter(|v| !v.is_null())?;
     let word = |key: &str| how.get(key).and_then(serde_json::Value::as_str);
-    let method = word("quant_method").or(word("quant_algo")).map(|m| format!(" (`{m}`)"));
-    let what = format!("quantized weights{} are not read", method.unwrap_or_default());
+    let method = word("quant_method").or(word("quant_algo"));
+    if method == Some(READ) {
+        return None;
+    }
+    let method = method.map(|m| format!(" (`{m}`)")).unwrap_or_default();
+    let what = format!("quantized weights{method} are not read");
     let d = Diag::new("unsupported-config", what).at(format!("{place}: /{QUANTIZED}"));
-    Some(d.help("use the unquantized model: F32, BF16 and F16 tensors are read"))
+    Some(
+        d.help(
+            "use the unquantized model: F32, BF16 and F16 tensors are read, and blocks of MXFP4",
+        ),
+    )
 }
 
 /// Refuses a folder of weights whose config.json says that they are quantized.
@@ -292,9 +330,17 @@ fn build(
     let names = graph::Names { prefix, embedding: if swapped { head } else { embedding } };
     let graph = graph::build(family, &view, &arch, shape, &names)?;
     let mut config = config.clone();
-    if let Some(d) = quantized(&config, place) {
-        // What is saved is not quantized.
-        config.as_object_mut().and_then(|c| c.remove(QUANTIZED));
+    if is_wrapper(&config) {
+        let word = config["model_type"].as_str().unwrap_or_default();
+        let what = format!("only the text model of this `{word}` is compiled");
+        let d = Diag::new("text-model-only", what).at(format!("{place}: /model_type"));
+        warnings.push(
+            d.help("its other tensors are not trained; a saved model has them from its base"),
+        );
+    }
+    let quantized = quantized(&config, place);
+    unquantize(&mut config);
+    if let Some(d) = quantized {
         let d = Diag::new("weights-not-read", d.message).at(d.place.unwrap_or_default());
         warnings.push(d.help("sizes are those of the model; it starts from random weights"));
     }

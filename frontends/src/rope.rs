@@ -45,25 +45,39 @@ struct Base<'a> {
 type Scaling = fn(&Base) -> Result<(Vec<f64>, f64, f64)>;
 
 /// The known values of `rope_type`.
-const TYPES: [(&str, Scaling); 5] = [
+const TYPES: [(&str, Scaling); 7] = [
     ("default", default),
+    (OF_PICTURES, default),
     ("linear", linear),
+    (BY_ALPHA, by_alpha),
     ("llama3", llama3),
     ("yarn", yarn),
     ("longrope", longrope),
 ];
 
+/// Tokens of pictures turn by three numbers each, those of text as always (Wang et al., 2024, *Qwen2-VL*, 2.1).
+const OF_PICTURES: &str = "mrope";
+
+/// A scaling of its base by `alpha`; without it, it follows the length of each row, which is not
+/// compiled.
+const BY_ALPHA: &str = "dynamic";
+/// Its key.
+const ALPHA: &str = "alpha";
 /// Key of the positions before scaling.
 pub const ORIGINAL: &str = "original_max_position_embeddings";
+/// Key of how much larger queries are behind the positions before scaling.
+const SCALED: &str = "llama_4_scaling_beta";
 /// Key of the part of a head that turns, in an object of numbers.
 pub const PART: &str = "partial_rotary_factor";
 /// Keys of an object of numbers.
 pub const KEYS: &[&str] = &[
+    ALPHA,
     "attention_factor",
     "beta_fast",
     "beta_slow",
     "factor",
     "high_freq_factor",
+    SCALED,
     "long_factor",
     "low_freq_factor",
     "mrope_interleaved",
@@ -99,7 +113,7 @@ pub fn read(
     let (theta_key, theta) = match (local, turning.local) {
         (true, None) => return Ok(None),
         (true, Some(own)) => own,
-        (false, _) => (turning.theta, theta),
+        (false, _) => (Some(turning.theta), theta),
     };
     let (own, words) = object(config, turning, local)?;
     let word = match &own {
@@ -114,7 +128,8 @@ pub fn read(
         Some(c) => c.positive_if("rope_theta")?,
         None => None,
     };
-    let theta = given.or(config.positive_if(theta_key)?).unwrap_or(theta);
+    let of_config = theta_key.map_or(Ok(None), |key| config.positive_if(key))?;
+    let theta = given.or(of_config).unwrap_or(theta);
     let own = own.unwrap_or_else(|| config.clone());
     let dim = turning_part(config, &own, head_dim, (turning, word))?;
     let from = |c: &Config| c.positive_if(ORIGINAL);
@@ -124,11 +139,21 @@ pub fn read(
         (None, None) => from(config)?.or(from(&own)?).unwrap_or(max_positions as f64),
         (None, Some(_)) => from(&own)?.unwrap_or(max_positions as f64),
     };
+    let scales = turning.scaled_queries && own.number_if(SCALED)?.is_some_and(|beta| beta != 0.0);
+    if scales && seq as f64 > original {
+        let what = format!("queries behind position {original} are scaled, which is not compiled");
+        let help = format!("use --seq {original} or less");
+        return Err(own.unsupported("unsupported-config", SCALED, what, help));
+    }
     let power = |i: usize| theta.powf(-((2 * i) as f64) / dim as f64);
     // What Phi-3 calls `su` and, at first, `yarn`.
     let stretched = turning.stretched.is_some();
     let word = if stretched && matches!(word, "su" | "yarn") { "longrope" } else { word };
-    let compiled = |t: &&(&str, Scaling)| !stretched || matches!(t.0, "default" | "longrope");
+    let compiled = |t: &&(&str, Scaling)| match t.0 {
+        OF_PICTURES => config.is_held(),
+        BY_ALPHA => turning.alpha && own.number_if(ALPHA).is_ok_and(|a| a.is_some_and(|a| a > 0.0)),
+        kind => !stretched || matches!(kind, "default" | "longrope"),
+    };
     let Some((_, scaling)) = TYPES.iter().filter(compiled).find(|t| t.0 == word) else {
         let known: Vec<_> = TYPES.iter().filter(compiled).map(|t| t.0).collect();
         let what = format!("rotary scaling of type `{word}` is not known");
@@ -215,11 +240,15 @@ fn differs(config: &Config, key: &str, nested: &str) -> Diag {
 
 /// Keys of rotary embeddings that change nothing, as in transformers, by their path.
 pub(crate) fn unread(config: &Config, turning: Turning) -> Vec<String> {
-    let object = |key: &str| config.get(key).and_then(Value::as_object).filter(|m| !m.is_empty());
+    // Those that the config has of its own: nobody asked for what the class has.
+    let own = |key: &str| config.entries().find(|(k, _)| *k == key).map(|(_, v)| v);
+    let object = |key: &str| own(key).and_then(Value::as_object).filter(|m| !m.is_empty());
     let whole = |v: &Value| turning.part.is_none() && v.as_f64().is_some_and(|x| x != 1.0);
     // The keys of an object of numbers that nothing reads, and those that are not read there.
     let odd = |path: &str, object: &Map<String, Value>, not: &[&str]| -> Vec<String> {
-        let read = |k: &str| KEYS.contains(&k) && !not.contains(&k);
+        let of_others =
+            |k: &str| (k == SCALED && !turning.scaled_queries) || (k == ALPHA && !turning.alpha);
+        let read = |k: &str| KEYS.contains(&k) && !not.contains(&k) && !of_others(k);
         let there = object.iter().filter(|(_, v)| !v.is_null());
         let odd = there.filter(|(k, v)| !read(k) || (*k == PART && whole(v)));
         odd.map(|(k, _)| format!("{path}/{k}")).collect()
@@ -276,7 +305,9 @@ fn turning_part(
             // Where there is no object, `own` is the config itself, which has another key.
             let is_object = own.place(PART) != config.place(PART);
             let nested = if is_object { own.number_if(PART)? } else { None };
-            let part = nested.or(config.number_if(key)?).unwrap_or(absent);
+            let width = t.width.map_or(Ok(None), |key| config.count_if(key))?;
+            let width = width.map(|n| n as f64 / head_dim as f64);
+            let part = nested.or(config.number_if(key)?).or(width).unwrap_or(absent);
             if !(part > 0.0 && part <= 1.0) {
                 let what = format!("{part} of each head would turn");
                 return Err(config.error(key, what, "write a number above 0, up to 1"));
@@ -298,6 +329,15 @@ fn turning_part(
 
 fn default(b: &Base) -> Result<(Vec<f64>, f64, f64)> {
     Ok((b.inv_freq.clone(), 1.0, 1.0))
+}
+
+/// NTK-aware scaling (bloc97, 2023) by a fixed number.
+fn by_alpha(b: &Base) -> Result<(Vec<f64>, f64, f64)> {
+    let alpha = b.config.positive(ALPHA)?;
+    let dim = b.dim as f64;
+    let theta = b.theta * alpha.powf(dim / (dim - 2.0));
+    let power = |i: usize| theta.powf(-((2 * i) as f64) / dim);
+    Ok(((0..b.dim / 2).map(power).collect(), 1.0, 1.0))
 }
 
 fn linear(b: &Base) -> Result<(Vec<f64>, f64, f64)> {

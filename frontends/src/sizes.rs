@@ -1,13 +1,15 @@
 //! The numbers of one model, read from its config by its family's descriptor and checked.
 
+mod layers;
 mod limits;
 
+use layers::{turns, windows};
 use limits::{check_products, check_shape};
 
 use crate::config::{Config, MAX_COUNT};
 use crate::family::{
-    Activation, Beside, Experts, Family, Heads, LatentSizes, Normed, PaddingToken, Positions,
-    Score, Softcap, SparseLayers, Window,
+    Activation, Adjacent, Beside, Experts, Factor, Factors, Family, Heads, LatentSizes, Normed,
+    PaddingToken, Positions, Score, Scores, SharedWidth, Softcap, SparseLayers, Still, Window,
 };
 use crate::rope::{self, Rope};
 use crate::{Balance, ExpertFacts, Facts, Shape};
@@ -49,8 +51,14 @@ pub(crate) struct Arch {
     pub pairs: Pairs,
     /// Sizes of multi-head latent attention.
     pub latent: Option<LatentSizes>,
+    /// Whether queries and keys turn, of every layer.
+    pub turns: Vec<bool>,
+    /// Bound of queries, keys and values.
+    pub clip: Option<f64>,
     /// Factor of the scores of attention.
     pub scale: f64,
+    /// Factors of embeddings, of what blocks add to the residual stream, and of logits.
+    pub factors: [f64; 3],
     /// Of the scores of attention, and of the logits.
     pub softcap: Option<f64>,
     pub final_softcap: Option<f64>,
@@ -74,6 +82,8 @@ pub(crate) struct Routing {
     pub z: Option<f64>,
     /// Choices are counted for the correcting bias.
     pub load: bool,
+    /// Alpha and the limit of the product of gate and up, if it has one.
+    pub clamped: Option<[f64; 2]>,
 }
 
 impl Arch {
@@ -81,6 +91,7 @@ impl Arch {
         let activation = activation(f, c)?;
         f.refuse(c)?;
         warnings.extend(f.unread(c));
+        warnings.extend(f.assumed(c));
         let facts = facts(f, c)?;
         check_shape(f, c, &facts, shape, warnings)?;
         let latent = latent(f, c)?;
@@ -104,26 +115,39 @@ impl Arch {
         };
         let (rope, local_rope) = (rope(false)?, rope(true)?);
         let sharper = latent.and(rope.as_ref()).map_or(1.0, |r| r.head_factor * r.head_factor);
-        let adjacent = latent.is_some() && c.flag("rope_interleave", true)?;
         let (sparse, routing) = match &f.experts {
             None => (vec![false; facts.layers], Routing::default()),
             Some(e) => (sparse(e, c, facts.layers)?, routing(e, c, facts.experts.as_ref(), shape)?),
         };
         warnings.extend(idle_balance(f, shape, sparse.contains(&true)));
-        let divisor = match f.attention.scalar {
-            None => facts.head_dim as f64,
-            Some((key, absent)) => c.positive_if(key)?.unwrap_or(absent),
+        let scale = match f.attention.scores {
+            Scores::OverRootOfHead => 1.0 / (facts.head_dim as f64).sqrt(),
+            Scores::OverRootOf(key, absent) => 1.0 / c.positive_if(key)?.unwrap_or(absent).sqrt(),
+            Scores::Times(key, absent) => c.positive_if(key)?.unwrap_or(absent),
         };
+        let factor = |of: Factor| match of {
+            Factor::One => Ok(1.0),
+            Factor::RootOfHidden => Ok((facts.hidden as f64).sqrt()),
+            Factor::Key(key, absent) => Ok(c.positive_if(key)?.unwrap_or(absent)),
+            Factor::Over(key, absent) => Ok(1.0 / c.positive_if(key)?.unwrap_or(absent)),
+        };
+        let own_head = |of: Factor| if c.has_own_head() { of } else { Factor::One };
+        let Factors { embedding, residual, logits } = f.factors;
+        let [embedding, residual, logits] = [embedding, residual, own_head(logits)].map(factor);
+        let windows = windows(f, c, facts.layers)?;
         let softcap = |s: Option<Softcap>| match s {
             None => Ok(None),
             Some(s) if c.has(s.key) => c.positive_if(s.key),
             Some(s) => Ok(s.absent),
         };
         Ok(Arch {
-            scale: sharper / divisor.sqrt(),
+            scale: sharper * scale,
+            factors: [embedding?, residual?, logits?],
+            clip: f.attention.clip.map_or(Ok(None), |key| c.positive_if(key))?,
+            turns: turns(f, c, &windows)?,
             softcap: softcap(f.attention.softcap)?,
-            final_softcap: softcap(f.softcap)?,
-            pairs: if adjacent { Pairs::Adjacent } else { Pairs::Halves },
+            final_softcap: softcap(f.softcap.filter(|_| c.has_own_head()))?,
+            pairs: pairs(f, c)?,
             latent,
             padding: padding(f, c, facts.vocab)?,
             sparse,
@@ -136,9 +160,10 @@ impl Arch {
             beside: match f.beside {
                 Beside::Never => false,
                 Beside::Unless(key) => c.flag(key, true)?,
+                Beside::OneNorm => true,
             },
             activation,
-            windows: windows(f, c, facts.layers)?,
+            windows,
             facts,
         })
     }
@@ -147,7 +172,9 @@ impl Arch {
 /// The activation of the MLPs.
 fn activation(f: &Family, c: &Config) -> Result<Activation> {
     let all = f.mlp.activations;
-    let Some(word) = c.word_if(f.keys.activation)? else { return Ok(all[0]) };
+    let Some(&first) = all.first() else { return Ok(Activation::Silu) };
+    let Some(word) = c.word_if(f.keys.activation)? else { return Ok(first) };
+    let word = f.known.words.iter().find(|w| w.0 == word).map_or(word, |w| w.1);
     all.iter().copied().find(|a| a.words().contains(&word)).ok_or_else(|| {
         let known: Vec<&str> = all.iter().flat_map(|a| a.words()).copied().collect();
         let what = format!("activation `{word}` is not compiled for {}", f.model_type);
@@ -181,7 +208,9 @@ fn facts(f: &Family, c: &Config) -> Result<Facts> {
     let latent = latent(f, c)?;
     let given = k.head_dim.map_or(Ok(None), |key| c.count_if(key))?;
     other_heads(f, c, given, (hidden, heads))?;
-    let given = given.or(f.absent.head_dim);
+    // Where it is null, heads divide the hidden size.
+    let null = k.head_dim.is_some_and(|key| c.has(key));
+    let given = given.or(f.absent.head_dim.filter(|_| !null));
     // What a config with latent attention calls `head_dim` is only the part that turns.
     let given = latent.map(|l| l.still.saturating_add(l.turning)).or(given);
     let head_dim = match given {
@@ -283,10 +312,11 @@ fn expert_facts(e: &Experts, c: &Config) -> Result<ExpertFacts> {
             .rule("num_experts_per_tok <= number of experts"));
     }
     let ffn = c.count_if(e.width)?.unwrap_or(width);
-    let shared = match e.shared {
+    let shared = match e.shared.map(|s| s.width) {
         None => 0,
-        Some(_) if c.get("n_shared_experts").and_then(|v| v.as_u64()) == Some(0) => 0,
-        Some(_) => c.count_if("n_shared_experts")?.unwrap_or(1).saturating_mul(ffn),
+        Some(w) if c.get(w.key()).and_then(|v| v.as_u64()) == Some(0) => 0,
+        Some(SharedWidth::Experts(key)) => c.count_if(key)?.unwrap_or(1).saturating_mul(ffn),
+        Some(SharedWidth::Key(key, absent)) => c.count_if(key)?.unwrap_or(absent),
     };
     Ok(ExpertFacts { experts, top_k, ffn, shared })
 }
@@ -338,14 +368,23 @@ fn routing(e: &Experts, c: &Config, facts: Option<&ExpertFacts>, shape: &Shape) 
     let Some(x) = facts else { return Ok(Routing::default()) };
     let train = shape.mode == Mode::Train;
     let own = match e.score {
-        Score::Softmax { .. } if train && c.flag("output_router_logits", false)? => {
+        Score::Softmax { .. }
+            if train && c.has_own_head() && c.flag("output_router_logits", false)? =>
+        {
             Some(c.number_if("router_aux_loss_coef")?.unwrap_or(e.absent.3))
         }
-        Score::Softmax { .. } | Score::Sigmoid { .. } => None,
+        Score::Softmax { .. } | Score::Limited | Score::Sigmoid { .. } => None,
     };
     let on = |x: Option<f64>| x.filter(|&x| train && x != 0.0);
     let Balance { aux, z, load } = shape.balance;
     let (aux, z) = (on(aux.or(own)), on(Some(z)));
+    let number = |of: (&str, f64)| Ok(c.positive_if(of.0)?.unwrap_or(of.1));
+    let clamped = match e.clamped {
+        None => None,
+        Some(k) => Some([number(k.alpha)?, number(k.limit)?]),
+    };
+    let own = Routing { normed: Some(0.0), scale: 1.0, groups: None, aux, z, load: false, clamped };
+    let corrected = load && train;
     match e.score {
         Score::Softmax { normed } => {
             let normed = match normed {
@@ -353,27 +392,32 @@ fn routing(e: &Experts, c: &Config, facts: Option<&ExpertFacts>, shape: &Shape) 
                 Normed::Key(key) => c.flag(key, false)?,
             };
             let normed = normed.then_some(0.0);
-            Ok(Routing { normed, scale: 1.0, groups: None, aux, z, load: false })
+            Ok(Routing { normed, ..own })
         }
-        Score::Sigmoid { absent: (groups, kept, scale), .. } => {
-            let groups = c.count_if("n_group")?.unwrap_or(groups);
-            let kept = c.count_if("topk_group")?.unwrap_or(kept);
-            let per = x.experts / groups;
-            if x.experts % groups != 0 || per < 2 || kept > groups || kept * per < x.top_k {
-                let what = format!(
-                    "{} of {} experts cannot be chosen from {kept} of {groups} groups",
-                    x.top_k, x.experts
-                );
-                let rule = "n_group divides the experts, 2 or more are in a group, \
-                            topk_group <= n_group, and so many groups hold num_experts_per_tok";
-                return Err(c
-                    .error("n_group", what, "use n_group 1 and topk_group 1, for example")
-                    .rule(rule));
-            }
+        Score::Limited => {
+            const METHOD: &str = "topk_method";
+            let groups = match c.word_if(METHOD)?.unwrap_or("greedy") {
+                "greedy" => None,
+                "group_limited_greedy" => {
+                    let all = groups(c, x, [1, 1], 1)?;
+                    (all.1 < all.0).then_some(all)
+                }
+                other => {
+                    let what = format!("experts are not chosen by `{other}` here");
+                    let help = "the 2 known methods are greedy, group_limited_greedy".into();
+                    return Err(c.unsupported("unsupported-config", METHOD, what, help));
+                }
+            };
+            let scale = c.number_if("routed_scaling_factor")?.unwrap_or(1.0);
+            Ok(Routing { normed: None, scale, groups, ..own })
+        }
+        Score::Sigmoid { absent: None, .. } => Ok(Routing { load: corrected, ..own }),
+        Score::Sigmoid { absent: Some((groups, kept, scale)), .. } => {
+            let (groups, kept) = self::groups(c, x, [groups, kept], 2)?;
             let normed = c.flag("norm_topk_prob", true)?.then_some(1e-20);
             let scale = c.number_if("routed_scaling_factor")?.unwrap_or(scale);
             let groups = (kept < groups).then_some((groups, kept));
-            Ok(Routing { normed, scale, groups, aux, z, load: load && train })
+            Ok(Routing { normed, scale, groups, load: corrected, ..own })
         }
     }
 }
@@ -394,9 +438,11 @@ fn dropout(f: &Family, c: &Config, asked: Dropout, warnings: &mut Vec<Diag>) -> 
             Ok([rate(keys.embedding)?, rate(keys.residual)?, rate(Some(keys.attention))?])
         }
         Dropout::Nothing => {
-            for (key, _) in keys.all() {
-                let Some(p) = c.number_if(key)?.filter(|&p| p != 0.0) else { continue };
-                let what = format!("dropout {p} of `{key}` is not applied");
+            for (key, absent) in keys.all() {
+                let given = c.number_if(key)?;
+                let Some(p) = given.or(Some(absent)).filter(|&p| p != 0.0) else { continue };
+                let absent = if given.is_some() { "" } else { ", where it is absent," };
+                let what = format!("dropout {p} of `{key}`{absent} is not applied");
                 let help = format!("use --dropout config, or set `{key}` to 0.0");
                 warnings.push(Diag::new("dropout-ignored", what).at(c.place(key)).help(help));
             }
@@ -405,77 +451,33 @@ fn dropout(f: &Family, c: &Config, asked: Dropout, warnings: &mut Vec<Diag>) -> 
     }
 }
 
-/// Which layers have a window where `layer_types` is absent.
-enum Else {
-    /// From this one on, or as `max_window_layers` says.
-    From(usize),
-    /// All but every so many-th.
-    Every(usize),
+/// Which elements of a head turn together.
+fn pairs(f: &Family, c: &Config) -> Result<Pairs> {
+    let adjacent = match f.positions {
+        Positions::Learned(_) => false,
+        Positions::Rotary(t) => match t.adjacent {
+            Adjacent::Never => false,
+            Adjacent::Always => true,
+            Adjacent::Unless(key) => c.flag(key, true)?,
+        },
+    };
+    Ok(if adjacent { Pairs::Adjacent } else { Pairs::Halves })
 }
 
-/// The attention window of every layer.
-fn windows(f: &Family, c: &Config, layers: usize) -> Result<Vec<Option<usize>>> {
-    let width = |absent| {
-        if c.has("sliding_window") { c.count_if("sliding_window") } else { Ok(absent) }
-    };
-    let (window, without, help) = match f.attention.window {
-        Window::Never => return Ok(vec![None; layers]),
-        Window::All { absent, listed } if !listed || !c.has("layer_types") => {
-            return Ok(vec![width(absent)?; layers]);
-        }
-        Window::All { absent, .. } => {
-            (width(absent)?, Else::Every(layers + 1), "set sliding_window to 4096, for example")
-        }
-        Window::AllSwitched { absent } => {
-            let on = c.flag("use_sliding_window", false)?;
-            return Ok(vec![if on { width(Some(absent))? } else { None }; layers]);
-        }
-        Window::Switched { absent, first } => {
-            let on = c.flag("use_sliding_window", false)?;
-            let help = "set use_sliding_window to true and sliding_window to 4096, for example";
-            (if on { width(Some(absent))? } else { None }, Else::From(first), help)
-        }
-        Window::Alternating { absent, every, key } => {
-            let own = key.map_or(Ok(None), |key| c.count_if(key))?;
-            let help = "set sliding_window to 4096, for example";
-            (width(Some(absent))?, Else::Every(own.unwrap_or(every)), help)
-        }
-    };
-    let types = match (c.words_if("layer_types")?, without) {
-        (Some(types), _) => types,
-        (None, Else::From(first)) => {
-            // 0 is a value here: all layers have the window.
-            let first = match c.get("max_window_layers").map(serde_json::Value::as_u64) {
-                Some(Some(0)) => 0,
-                _ => c.count_if("max_window_layers")?.unwrap_or(first),
-            };
-            return Ok((0..layers).map(|i| window.filter(|_| i >= first)).collect());
-        }
-        (None, Else::Every(every)) => {
-            let one = |i: usize| {
-                if (i + 1) % every == 0 { "full_attention" } else { "sliding_attention" }
-            };
-            (0..layers).map(one).collect()
-        }
-    };
-    if types.len() != layers {
-        let what = format!("`layer_types` has {} entries for {layers} layers", types.len());
-        return Err(c.error("layer_types", what, format!("give {layers} entries, or none")));
+/// Groups of experts and how many of them are used, of at least so many experts.
+fn groups(c: &Config, x: &ExpertFacts, absent: [usize; 2], least: usize) -> Result<(usize, usize)> {
+    let groups = c.count_if("n_group")?.unwrap_or(absent[0]);
+    let kept = c.count_if("topk_group")?.unwrap_or(absent[1]);
+    let per = x.experts / groups;
+    if x.experts % groups == 0 && per >= least && kept <= groups && kept * per >= x.top_k {
+        return Ok((groups, kept));
     }
-    let one = |(i, &word): (usize, &&str)| match (word, window) {
-        ("full_attention", _) => Ok(None),
-        ("sliding_attention", Some(w)) => Ok(Some(w)),
-        ("sliding_attention", None) => {
-            let key = format!("layer_types/{i}");
-            let what = "the layer has a window, but no window is set";
-            Err(c.error(&key, what, help))
-        }
-        _ => {
-            let key = format!("layer_types/{i}");
-            let what = format!("layers of type `{word}` are not compiled");
-            let help = "the 2 known types are full_attention, sliding_attention".to_string();
-            Err(c.unsupported("unsupported-config", &key, what, help))
-        }
-    };
-    types.iter().enumerate().map(one).collect()
+    let what = format!(
+        "{} of {} experts cannot be chosen from {kept} of {groups} groups",
+        x.top_k, x.experts
+    );
+    let rule = "n_group divides the experts, 2 or more are in a group where their best two count, \
+                topk_group <= n_group, and so many groups hold num_experts_per_tok";
+    let help = "use n_group 1 and topk_group 1, for example";
+    Err(c.error("n_group", what, help).rule(rule))
 }

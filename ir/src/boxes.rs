@@ -8,6 +8,7 @@
 mod traffic;
 
 use crate::attr::Along;
+use crate::ids::IndexVec;
 use crate::mesh::{Atom, AtomInfo, AtomSet, MAX_ATOMS, Mesh};
 use crate::types::{AtomList, Type};
 use smallvec::SmallVec;
@@ -35,7 +36,7 @@ pub struct Boxes {
     /// With an atom for each prime factor of the group's.
     mesh: Mesh,
     /// The new atoms of each old one.
-    parts: Vec<SmallVec<[Atom; 4]>>,
+    parts: IndexVec<Atom, SmallVec<[Atom; 4]>>,
     axes: AtomSet,
     /// The operand's layout; of a mirror the result's.
     from: Type,
@@ -91,7 +92,7 @@ enum Holds {
 struct Cut {
     mesh: Mesh,
     /// The new atoms of each old one, major to minor.
-    parts: Vec<SmallVec<[Atom; 4]>>,
+    parts: IndexVec<Atom, SmallVec<[Atom; 4]>>,
 }
 
 impl Cut {
@@ -102,16 +103,15 @@ impl Cut {
 
     /// Those of the axes at their prime factors.
     fn primes(mesh: &Mesh, axes: AtomSet) -> Cut {
-        let mut c = Cut { mesh: mesh.clone(), parts: vec![] };
-        c.mesh.atoms.clear();
-        for (i, info) in mesh.atoms.iter().enumerate() {
+        let mut c = Cut { mesh: mesh.clone(), parts: IndexVec::default() };
+        c.mesh.atoms = IndexVec::default();
+        for (a, info) in mesh.atoms.ids().zip(&mesh.atoms) {
             let (mut pre, mut rest) = (info.pre, info.size);
             let mut parts = SmallVec::new();
             while rest > 1 || parts.is_empty() {
                 let prime = (2..=rest).find(|p| rest % p == 0).unwrap_or(1);
-                let size = if axes.has(Atom(i as u8)) { prime } else { rest };
-                parts.push(Atom(c.mesh.atoms.len() as u8));
-                c.mesh.atoms.push(AtomInfo { size, pre, ..*info });
+                let size = if axes.has(a) { prime } else { rest };
+                parts.push(c.mesh.atoms.push(AtomInfo { size, pre, ..*info }));
                 (pre, rest) = (pre * size, rest / size);
             }
             c.parts.push(parts);
@@ -120,7 +120,7 @@ impl Cut {
     }
 
     fn set(&self, s: AtomSet) -> AtomSet {
-        s.iter().flat_map(|a| self.parts[a.0 as usize].iter().copied()).collect()
+        s.iter().flat_map(|a| self.parts[a].iter().copied()).collect()
     }
 
     /// The type over the new atoms; `None` if there are more than a list or a set has room for.
@@ -134,7 +134,7 @@ impl Cut {
             *set = self.set(*set);
         }
         for d in &mut new.dims {
-            let parts = d.atoms.iter().flat_map(|a| self.parts[a.0 as usize].iter().copied());
+            let parts = d.atoms.iter().flat_map(|a| self.parts[a].iter().copied());
             d.atoms = AtomList::collect(parts)?;
         }
         Some(new)

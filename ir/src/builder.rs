@@ -72,7 +72,7 @@ impl<'a> Builder<'a> {
         declared: &[Option<&Type>],
     ) -> Result<SmallVec<[Type; 2]>, TypeError> {
         let Func { typed, values, .. } = &mut *self.f;
-        let ty = |v: &Value| &values[v.0 as usize].ty;
+        let ty = |v: &Value| &values[v].ty;
         let same = |x: &Typed| x.op == *op && x.ins.iter().eq(ins.iter().map(ty));
         let follow = declared.iter().all(Option::is_none);
         let key = alike::key(std::iter::once(op), ins.iter().map(ty));

@@ -1,6 +1,8 @@
 //! A message to the user: what is wrong, where, by which rule, and what would be right.
 
 use serde::Serialize;
+use std::borrow::Cow;
+use std::fmt::Write as _;
 
 /// A user's mistake (or a limit of ours), never a bug: bugs panic.
 ///
@@ -17,8 +19,9 @@ use serde::Serialize;
 pub struct Diag {
     /// Word code, as in `shardc explain rule:CODE`.
     pub code: &'static str,
+    /// As all texts of a diagnostic, of one line: ends of lines in it are of names, and are shown escaped.
     pub message: String,
-    /// File, flag, JSON pointer or program line the message is about.
+    /// File, flag, JSON pointer or program line the message is about; behind an empty line, lines of a picture of it.
     pub place: Option<String>,
     pub rule: Option<String>,
     /// How it came to this, nearest cause first.
@@ -127,6 +130,42 @@ pub fn exact_bytes(n: usize) -> String {
     if n < 1024 { bytes(n) } else { format!("{} ({n} B)", bytes(n)) }
 }
 
+/// Whether a character changes what a terminal shows beyond its own place: controls, and marks of the direction
+/// of writing, which make a text look like another.
+pub fn is_hidden(c: char) -> bool {
+    let turns = matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    c.is_control() || turns
+}
+
+/// A text without hidden characters but tabs and those that `keep` names: the others stand there as JSON writes
+/// them, so that a line of JSON still says the same.
+pub fn escaped(text: &str, keep: impl Fn(char) -> bool) -> Cow<'_, str> {
+    let is_hidden = |c: char| is_hidden(c) && c != '\t' && !keep(c);
+    if !text.contains(is_hidden) {
+        return text.into();
+    }
+    let mut out = String::with_capacity(text.len() + 16);
+    for c in text.chars() {
+        match c {
+            '\n' if is_hidden(c) => out.push_str("\\n"),
+            // All of them have four digits of hex at most.
+            c if is_hidden(c) => drop(write!(out, "\\u{:04x}", u32::from(c))),
+            c => out.push(c),
+        }
+    }
+    out.into()
+}
+
+/// A text of one line, whatever names are in it.
+///
+/// ```
+/// # use shardc_ir::diag::one_line;
+/// assert_eq!(one_line("key `a\nerror: b`"), "key `a\\nerror: b`");
+/// ```
+pub fn one_line(text: &str) -> Cow<'_, str> {
+    escaped(text, |_| false)
+}
+
 /// Result with a diagnostic.
 pub type Result<T> = std::result::Result<T, Diag>;
 
@@ -176,19 +215,21 @@ impl Diag {
         self
     }
 
+    /// The place, and the picture of it, from its empty line on.
+    pub fn pictured(place: &str) -> (&str, &str) {
+        place.find("\n\n").map_or((place, ""), |at| (&place[..at], &place[at + 1..]))
+    }
+
     /// The text a person reads.
     pub fn render(&self) -> String {
-        let mut s = format!("error[{}]: {}", self.code, self.message);
+        let mut s = format!("error[{}]: {}", self.code, one_line(&self.message));
         let mut line = |head: &str, text: &str| {
-            for l in text.lines() {
-                s.push_str(format!("\n   {head}{l}").trim_end());
-            }
+            s.push_str(format!("\n   {head}{}", one_line(text)).trim_end());
         };
         if let Some(p) = &self.place {
-            // The lines after the first show the program.
-            let (head, picture) = p.split_once('\n').unwrap_or((p, ""));
+            let (head, picture) = Diag::pictured(p);
             line("--> ", head);
-            line(" | ", picture);
+            picture.lines().for_each(|l| line(" | ", l));
         }
         if let Some(r) = &self.rule {
             line("= rule: ", r);

@@ -7,7 +7,8 @@ use serde::{Deserialize, Serialize};
 pub struct Documents {
     /// The token that ends a document, and is of it.
     pub end: i32,
-    /// The token that fills rows up, and is of no document.
+    /// The token that fills rows up, and is of no document. It may be the one that ends documents: then the first of
+    /// several ends a document, unless they begin the row, and the others are padding.
     #[serde(default)]
     pub padding: Option<i32>,
 }
@@ -23,16 +24,18 @@ impl Documents {
         let [mut segments, mut offsets] = [(); 2].map(|()| Vec::with_capacity(tokens.len()));
         for row in tokens.chunks(seq.max(1)) {
             let (mut next, mut offset) = (-1, 0);
-            let mut before: Option<i32> = None;
-            for &token in row {
-                let pads = self.padding == Some(token);
-                let padded = before.is_none_or(|b| self.padding == Some(b));
-                let begins = padded != pads || before.is_none() || before == Some(self.end);
+            let mut before: Option<(i32, bool)> = None;
+            for (i, &token) in row.iter().enumerate() {
+                let beside = if i > 0 { row.get(i - 1) } else { row.get(1) };
+                let pads =
+                    self.padding == Some(token) && (token != self.end || beside == Some(&self.end));
+                let begins =
+                    before.is_none_or(|(b, padded)| padded != pads || b == self.end && !padded);
                 offset = if begins { 0 } else { offset + 1 };
                 next += i32::from(begins && !pads);
                 segments.push(if pads { PADDING } else { next });
                 offsets.push(offset);
-                before = Some(token);
+                before = Some((token, pads));
             }
         }
         [segments, offsets]
@@ -47,7 +50,9 @@ impl Documents {
     /// Whether a token's label is scored: not behind the end of a document, not of padding, and not if it is
     /// padding.
     pub fn scores(&self, token: i32, label: i32) -> bool {
-        token != self.end && self.padding.is_none_or(|p| token != p && label != p)
+        // Where one token does both, a label behind another token is the end of its document.
+        let padding = self.padding.filter(|&p| p != self.end);
+        token != self.end && padding.is_none_or(|p| token != p && label != p)
     }
 
     /// Labels, of which those that are not scored are made negative.
@@ -79,6 +84,21 @@ mod tests {
         let mut labels = tokens[1..10].to_vec();
         d.ignore(&tokens[..9], &mut labels);
         assert_eq!(labels, [6, 2, -100, 2, -100, -100, -100, -100, -100]);
+        // One token that ends and pads: behind, before and in place of all tokens of a row.
+        let d = Documents { end: 2, padding: Some(2) };
+        let tokens = [
+            5, 2, 6, 7, 2, 2, 2, 2, /* */ 2, 2, 5, 6, 2, 7, 8, 9, /* */ 2, 5, 6, 2, 2, 7,
+            2, 2,
+        ];
+        let [segments, offsets] = d.places(&tokens, 8);
+        assert_eq!(segments[..8], [0, 0, 1, 1, 1, -1, -1, -1]);
+        assert_eq!(offsets[..8], [0, 1, 0, 1, 2, 0, 1, 2]);
+        assert_eq!(segments[8..16], [-1, -1, 0, 0, 0, 1, 1, 1]);
+        assert_eq!(segments[16..], [0, 1, 1, 1, -1, 2, 2, -1]);
+        assert_eq!(d.places(&[2; 4], 4), [vec![-1; 4], vec![0, 1, 2, 3]]);
+        let mut labels = tokens[1..8].to_vec();
+        d.ignore(&tokens[..7], &mut labels);
+        assert_eq!(labels, [2, -100, 7, 2, -100, -100, -100]);
         // Without padding its token is one of the others.
         let d = Documents { end: 0, padding: None };
         assert_eq!(d.places(&[0, 0, 4, 0, 5], 5), [vec![0, 1, 2, 2, 3], vec![0, 0, 0, 1, 0]]);

@@ -1,7 +1,7 @@
 //! What a rank computes, remembers and sends with.
 
 use crate::diag::{Diag, Result};
-use crate::mesh::{AtomSet, Mesh};
+use crate::mesh::{Atom, AtomSet, Mesh};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -52,11 +52,11 @@ impl Hardware {
         if self.links.is_empty() {
             return self.link;
         }
-        let of = |a| {
-            let axis = &mesh.axes[mesh.atoms[usize::from(a)].axis as usize].name;
+        let of = |a: Atom| {
+            let axis = &mesh.axes[mesh.atoms[a].axis as usize].name;
             self.link_of(axis)
         };
-        atoms.iter().map(|a| of(a.0)).fold(f64::INFINITY, f64::min).min(f64::MAX)
+        atoms.iter().map(of).fold(f64::INFINITY, f64::min).min(f64::MAX)
     }
 
     /// Checks that all speeds are positive, and times not negative.

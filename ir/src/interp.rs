@@ -10,7 +10,7 @@ pub use spread::{gather, scatter};
 pub use step::{Shown, State, run_step};
 
 use crate::diag::{Diag, Result};
-use crate::func::{Func, Node, Value};
+use crate::func::{Func, Node, Value, ValueMap};
 use crate::mesh::{AtomSet, Mesh};
 use crate::ops::EvalCx;
 use crate::tensor::Tensor;
@@ -47,8 +47,8 @@ struct Running<'a> {
     func: &'a Func,
     precision: Precision,
     coords: Vec<Vec<usize>>,
-    last: Vec<usize>,
-    values: Vec<Option<Vec<Tensor>>>,
+    last: ValueMap<usize>,
+    values: ValueMap<Option<Vec<Tensor>>>,
     /// The node that comes next.
     next: usize,
 }
@@ -61,9 +61,9 @@ impl<'a> Running<'a> {
         precision: Precision,
     ) -> Result<Running<'a>> {
         check_args(mesh, func, args)?;
-        let mut values: Vec<Option<Vec<Tensor>>> = vec![None; func.values.len()];
+        let mut values: ValueMap<Option<Vec<Tensor>>> = func.per_value(None);
         for (port, arg) in func.args.iter().zip(args) {
-            values[port.value.0 as usize] = Some(arg.clone());
+            values[port.value] = Some(arg.clone());
         }
         let coords = (0..mesh.ranks()).map(|r| mesh.coords(r)).collect();
         let last = last_uses(func);
@@ -96,11 +96,11 @@ impl<'a> Running<'a> {
             }
         }
         for (&v, t) in node.outs.iter().zip(outs) {
-            self.values[v.0 as usize] = Some(t);
+            self.values[v] = Some(t);
         }
         for &v in node.ins.iter().chain(&node.outs) {
-            if self.last[v.0 as usize] == self.next {
-                self.values[v.0 as usize] = None;
+            if self.last[v] == self.next {
+                self.values[v] = None;
             }
         }
         self.next += 1;
@@ -108,16 +108,14 @@ impl<'a> Running<'a> {
     }
 
     fn results(&self) -> Vec<Vec<Tensor>> {
-        let result =
-            |v: Value| self.values[v.0 as usize].clone().expect("verified: results are defined");
+        let result = |v: Value| self.values[v].clone().expect("verified: results are defined");
         self.func.results.iter().map(|p| result(p.value)).collect()
     }
 
     /// The operands of a node on one rank.
     fn operands(&self, node: &Node, rank: usize) -> Vec<&Tensor> {
         let one = |v: &Value| {
-            &self.values[v.0 as usize].as_ref().expect("verified: values are defined before use")
-                [rank]
+            &self.values[v].as_ref().expect("verified: values are defined before use")[rank]
         };
         node.ins.iter().map(one).collect()
     }
@@ -200,12 +198,12 @@ fn stuck(what: &str) -> Diag {
 }
 
 /// For every value the node after which nobody reads it; `usize::MAX` for results.
-fn last_uses(func: &Func) -> Vec<usize> {
-    let mut last = vec![0; func.values.len()];
+fn last_uses(func: &Func) -> ValueMap<usize> {
+    let mut last = func.per_value(0);
     for (n, node) in func.nodes.iter().enumerate() {
-        node.ins.iter().chain(&node.outs).for_each(|v| last[v.0 as usize] = n);
+        node.ins.iter().chain(&node.outs).for_each(|v| last[v] = n);
     }
-    func.results.iter().for_each(|p| last[p.value.0 as usize] = usize::MAX);
+    func.results.iter().for_each(|p| last[p.value] = usize::MAX);
     last
 }
 

@@ -358,7 +358,7 @@ pub enum Kernel {
     /// `out = x[index]`.
     Take(Pick),
     /// Zeros to `clear`, then `out[index] += x`, in loop order; without `clear`, to what `out` holds.
-    Put {
+    IndexAdd {
         pick: Pick,
         clear: Option<Block>,
     },
@@ -372,9 +372,9 @@ pub enum Kernel {
     /// The rows of the buffer that slots name, from tokens times gates; other rows stay.
     Dispatch(Box<Copies>),
     /// Tokens, each the sum of the rows of its copies times their gates, in the order of copies.
-    Combine(Box<Copies>),
+    Unpermute(Box<Copies>),
     /// Gates, each the product of a token and the row of the copy; 0 for a copy without a row.
-    RowDots(Box<Copies>),
+    CombineGatesGrad(Box<Copies>),
     Grouped(Box<Grouped>),
     Collective(Collective),
 }

@@ -14,6 +14,7 @@ pub mod files;
 pub mod func;
 pub mod group;
 pub mod hardware;
+pub mod ids;
 pub mod infer;
 pub mod interp;
 pub mod kernel;

@@ -6,12 +6,22 @@
 //! anywhere: only the text knows how to merge atoms back into axis names.
 
 use crate::diag::Diag;
+use crate::ids::{Id, IndexVec};
 use serde::{Deserialize, Serialize};
 use std::fmt::Write as _;
 
 /// Index of an atom in [`Mesh::atoms`], major to minor.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub struct Atom(pub u8);
+
+impl Id for Atom {
+    fn from_index(index: usize) -> Atom {
+        Atom(index as u8)
+    }
+    fn index(self) -> usize {
+        self.0 as usize
+    }
+}
 
 /// A set of atoms.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
@@ -37,7 +47,7 @@ pub struct AtomInfo {
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Mesh {
     pub axes: Vec<Axis>,
-    pub atoms: Vec<AtomInfo>,
+    pub atoms: IndexVec<Atom, AtomInfo>,
 }
 
 /// The axis of pipeline stages. Types never name it but for sums over all stages: a function belongs
@@ -177,7 +187,7 @@ impl Mesh {
 
     /// All atoms of the mesh.
     pub fn all(&self) -> AtomSet {
-        (0..self.atoms.len() as u8).map(Atom).collect()
+        self.atoms.ids().collect()
     }
 
     /// The atoms of one axis, by name; `None` if the axis is unknown (or has size 1).
@@ -199,13 +209,12 @@ impl Mesh {
     }
 
     fn atoms_where(&self, f: impl Fn(&AtomInfo) -> bool) -> AtomSet {
-        let ids = (0..self.atoms.len()).filter(|&i| f(&self.atoms[i]));
-        ids.map(|i| Atom(i as u8)).collect()
+        self.atoms.ids().filter(|a| f(&self.atoms[a])).collect()
     }
 
     /// Number of positions along an atom.
     pub fn size(&self, a: Atom) -> usize {
-        self.atoms[a.0 as usize].size
+        self.atoms[a].size
     }
 
     /// Number of ranks in a group over a set of atoms.
@@ -220,7 +229,7 @@ impl Mesh {
             .atoms
             .iter()
             .position(|a| a.axis as usize == axis && pre > a.pre && pre < a.pre * a.size);
-        let Some(i) = at else { return Ok(()) };
+        let Some(i) = at.map(Atom::from_index) else { return Ok(()) };
         let a = self.atoms[i];
         if pre % a.pre != 0 || a.size % (pre / a.pre) != 0 || self.atoms.len() == MAX_ATOMS {
             let name = &self.axes[axis].name;
@@ -230,7 +239,7 @@ impl Mesh {
         }
         let major = pre / a.pre;
         self.atoms[i].size = major;
-        self.atoms.insert(i + 1, AtomInfo { axis: a.axis, pre, size: a.size / major });
+        self.atoms.insert_after(i, AtomInfo { axis: a.axis, pre, size: a.size / major });
         Ok(())
     }
 
@@ -278,10 +287,10 @@ impl Mesh {
         let mut atoms = atoms.into_iter().peekable();
         let mut first = true;
         while let Some(a) = atoms.next() {
-            let info = self.atoms[a.0 as usize];
+            let info = self.atoms[a];
             let (mut size, mut last) = (info.size, a);
             while let Some(&n) = atoms.peek() {
-                if n.0 != last.0 + 1 || self.atoms[n.0 as usize].axis != info.axis {
+                if n.0 != last.0 + 1 || self.atoms[n].axis != info.axis {
                     break;
                 }
                 size *= self.size(n);

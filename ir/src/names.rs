@@ -46,7 +46,7 @@ pub fn glob(pattern: &str, text: &str) -> bool {
 pub fn parameters(weights: &[Weight], pattern: &str) -> Result<Vec<usize>> {
     let mut out = vec![];
     for (i, w) in weights.iter().enumerate() {
-        let all = w.experts.unwrap_or(1);
+        let all = w.tensors().count();
         match w.tensors().filter(|t| glob(pattern, t)).count() {
             0 => {}
             n if n == all => out.push(i),
@@ -154,7 +154,7 @@ mod tests {
     }
 
     fn model() -> Vec<Weight> {
-        let part = |start| Some(TensorSlice { dim: 0, start, len: 2 });
+        let part = |start| Some(TensorSlice::of(0, start, 2));
         vec![
             weight("h.0.c_attn.bias.q", "h.0.c_attn.bias", None, part(0)),
             weight("h.0.c_attn.bias.k", "h.0.c_attn.bias", None, part(2)),

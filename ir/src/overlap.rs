@@ -36,7 +36,7 @@ pub fn awaited(f: &Func, launches: &[Launch], memory: &Memory, call: &Call) -> V
     };
     let uses = |x: &Launch| {
         let of = |all: &[crate::func::Value]| -> Bytes {
-            all.iter().filter_map(|v| bytes(places[v.0 as usize])).collect()
+            all.iter().filter_map(|v| bytes(places[v])).collect()
         };
         let work = &memory.workspaces[call.func][x.nodes.clone()];
         let mut writes = of(&x.outs);

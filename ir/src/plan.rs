@@ -2,7 +2,7 @@
 
 use crate::diag::count;
 use crate::documents::Documents;
-use crate::func::{Module, RoleKind, Value};
+use crate::func::{Module, RoleKind, Value, ValueMap};
 use crate::loss_scale::LossScaling;
 use crate::mesh::{AtomSet, PIPELINE};
 use crate::schedule::Schedule;
@@ -103,13 +103,13 @@ impl MemoryClass {
     pub fn of(role: RoleKind) -> MemoryClass {
         match role {
             // What a step computes with, whether stored or gathered by ZeRO or cast.
-            RoleKind::Param | RoleKind::Ready => MemoryClass::Weights,
+            RoleKind::Param | RoleKind::Unsharded => MemoryClass::Weights,
             RoleKind::Grad | RoleKind::GradSum => MemoryClass::Grads,
             RoleKind::State(_) => MemoryClass::Optimizer,
             RoleKind::Input(_) | RoleKind::Scalar => MemoryClass::Input,
             RoleKind::Stash | RoleKind::Edge | RoleKind::GradFrom(_) => MemoryClass::Activation,
             RoleKind::Sum
-            | RoleKind::Load
+            | RoleKind::TokensPerExpert
             | RoleKind::Scale
             | RoleKind::Step
             | RoleKind::Output
@@ -137,7 +137,7 @@ impl MemoryClass {
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Memory {
     /// Place of every value, by function and value number; nothing for functions of other classes.
-    pub places: Vec<Vec<Place>>,
+    pub places: Vec<ValueMap<Place>>,
     /// Scratch memory of every node that needs some, by function and node number.
     pub workspaces: Vec<Vec<Place>>,
     /// Sizes of the frames of every function, in bytes.

@@ -49,6 +49,15 @@ impl DType {
     pub fn is_float(self) -> bool {
         self != DType::I32
     }
+    /// The largest number.
+    pub fn largest(self) -> f64 {
+        match self {
+            DType::F32 => f64::from(f32::MAX),
+            DType::BF16 => f64::from(f32::from_bits(0x7f7f_0000)),
+            DType::F16 => 65504.0,
+            DType::I32 => f64::from(i32::MAX),
+        }
+    }
     /// True of floats of 16 bits.
     pub fn is_half(self) -> bool {
         matches!(self, DType::BF16 | DType::F16)

@@ -5,10 +5,12 @@
 mod between;
 mod messages;
 mod problems;
+mod states;
+mod written;
 
 use crate::alike::{self, Alike};
 use crate::diag::{Diag, Spot};
-use crate::func::{Func, Module, Name, Node, Port, Role, RoleKind, Value};
+use crate::func::{Func, Module, Name, Node, Port, Role, RoleKind, Value, ValueMap};
 use crate::group::{HorizontalFusion, KERNEL_KINDS, launches};
 use crate::infer::TypeError;
 use crate::maps::{HashMap, HashSet};
@@ -31,7 +33,7 @@ const MAX_FOUND: usize = 20_000;
 /// # Errors
 /// All problems, in program order: `ssa` (a value undefined, defined twice), `name`, `arity`,
 /// `mesh`, `size`, `phase` (a mark or collective too early), `mixed` (an axis with two states),
-/// `result-type`, `role`, and the codes of [`TypeError`].
+/// `result-type`, `role`, `overwritten` (by `accumulate`), and the codes of [`TypeError`].
 pub fn verify(m: &Module, phase: Phase) -> Result<(), Vec<Diag>> {
     let mut p = Problems::default();
     let mut fed: HashMap<&Role, (&str, &Type)> = HashMap::default();
@@ -45,8 +47,8 @@ pub fn verify(m: &Module, phase: Phase) -> Result<(), Vec<Diag>> {
         }
     }
     for f in &m.funcs {
-        let made = vec![Maker::None; f.values.len()];
-        let mut c = Checker { mesh: &m.mesh, f, phase, made, right: Alike::default() };
+        let (made, root, over) = (f.per_value(Maker::None), f.identity(), f.per_value(false));
+        let mut c = Checker { mesh: &m.mesh, f, phase, made, root, over, right: Alike::default() };
         if c.values(&mut p) {
             c.nodes(&mut p);
             c.roles(&mut fed, &mut p);
@@ -54,6 +56,7 @@ pub fn verify(m: &Module, phase: Phase) -> Result<(), Vec<Diag>> {
     }
     if p.told.is_empty() {
         between::between(m, phase, &mut p);
+        states::states(m, phase, &mut p);
     }
     p.finish()
 }
@@ -70,7 +73,10 @@ struct Checker<'a> {
     mesh: &'a Mesh,
     f: &'a Func,
     phase: Phase,
-    made: Vec<Maker>,
+    made: ValueMap<Maker>,
+    /// By value: the one whose memory it is, and by this whether it is written over.
+    root: ValueMap<Value>,
+    over: ValueMap<bool>,
     /// Nodes whose types are right. Those of most layers are like these.
     right: Alike<&'a Node>,
 }
@@ -273,7 +279,7 @@ impl<'a> Checker<'a> {
         };
         for (i, n) in f.nodes.iter().enumerate() {
             for (k, v) in n.ins.iter().enumerate() {
-                if self.made[v.0 as usize] == Maker::None {
+                if self.made[v] == Maker::None {
                     p.push(self.layer(n), || {
                         let m = format!("`{}` is used before it is defined", f.name(*v));
                         self.at_node("ssa", n, &[k], m)
@@ -282,6 +288,7 @@ impl<'a> Checker<'a> {
                     });
                 }
             }
+            self.written(n, p);
             for &o in &n.outs {
                 self.define(o, Maker::Node(i as u32), p);
             }
@@ -295,7 +302,8 @@ impl<'a> Checker<'a> {
             self.node(n, &plain, p);
         }
         for r in &f.results {
-            if self.made[r.value.0 as usize] == Maker::None {
+            self.returned(r.value, p);
+            if self.made[r.value] == Maker::None {
                 p.push(None, || {
                     self.diag("ssa", format!("`{}` is returned but never defined", f.name(r.value)))
                         .help("define it, or take it off the results")
@@ -309,7 +317,7 @@ impl<'a> Checker<'a> {
     }
 
     fn define(&mut self, v: Value, by: Maker, p: &mut Problems) {
-        let made = &mut self.made[v.0 as usize];
+        let made = &mut self.made[v];
         if *made != Maker::None {
             p.push(self.f.name(v).layer, || {
                 self.diag("ssa", format!("`{}` is defined a second time", self.f.name(v)))
@@ -412,7 +420,7 @@ impl<'a> Checker<'a> {
         for r in &self.f.results {
             let Some(role) = &r.role else { continue };
             // Before stages are cut apart, each has a gradient of a parameter that several use.
-            let stage = match (self.phase, self.made[r.value.0 as usize]) {
+            let stage = match (self.phase, self.made[r.value]) {
                 (Phase::Differentiated, Maker::Node(n)) if role.kind == RoleKind::Grad => {
                     self.f.stage_of(&self.f.nodes[n as usize])
                 }

@@ -4,9 +4,9 @@ use crate::autodiff::recompute::Recompute;
 use crate::options::Options;
 use crate::places::by_place;
 use shardc_ir::diag::{Diag, Result};
-use shardc_ir::func::{Fill, Func, Input, Node, Port, Role, RoleKind, Value};
+use shardc_ir::func::{Fill, Func, Input, Node, Port, Role, RoleKind, Value, ValueMap};
 use shardc_ir::mesh::{Mesh, PIPELINE};
-use shardc_ir::ops::{Gradient, Op};
+use shardc_ir::ops::{Gradient, Kind, Op};
 use shardc_ir::plan::{Mode, TokenOrder};
 use shardc_ir::source::Source;
 use shardc_ir::types::{DType, Type};
@@ -143,10 +143,23 @@ fn fits(own: Input, dtype: DType, sizes: &[usize], o: &Options) -> std::result::
     }
 }
 
-/// A `route` that takes what `top_k` chose, for every token.
+/// A `route` that takes what `top_k` chose, for every token; in whatever form.
 fn chooses_for_all(f: &Func, n: &Node) -> bool {
-    let chosen = |m: &Node| matches!(m.op, Op::TopK(_)) && m.outs[0] == n.ins[0];
-    n.op.as_route().is_some() && f.nodes.iter().any(chosen)
+    if n.op.as_route().is_none() {
+        return false;
+    }
+    let mut taken = n.ins[0];
+    for m in f.nodes.iter().rev() {
+        if m.outs.first() != Some(&taken) {
+            continue;
+        }
+        let moves = matches!(m.op.facts().kind, Kind::Movement | Kind::Conversion);
+        if !moves || m.ins.len() != 1 {
+            return matches!(m.op, Op::TopK(_));
+        }
+        taken = m.ins[0];
+    }
+    false
 }
 
 /// What a model is given: parameters, and inputs of the sizes that options give.
@@ -228,23 +241,22 @@ fn check_arguments(f: &Func, o: &Options) -> Result<()> {
 /// # Errors
 /// `source` for an op that stands only in programs that are differentiated already, and for operands that get no
 /// gradient.
-pub fn differentiable(f: &Func, on: &[bool]) -> Result<()> {
-    let mut reaches = vec![false; f.values.len()];
+pub fn differentiable(f: &Func, on: &ValueMap<bool>) -> Result<()> {
+    let mut reaches = f.per_value(false);
     for r in f.results.iter().filter(|r| r.role.as_ref().is_some_and(|r| r.kind == RoleKind::Sum)) {
-        reaches[r.value.0 as usize] = true;
+        reaches[r.value] = true;
     }
     for n in f.nodes.iter().rev().filter(|n| n.op.facts().gradient != Gradient::Stops) {
-        let float_there = |o: &Value| reaches[o.0 as usize] && f.ty(*o).dtype.is_float();
+        let float_there = |o: &Value| reaches[o] && f.ty(*o).dtype.is_float();
         if !n.outs.iter().any(float_there) {
             continue;
         }
-        n.ins.iter().for_each(|v| reaches[v.0 as usize] = true);
+        n.ins.iter().for_each(|v| reaches[v] = true);
         let none = |j: usize| match n.op.facts().gradient {
             Gradient::Unasked => true,
             _ => j < 32 && n.op.def().untrained() >> j & 1 == 1,
         };
-        let trained =
-            |(j, v): &(usize, &Value)| none(*j) && on[v.0 as usize] && f.ty(**v).dtype.is_float();
+        let trained = |(j, v): &(usize, &Value)| none(*j) && on[*v] && f.ty(**v).dtype.is_float();
         if let Some((_, v)) = n.ins.iter().enumerate().find(trained) {
             let (op, name) = (n.op.mnemonic(), f.name(*v));
             let scope = &f.scope_info(n.scope).path;
@@ -282,7 +294,7 @@ fn check_results(f: &Func) -> Result<()> {
                     format!("reduce {name} to f32[] with reduce_sum, or make it an output"),
                 );
             }
-            RoleKind::Load => {
+            RoleKind::TokensPerExpert => {
                 let of = f.args.iter().find(|a| a.is(RoleKind::Param, &role.name));
                 let like = |v: Value| f.ty(v).sizes() == ty.sizes() && ty.rank() == 1;
                 if of.is_none_or(|a| !like(a.value)) || ty.dtype != DType::F32 {
@@ -363,7 +375,7 @@ pub fn trains(f: &Func, o: &Options) -> Result<()> {
                 .help("freeze fewer, or compile with --mode infer"),
         });
     }
-    let is_load = |r: &&Role| r.kind == RoleKind::Load;
+    let is_load = |r: &&Role| r.kind == RoleKind::TokensPerExpert;
     match roles().filter(is_load).find(|l| roles().any(|g| g.is(RoleKind::Grad, &l.name))) {
         None => Ok(()),
         Some(l) => Err(Diag::new("source", format!("{l}: the parameter has a gradient too"))

@@ -1,9 +1,10 @@
 //! Joins nodes that run as one kernel, so that what only they read never reaches memory.
 //!
 //! ```text
-//! Before:  %s = dot[bsh,bsh->bs] %x, %x : f32[4,8]      After:  %s = dot[bsh,bsh->bs] %x, %x : f32[4,8] &
-//!          %r = rsqrt %s : f32[4,8]                             %r = rsqrt %s : f32[4,8] &
-//!          %y = mul[bsh,bs->bsh] %x, %r : f32[4,8,6]            %y = mul[bsh,bs->bsh] %x, %r : f32[4,8,6]
+//! Before:  %s = dot[bsh,bsh->bs] %x, %x : f32[4,8]      After:  %s = dot[bsh,bsh->bs] %x, %x :
+//! f32[4,8] &          %r = rsqrt %s : f32[4,8]                             %r = rsqrt %s :
+//! f32[4,8] &          %y = mul[bsh,bs->bsh] %x, %r : f32[4,8,6]            %y = mul[bsh,bs->bsh]
+//! %x, %r : f32[4,8,6]
 //! ```
 //! Assumes: the functions of a plan, all other passes done but schedule and memory.
 //! Leaves: the same nodes, those of a kernel next to each other and marked.
@@ -11,19 +12,20 @@
 //! What is saved is memory traffic: a value that only its group reads is neither written nor read,
 //! and one that several of its nodes read is read once. So each node in turn joins the groups that
 //! make its operands, or that read them too, as long as the result is one kernel over rows (see
-//! [`IterationSpace`]), no path leads out of it and back, and it names at most `MOST` tensors. A product
-//! joins the sum that it is added to, and else a group that is element-wise work on its result, which is
-//! then written only for others.
+//! [`IterationSpace`]), no path leads out of it and back, and it names at most `MOST` tensors. A
+//! product joins the sum that it is added to, and else a group that is element-wise work on its
+//! result, which is then written only for others.
 //!
 //! Updates of parameters that follow each other are one launch of several kernels, as many as have
 //! gradients of a bucket's size: threads share all of it, and a device begins it once.
 
 use crate::options::Fuse;
-use crate::step::combine::BUCKET_BYTES;
-use shardc_ir::func::{Func, FuncKind, FusedWithNext, Node, Value};
+use crate::step::bucket_grads::BUCKET_BYTES;
+use shardc_ir::func::{Func, FuncKind, FusedWithNext, Node, Port, Role, RoleKind, Uses, Value};
 use shardc_ir::group::{HorizontalFusion, IterationSpace, Launch, Loops, Roles, launches};
+use shardc_ir::maps::HashMap;
 use shardc_ir::mesh::Mesh;
-use shardc_ir::ops::{Facts, FusionClass, Kind, Op};
+use shardc_ir::ops::{Facts, FusionClass, Kind};
 use smallvec::SmallVec;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -60,9 +62,26 @@ struct Groups<'a> {
     /// By group: its place in the order.
     place: Vec<usize>,
     /// By value: who makes it, and who reads it.
-    maker: Vec<Option<usize>>,
-    readers: Vec<Members>,
-    result: Vec<bool>,
+    uses: Uses,
+    /// By node that makes a parameter or a state anew: the others that read the old one, over which
+    /// it is written.
+    overwrites: HashMap<usize, Members>,
+}
+
+/// What nodes write over of what others read.
+fn overwrites(f: &Func, uses: &Uses) -> HashMap<usize, Members> {
+    let stored = |k: RoleKind| matches!(k, RoleKind::Param | RoleKind::State(_));
+    let role = |p: &Port| p.role.clone().filter(|r| stored(r.kind));
+    let olds: HashMap<Role, Value> =
+        f.args.iter().filter_map(|a| Some((role(a)?, a.value))).collect();
+    let mut all: HashMap<usize, Members> = HashMap::default();
+    for r in f.results.iter().filter(|_| !olds.is_empty()) {
+        let old = role(r).and_then(|role| olds.get(&role).copied());
+        if let (Some(old), Some(m)) = (old, uses.maker(r.value)) {
+            all.entry(m).or_default().extend(uses.users(old).filter(|&u| u < m));
+        }
+    }
+    all
 }
 
 /// Joins the nodes of a function, as far as is asked for.
@@ -120,15 +139,7 @@ fn bucket(mesh: &Mesh, f: &mut Func) {
 impl<'a> Groups<'a> {
     fn of(mesh: &'a Mesh, f: &'a Func, fuse: Fuse) -> Groups<'a> {
         let count = f.nodes.len();
-        let mut readers: Vec<Members> = f.values.iter().map(|_| Members::new()).collect();
-        for (i, n) in f.nodes.iter().enumerate() {
-            for v in &n.ins {
-                readers[v.0 as usize].push(i);
-            }
-        }
-        let mut result = vec![false; f.values.len()];
-        f.results.iter().for_each(|r| result[r.value.0 as usize] = true);
-        let makers = f.makers();
+        let uses = f.uses();
         let facts: Vec<Facts> = f.nodes.iter().map(|n| n.op.facts()).collect();
         let mut g = Groups {
             mesh,
@@ -141,9 +152,8 @@ impl<'a> Groups<'a> {
             members: (0..count).map(|i| Members::from_slice(&[i])).collect(),
             order: (0..count).map(Some).collect(),
             place: (0..count).collect(),
-            maker: makers.iter().map(|m| m.map(|m| m as usize)).collect(),
-            readers,
-            result,
+            overwrites: overwrites(f, &uses),
+            uses,
         };
         for i in 0..count {
             g.accumulate(i);
@@ -160,11 +170,11 @@ impl<'a> Groups<'a> {
         g
     }
 
-    /// A product, or what is put into rows, joins the sum that alone reads it, if the sum is written over its other
-    /// operand: a gradient that microbatches or several uses of a weight add to.
+    /// A product, or what is put into rows, joins what adds it in place and alone reads it: a
+    /// gradient that microbatches or several uses of a weight add to.
     fn accumulate(&mut self, i: usize) {
         let n = &self.f.nodes[i];
-        let (Op::Add(_), &[_, second]) = (&n.op, &n.ins[..]) else { return };
+        let (true, &[_, second]) = (n.op.accumulates(), &n.ins[..]) else { return };
         let Some(m) = self.made_for(second, i) else { return };
         if self.roles.accumulates(&self.f.nodes[m], n) {
             self.merge(m, i);
@@ -173,19 +183,18 @@ impl<'a> Groups<'a> {
 
     /// The maker of a value that only this node reads.
     fn made_for(&self, v: Value, reader: usize) -> Option<usize> {
-        let alone = self.readers[v.0 as usize][..] == [reader] && !self.result[v.0 as usize];
-        self.maker[v.0 as usize].filter(|_| alone)
+        self.uses.maker(v).filter(|_| self.uses.only_user(v) == Some(reader))
     }
 
-    /// In forward gradients are those of a loss in chunks: a product, its cast and the sum over chunks are one
-    /// kernel, so that no chunk's product waits for the sum.
+    /// In forward gradients are those of a loss in chunks: a product, its cast and the sum over
+    /// chunks are one kernel, so that no chunk's product waits for the sum.
     fn sum_of_chunks(&mut self, i: usize) {
         let (f, n) = (self.f, &self.f.nodes[i]);
         let casts = |i: usize| self.facts[i].kind == Kind::Conversion;
         let of_chunk = f.kind == FuncKind::Forward && f.name(n.outs[0]).grad;
-        let cast = match (&n.op, n.ins.last()) {
-            (Op::Add(_), Some(&v)) => self.made_for(v, i).filter(|&c| casts(c)),
-            _ => Some(i).filter(|&c| casts(c)),
+        let cast = match n.ins.last().filter(|_| n.op.is_sum()) {
+            Some(&v) => self.made_for(v, i).filter(|&c| casts(c)),
+            None => Some(i).filter(|&c| casts(c)),
         };
         let Some(c) = cast.filter(|_| of_chunk) else { return };
         let Some(m) = self.made_for(f.nodes[c].ins[0], c) else { return };
@@ -198,14 +207,14 @@ impl<'a> Groups<'a> {
         }
     }
 
-    /// A product joins a group that reads it, if all of that is element by element: of several products
-    /// that a group reads, the last one, for which it need not wait.
+    /// A product joins a group that reads it, if all of that is element by element: of several
+    /// products that a group reads, the last one, for which it need not wait.
     fn epilogue(&mut self, i: usize) {
         let n = &self.f.nodes[i];
         if !self.facts[i].is_matrix_product() || self.members[self.of[i]][..] != [i] {
             return;
         }
-        for r in self.readers[n.outs[0].0 as usize].clone() {
+        for r in self.uses.users(n.outs[0]).collect::<Members>() {
             let group = self.of[r];
             let then = &self.members[group];
             let nodes = || std::iter::once(&i).chain(then).map(|&i| &self.f.nodes[i]);
@@ -226,14 +235,14 @@ impl<'a> Groups<'a> {
         if self.facts[i].fusion.is_none() {
             return;
         }
-        let made = n.ins.iter().filter_map(|v| self.maker[v.0 as usize]);
+        let made = n.ins.iter().filter_map(|&v| self.uses.maker(v));
         let mut near: SmallVec<[usize; 16]> = made.collect();
         near.sort_by_key(|&m| Reverse(m));
         // Others that read the same: what is small is read from a cache anyway.
         let large = |v: &&Value| self.f.ty(**v).rank() > 1;
         for v in n.ins.iter().filter(large) {
-            let close = |r: &&usize| **r < i && i - **r < SPAN;
-            near.extend(self.readers[v.0 as usize].iter().rev().filter(close).copied());
+            let close = |r: &usize| *r < i && i - *r < SPAN;
+            near.extend(self.uses.users(*v).rev().filter(close));
         }
         // Groups that the node's, as it is, is not a kernel with.
         let mut apart: SmallVec<[usize; 8]> = SmallVec::new();
@@ -290,8 +299,8 @@ impl<'a> Groups<'a> {
         ends[0].1.max(ends[1].1) - ends[0].0.min(ends[1].0)
     }
 
-    /// True if one makes again what the other makes: in forward that is the f32 of a loss in chunks, which is
-    /// not to be kept until its gradient wants it.
+    /// True if one makes again what the other makes: in forward that is the f32 of a loss in
+    /// chunks, which is not to be kept until its gradient wants it.
     fn repeats(&self, a: usize, b: usize) -> bool {
         let casts = |i: &&usize| self.facts[**i].kind == Kind::Conversion;
         let same = |x: &Node, y: &Node| x.ins == y.ins && x.op == y.op;
@@ -326,7 +335,7 @@ impl<'a> Groups<'a> {
             let n = &self.f.nodes[i];
             let picked = match self.facts[i].fusion {
                 Some(FusionClass::Take) => n.ins[0],
-                Some(FusionClass::Put) => n.outs[0],
+                Some(FusionClass::IndexAdd) => n.outs[0],
                 Some(FusionClass::Each | FusionClass::Fold) | None => return true,
             };
             self.f.ty(picked).sizes().last().is_some_and(|&n| n < 1 << 24)
@@ -346,8 +355,7 @@ impl<'a> Groups<'a> {
         if both.map(|g| self.named[g]).iter().sum::<usize>() <= MOST {
             return false;
         }
-        let outside =
-            |v: &Value| self.maker[v.0 as usize].is_none_or(|m| !both.contains(&self.of[m]));
+        let outside = |v: &Value| self.uses.maker(*v).is_none_or(|m| !both.contains(&self.of[m]));
         let mut ins: SmallVec<[Value; 32]> = SmallVec::new();
         for i in self.nodes(both) {
             let own = self.f.nodes[i].ins.iter().filter(|v| outside(v));
@@ -360,8 +368,7 @@ impl<'a> Groups<'a> {
 
     /// True if others than the nodes of these groups see a value.
     fn seen(&self, v: Value, both: [usize; 2]) -> bool {
-        let v = v.0 as usize;
-        self.result[v] || self.readers[v].iter().any(|&r| !both.contains(&self.of[r]))
+        self.uses.is_result(v) || self.uses.users(v).any(|r| !both.contains(&self.of[r]))
     }
 
     /// Makes two groups one, which stands where both may: behind all they read, before all that
@@ -407,9 +414,8 @@ impl<'a> Groups<'a> {
         let count = self.members.len();
         let mut waits = vec![0usize; count];
         let mut next: Vec<Members> = (0..count).map(|_| Members::new()).collect();
-        for (i, n) in self.f.nodes.iter().enumerate() {
-            let makers = n.ins.iter().filter_map(|v| self.maker[v.0 as usize]);
-            for m in makers.filter(|&m| self.of[m] != self.of[i]) {
+        for i in 0..count {
+            for m in self.before(i).filter(|&m| self.of[m] != self.of[i]) {
                 next[self.of[m]].push(self.of[i]);
                 waits[self.of[i]] += 1;
             }
@@ -430,8 +436,9 @@ impl<'a> Groups<'a> {
         out
     }
 
-    /// True if the first of two groups, moved behind what stands between them, would keep more bytes
-    /// alive there than the result that need not be kept: as sums over the steps of a ring would.
+    /// True if the first of two groups, moved behind what stands between them, would keep more
+    /// bytes alive there than the result that need not be kept: as sums over the steps of a ring
+    /// would.
     fn holds_more(&self, first: usize, last: usize, between: &[usize]) -> bool {
         let works =
             |g: &usize| self.members[*g].iter().any(|&i| !self.f.nodes[i].op.def().is_view());
@@ -445,29 +452,35 @@ impl<'a> Groups<'a> {
         ins.sort_unstable();
         ins.dedup();
         // What nobody reads later, and what only the other group reads.
-        let dies = |v: &&Value| {
-            let made = self.maker[v.0 as usize].is_some_and(|m| self.of[m] != first);
-            made && self.readers[v.0 as usize].iter().all(|&r| place(r) <= now)
+        let dies = |&&v: &&Value| {
+            let made = self.uses.maker(v).is_some_and(|m| self.of[m] != first);
+            made && self.uses.users(v).all(|r| place(r) <= now)
         };
-        let inside = |v: &&Value| {
-            let mut readers = self.readers[v.0 as usize].iter();
-            !self.result[v.0 as usize] && readers.all(|&r| place(r) == now || place(r) == then)
+        let inside = |&&v: &&Value| {
+            let mut readers = self.uses.users(v);
+            !self.uses.is_result(v) && readers.all(|r| place(r) == now || place(r) == then)
         };
         let bytes = |v: &Value| self.f.ty(*v).local_bytes(self.mesh);
         let held: usize = ins.iter().filter(dies).map(bytes).sum();
         let outs = nodes().flat_map(|n| &n.outs);
-        held > outs.filter(|v| self.leaves(v, first)).filter(inside).map(bytes).sum()
+        held > outs.filter(|&&v| self.leaves(v, first)).filter(inside).map(bytes).sum()
     }
 
     /// True if others than its group read a value.
-    fn leaves(&self, v: &Value, group: usize) -> bool {
-        self.readers[v.0 as usize].iter().any(|&r| self.of[r] != group)
+    fn leaves(&self, v: Value, group: usize) -> bool {
+        self.uses.users(v).any(|r| self.of[r] != group)
     }
 
-    /// True if a group reads what one of these makes.
+    /// True if a group has to stand behind one of these.
     fn reads(&self, g: usize, of: &[usize]) -> bool {
-        let ins = self.members[g].iter().flat_map(|&i| &self.f.nodes[i].ins);
-        let mut makers = ins.filter_map(|v| self.maker[v.0 as usize]);
-        makers.any(|m| of.contains(&self.of[m]))
+        let mut before = self.members[g].iter().flat_map(|&i| self.before(i));
+        before.any(|m| of.contains(&self.of[m]))
+    }
+
+    /// The nodes that a node has to stand behind: those that make what it reads, and those that
+    /// read what it writes over.
+    fn before(&self, i: usize) -> impl Iterator<Item = usize> {
+        let makers = self.f.nodes[i].ins.iter().filter_map(|&v| self.uses.maker(v));
+        makers.chain(self.overwrites.get(&i).into_iter().flatten().copied())
     }
 }

@@ -11,6 +11,7 @@ pub mod experts;
 pub mod globs;
 pub mod group;
 pub mod memory;
+pub mod optim;
 pub mod options;
 pub mod overlap;
 pub mod pipeline;

@@ -10,7 +10,7 @@ use shardc_ir::loss_scale::LossScaling;
 use shardc_ir::plan::{Dropout, LrSchedule, Mode, TokenOrder};
 use shardc_ir::types::DType;
 
-/// Optimizer and its constants.
+/// The optimizer of parameters that no group has, and its constants.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Optimizer {
@@ -237,97 +237,122 @@ impl TpMode {
     }
 }
 
+/// Declares the options: each with its type, and what it is where nothing is asked for.
+macro_rules! options {
+    ($(#[$about:meta])* { $($(#[$of:meta])* pub $name:ident: $ty:ty = $default:expr,)* }) => {
+        $(#[$about])*
+        #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+        #[serde(default, deny_unknown_fields)]
+        pub struct Options { $($(#[$of])* pub $name: $ty,)* }
+        impl Default for Options {
+            fn default() -> Options {
+                Options { $($name: $default,)* }
+            }
+        }
+        impl Options {
+            /// The names of all options.
+            pub const NAMES: &[&str] = &[$(stringify!($name),)*];
+        }
+    };
+}
+
+options! {
 /// Everything the pipeline of passes depends on besides the model. [`Options::default`] is what holds where
 /// nothing is asked for.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Options {
+{
     /// Axes outer to inner, canonical names.
-    pub mesh: Vec<(String, usize)>,
+    pub mesh: Vec<(String, usize)> = vec![],
     /// Ranks of one node, in rank order; `None`: nothing is known of nodes.
-    pub node: Option<usize>,
+    pub node: Option<usize> = None,
     /// What `run` uses if it is not told.
-    pub transport: Transport,
-    pub mode: Mode,
-    pub global_batch: usize,
+    pub transport: Transport = Transport::default(),
+    pub mode: Mode = Mode::Train,
+    pub global_batch: usize = 8,
     /// Sequences per rank and microbatch.
-    pub microbatch: usize,
-    pub seq: usize,
+    pub microbatch: usize = 8,
+    pub seq: usize = 512,
     /// Element type of weights and activations: f32, or bf16 or f16 as [`crate::precision`] has them.
-    pub dtype: DType,
+    pub dtype: DType = DType::F32,
     /// Element type in which gradients of weights of 2 bytes are kept, summed and reduced: f32 or theirs.
-    pub grad_dtype: DType,
+    pub grad_dtype: DType = DType::F32,
     /// How the loss is scaled where values are f16.
-    pub loss_scaling: LossScaling,
+    pub loss_scaling: LossScaling = LossScaling::default(),
     /// Sequence parallelism: the residual stream is split over tp along the sequence.
-    pub sp: bool,
-    pub optimizer: Optimizer,
-    pub lr: LrSchedule,
-    pub weight_decay: f64,
-    pub decay: Decay,
-    pub clip: Option<f64>,
+    pub sp: bool = false,
+    pub optimizer: Optimizer = Optimizer::AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-8 },
+    /// Groups of parameters that have update rules of their own, each as `--optim` has it: later ones win.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub optim: Vec<String> = vec![],
+    /// The text of update rules beside those that are built in.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub optim_file: String = String::new(),
+    pub lr: LrSchedule = LrSchedule::Constant { lr: 1e-3 },
+    pub weight_decay: f64 = 0.01,
+    pub decay: Decay = Decay::All,
+    pub clip: Option<f64> = None,
     /// Globs over names of the checkpoint's tensors: parameters that are not trained.
-    pub freeze: Vec<String>,
-    pub shard: Vec<ShardRule>,
+    pub freeze: Vec<String> = vec![],
+    pub shard: Vec<ShardRule> = vec![],
     /// Layouts are chosen by price, and not as the model's family has them.
-    pub auto: bool,
+    pub auto: bool = false,
     /// Bytes that these may need by their estimate, which is not the plan's peak.
-    pub budget: Option<usize>,
+    pub budget: Option<usize> = None,
     /// What layouts are priced with then.
-    pub hardware: Hardware,
+    pub hardware: Hardware = Hardware::default(),
     /// The machine that these speeds are of, by its name or file: whole plans are compared by their price on it. Not
     /// stored: nothing in a plan depends on it but what was chosen.
     #[serde(skip)]
-    pub machine: Option<String>,
-    pub seed: u64,
+    pub machine: Option<String> = None,
+    pub seed: u64 = 0,
     /// What training sets to 0 at random.
-    pub dropout: Dropout,
+    pub dropout: Dropout = Dropout::Nothing,
     /// How documents lie in rows of tokens; `None`: a row is one.
-    pub documents: Option<Documents>,
+    pub documents: Option<Documents> = None,
     /// Which nodes are joined to kernels.
-    pub fuse: Fuse,
+    pub fuse: Fuse = Fuse::default(),
     /// Keep logits and reduced gradients as outputs (`run --dump`).
-    pub observe: bool,
+    pub observe: bool = false,
     /// Ranks that split the experts.
-    pub ep: usize,
+    pub ep: usize = 1,
     /// Ranks that split the width of each expert; `None`: those of tp.
-    pub etp: Option<usize>,
+    pub etp: Option<usize> = None,
     /// How large the buffers of experts are.
-    pub moe: Buffers,
+    pub moe: Buffers = Buffers::default(),
     /// What keeps experts in balance.
-    pub balance: Balance,
+    pub balance: Balance = Balance::default(),
     /// What backward computes again.
-    pub recompute: Recompute,
+    pub recompute: Recompute = Recompute::default(),
     /// Chunks of tokens in which the loss and its gradients are made; 1: all tokens at once.
-    pub loss_chunks: LossChunks,
+    pub loss_chunks: LossChunks = LossChunks::default(),
     /// How attention sees the tokens of other ranks of `cp`.
-    pub cp_mode: CpMode,
+    pub cp_mode: CpMode = CpMode::default(),
     /// Which tokens a rank of `cp` has; `None`: zigzag in a ring, else contiguous.
-    pub cp_split: Option<CpSplit>,
+    pub cp_split: Option<CpSplit> = None,
     /// How linears are split over `tp`.
-    pub tp_mode: TpMode,
+    pub tp_mode: TpMode = TpMode::default(),
     /// How products on a grid get their operands.
-    pub tp_steps: TpSteps,
+    pub tp_steps: TpSteps = TpSteps::default(),
     /// ZeRO stage: 0 to 3, see [`crate::shard::zero::Zero`].
-    pub zero: u8,
+    pub zero: u8 = 0,
     /// What ZeRO-2 and 3 keep whole over the microbatches of a step.
-    pub zero_accumulate: Accumulate,
+    pub zero_accumulate: Accumulate = Accumulate::default(),
     /// Gathered parameters are dropped after forward and gathered again in backward (ZeRO-3).
-    pub reshard_after_forward: bool,
+    pub reshard_after_forward: bool = true,
     /// Order of the pipeline's work.
-    pub schedule: Order,
+    pub schedule: Order = Order::default(),
     /// Stages per rank of the pipeline; `None`: as the schedule wants.
-    pub chunks: Option<usize>,
+    pub chunks: Option<usize> = None,
     /// Where the model is cut into stages: see [`crate::stages::layout::StageLayout`].
-    pub layers: String,
+    pub layers: String = String::new(),
     /// Speed of each rank of the pipeline, relative to the others; empty: all are equal.
-    pub speeds: Vec<f64>,
+    pub speeds: Vec<f64> = vec![],
     /// Most bytes a rank may need.
-    pub memory: Option<usize>,
+    pub memory: Option<usize> = None,
     /// Names of the flags that were given, sorted: an option of another one is a default, which nobody has chosen.
     /// No pass looks at it.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub given: Vec<String>,
+    pub given: Vec<String> = vec![],
+}
 }
 
 /// How many rows the buffer of a group of experts has for the tokens of a rank.
@@ -353,59 +378,6 @@ pub struct Balance {
     pub z: f64,
     /// By how much a step moves the biases that correct the choice of experts; 0: they stay.
     pub rate: f64,
-}
-
-impl Default for Options {
-    fn default() -> Options {
-        Options {
-            mesh: vec![],
-            node: None,
-            transport: Transport::default(),
-            mode: Mode::Train,
-            global_batch: 8,
-            microbatch: 8,
-            seq: 512,
-            dtype: DType::F32,
-            grad_dtype: DType::F32,
-            loss_scaling: LossScaling::default(),
-            sp: false,
-            optimizer: Optimizer::AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-8 },
-            lr: LrSchedule::Constant { lr: 1e-3 },
-            weight_decay: 0.01,
-            decay: Decay::All,
-            clip: None,
-            freeze: vec![],
-            shard: vec![],
-            auto: false,
-            budget: None,
-            hardware: Hardware::default(),
-            machine: None,
-            seed: 0,
-            dropout: Dropout::Nothing,
-            documents: None,
-            fuse: Fuse::default(),
-            observe: false,
-            ep: 1,
-            etp: None,
-            moe: Buffers::default(),
-            balance: Balance::default(),
-            recompute: Recompute::default(),
-            loss_chunks: LossChunks::default(),
-            cp_mode: CpMode::default(),
-            cp_split: None,
-            tp_mode: TpMode::default(),
-            tp_steps: TpSteps::default(),
-            zero: 0,
-            zero_accumulate: Accumulate::default(),
-            reshard_after_forward: true,
-            schedule: Order::default(),
-            chunks: None,
-            layers: String::new(),
-            speeds: vec![],
-            memory: None,
-            given: vec![],
-        }
-    }
 }
 
 impl Options {

@@ -17,7 +17,7 @@
 mod blocks;
 
 use blocks::blocks;
-use shardc_ir::func::{Func, FusedWithNext, Node, Port, Role, Value};
+use shardc_ir::func::{Func, FusedWithNext, Node, Port, Role, Value, ValueMap};
 use shardc_ir::group::{Launch, launches};
 use shardc_ir::maps::{HashMap, HashSet};
 
@@ -48,7 +48,7 @@ fn heavy(f: &Func, x: &Launch) -> bool {
     f.nodes[x.nodes.clone()].iter().any(|n| n.op.is_heavy())
 }
 
-/// Values that launches need, and arguments that they write over.
+/// Values that launches need, and those that they write over.
 #[derive(Default)]
 struct Needs {
     values: HashSet<Value>,
@@ -62,7 +62,7 @@ struct Order<'a> {
     /// By value: the argument over which it may be written, after all that reads this.
     over: HashMap<Value, Value>,
     /// By value: the one whose memory it is.
-    root: Vec<Value>,
+    root: ValueMap<Value>,
 }
 
 impl<'a> Order<'a> {
@@ -73,9 +73,8 @@ impl<'a> Order<'a> {
         // Of two arguments of one role the first.
         let old: HashMap<&Role, Value> = f.args.iter().rev().filter_map(of_role).collect();
         for (role, value) in f.results.iter().filter_map(of_role) {
-            over.extend(old.get(role).map(|&a| (root[value.0 as usize], a)));
+            over.extend(old.get(role).map(|&a| (root[value], a)));
         }
-        over.extend(f.grad_totals().iter().map(|g| (root[g.total.0 as usize], g.before)));
         Order { f, all, over, root }
     }
 
@@ -87,6 +86,8 @@ impl<'a> Order<'a> {
         let x = &self.all[i];
         needs.values.extend(x.ins.iter().copied());
         needs.written.extend(x.outs.iter().filter_map(|o| self.over.get(o)));
+        let sums = self.f.nodes[x.nodes.clone()].iter().filter(|n| n.op.accumulates());
+        needs.written.extend(sums.map(|n| self.root[n.ins[0]]));
     }
 
     /// True if a launch has to be before those that need this.
@@ -94,7 +95,7 @@ impl<'a> Order<'a> {
         let x = &self.all[i];
         let mut made = self.f.nodes[x.nodes.clone()].iter().flat_map(|n| &n.outs);
         made.any(|o| needs.values.contains(o))
-            || x.ins.iter().any(|v| needs.written.contains(&self.root[v.0 as usize]))
+            || x.ins.iter().any(|v| needs.written.contains(&self.root[v]))
     }
 
     /// Puts behind a collective what stands before it and is not needed.

@@ -69,7 +69,7 @@ pub static PASSES: [Pass; 23] = {
         pass("ring", Staged, Staged, |s| s.ring()),
         pass("step", Staged, Step, |s| s.step()),
         pass("early-sums", Step, Step, |s| s.early_sums()),
-        pass("combine", Step, Step, |s| s.combine()),
+        pass("bucket-grads", Step, Step, |s| s.bucket_grads()),
         pass("group", Step, Step, |s| s.group()),
         pass("overlap", Step, Step, |s| s.overlap()),
         pass("schedule", Step, Step, |s| s.lists()),

@@ -1,6 +1,6 @@
 //! Whether a model's numbers depend on the places of its tokens, by which tokens may not be dealt out of their order.
 
-use shardc_ir::func::{Func, Node, Value};
+use shardc_ir::func::{Func, Node, Value, ValueMap};
 use shardc_ir::infer::{Linear, Loops, sizes};
 use shardc_ir::maps::HashMap;
 use shardc_ir::ops::Kind;
@@ -89,7 +89,7 @@ fn result(
 /// sums of some tokens of a sequence. Attention goes by their positions, if it has all tokens of a sequence, and experts
 /// take each token for itself.
 pub(crate) fn by_place(f: &Func, seq: usize) -> Option<&Node> {
-    let mut known = vec![Known::default(); f.values.len()];
+    let mut known = f.per_value(Known::default());
     for (v, info) in known.iter_mut().enumerate() {
         let rank = f.ty(Value(v as u32)).rank();
         (info.tokens, info.uniform) =
@@ -97,26 +97,26 @@ pub(crate) fn by_place(f: &Func, seq: usize) -> Option<&Node> {
     }
     for a in &f.args {
         if let Some(dim) = a.role.as_ref().and_then(|r| r.kind.input()?.tokens()) {
-            let own = &mut known[a.value.0 as usize].tokens[dim];
+            let own = &mut known[a.value].tokens[dim];
             *own = Some(Tokens { inner: 1, count: seq, folded: false });
         }
     }
     for n in &f.nodes {
         let Some(made) = through(f, n, &known, seq) else { return Some(n) };
         for (v, k) in n.outs.iter().zip(made) {
-            known[v.0 as usize] = k;
+            known[v] = k;
         }
     }
     None
 }
 
 /// What is known of a node's results; `None` if places of tokens count in it.
-fn through(f: &Func, n: &Node, known: &[Known], seq: usize) -> Option<Vec<Known>> {
+fn through(f: &Func, n: &Node, known: &ValueMap<Known>, seq: usize) -> Option<Vec<Known>> {
     let ranks: SmallVec<[usize; 4]> = n.ins.iter().map(|&v| f.ty(v).rank()).collect();
     let types: SmallVec<[_; 4]> = n.ins.iter().map(|&v| f.ty(v)).collect();
     let rule = n.op.def().rule(&ranks);
     let sizes = sizes(&rule, &types, n.op.def().sizes()).unwrap_or_default();
-    let ins: SmallVec<[&Known; 4]> = n.ins.iter().map(|v| &known[v.0 as usize]).collect();
+    let ins: SmallVec<[&Known; 4]> = n.ins.iter().map(|v| &known[v]).collect();
     let tokens = of_letters(&rule, &ins, &sizes);
     // Along a letter: the tokens of each dim that has it, and whether all its elements are equal.
     let along = |l: Letter| {

@@ -10,8 +10,8 @@
 //! |---|---|---|
 //! | product of matrices, attention, rotation | made bf16 | bf16; the log-sum-exp f32 |
 //! | product that decides a choice: that of a router | made bf16, then f32 | f32 |
-//! | rows and weights of experts | made bf16 | bf16; of row_dots f32 |
-//! | the scores of top_k, the gates of dispatch and combine | made f32 | |
+//! | rows and weights of experts | made bf16 | bf16; of combine_gates_grad f32 |
+//! | the scores of top_k, the gates of dispatch and unpermute | made f32 | |
 //! | reduction, and functions that lose digits near their poles: exp, log, roots, quotients | made f32 | f32 |
 //! | anything else | as they are; f32 if one is f32 | the same |
 //!
@@ -25,20 +25,20 @@
 //! gradients are kept, is not said here: [`crate::shard::partition`] and
 //! [`crate::autodiff::differentiate`] read it off the types.
 
-use shardc_ir::func::{Func, Name, Node, Role, RoleKind, Scope, Value};
+use shardc_ir::func::{Func, Name, Node, Role, RoleKind, Scope, Value, ValueMap};
 use shardc_ir::maps::{HashMap, HashSet};
 use shardc_ir::ops::{Cast, Kind, Wants};
 use shardc_ir::types::{DType, Type};
 use smallvec::SmallVec;
 
 /// Values that decide a choice: what `top_k` takes, and what that is made of, up to products.
-fn deciding(f: &Func) -> Vec<bool> {
-    let mut decides = vec![false; f.values.len()];
+fn deciding(f: &Func) -> ValueMap<bool> {
+    let mut decides = f.per_value(false);
     for n in f.nodes.iter().rev() {
         let wants = n.op.facts().precision;
-        let is = wants == Wants::Decides || n.outs.iter().any(|o| decides[o.0 as usize]);
+        let is = wants == Wants::Decides || n.outs.iter().any(|o| decides[o]);
         if is && !matches!(wants, Wants::Half | Wants::Gated) {
-            n.ins.iter().for_each(|v| decides[v.0 as usize] = true);
+            n.ins.iter().for_each(|v| decides[v] = true);
         }
     }
     decides
@@ -50,12 +50,12 @@ fn gates(f: &Func, n: &Node) -> usize {
 }
 
 /// Values that products alone take, now or after moves.
-fn for_products(f: &Func) -> Vec<bool> {
-    let mut only = vec![None; f.values.len()];
-    f.results.iter().for_each(|r| only[r.value.0 as usize] = Some(false));
+fn for_products(f: &Func) -> ValueMap<bool> {
+    let mut only = f.per_value(None);
+    f.results.iter().for_each(|r| only[r.value] = Some(false));
     for n in f.nodes.iter().rev() {
         let wants = n.op.facts().precision;
-        let moved = wants == Wants::Moved && only[n.outs[0].0 as usize] == Some(true);
+        let moved = wants == Wants::Moved && only[n.outs[0]] == Some(true);
         for (i, v) in n.ins.iter().enumerate() {
             let takes = match wants {
                 Wants::Half => true,
@@ -63,7 +63,7 @@ fn for_products(f: &Func) -> Vec<bool> {
                 Wants::Wide | Wants::Decides => false,
                 Wants::Same | Wants::Moved | Wants::HalfFirst | Wants::AsTheyAre => moved,
             };
-            let known = &mut only[v.0 as usize];
+            let known = &mut only[v];
             *known = Some(known.unwrap_or(true) && takes);
         }
     }
@@ -74,9 +74,9 @@ fn for_products(f: &Func) -> Vec<bool> {
 pub fn precision(f: &mut Func, half: DType) {
     let (decides, for_products) = (deciding(f), for_products(f));
     for a in &f.args {
-        let ty = &mut f.values[a.value.0 as usize].ty;
+        let ty = &mut f.values[a.value].ty;
         let is_param = a.role.as_ref().is_some_and(|r| r.kind == RoleKind::Param);
-        if is_param && ty.dtype == DType::F32 && !decides[a.value.0 as usize] {
+        if is_param && ty.dtype == DType::F32 && !decides[a.value] {
             ty.dtype = half;
         }
     }
@@ -92,7 +92,7 @@ pub fn precision(f: &mut Func, half: DType) {
         let to = match wants {
             Wants::Half | Wants::Gated => Some(half),
             Wants::Wide | Wants::Decides => Some(DType::F32),
-            Wants::Moved if for_products[n.outs[0].0 as usize] => Some(half),
+            Wants::Moved if for_products[n.outs[0]] => Some(half),
             Wants::Same | Wants::Moved if floats(f, &n).contains(&DType::F32) => Some(DType::F32),
             Wants::Same | Wants::Moved | Wants::HalfFirst | Wants::AsTheyAre => None,
         };
@@ -109,7 +109,7 @@ pub fn precision(f: &mut Func, half: DType) {
             n.ins[0] = p.cast(f, n.ins[0], half, n.scope);
         }
         let gates = if wants == Wants::Gated { gates(f, &n) } else { n.ins.len() };
-        let routes = wants == Wants::Half && n.outs.iter().any(|o| decides[o.0 as usize]);
+        let routes = wants == Wants::Half && n.outs.iter().any(|o| decides[o]);
         for (i, v) in n.ins.iter_mut().enumerate() {
             let Some(to) = to.filter(|_| f.ty(*v).dtype.is_float()) else { continue };
             if routes && p.exact.contains(v) {
@@ -128,8 +128,8 @@ pub fn precision(f: &mut Func, half: DType) {
             n.op.def().dtypes(&ins, n.outs.len())
         };
         for (&o, dtype) in n.outs.iter().zip(types).filter(|_| !n.ins.is_empty()) {
-            f.values[o.0 as usize].ty.dtype = dtype;
-            p.homes[o.0 as usize] = n.scope;
+            f.values[o].ty.dtype = dtype;
+            p.homes[o] = n.scope;
         }
         let (out, scope) = (n.outs[0], n.scope);
         if back.is_some() {
@@ -140,7 +140,7 @@ pub fn precision(f: &mut Func, half: DType) {
         let made = n.outs[0];
         f.nodes.push(n);
         if let Some(to) = back {
-            f.values[out.0 as usize].ty.dtype = to;
+            f.values[out].ty.dtype = to;
             f.nodes.push(Node::new(Cast { to }, &[made], &[out], scope));
         }
     }
@@ -155,7 +155,7 @@ pub fn precision(f: &mut Func, half: DType) {
 
 struct Pass {
     /// By value of the source: where it is made.
-    homes: Vec<Scope>,
+    homes: ValueMap<Scope>,
     /// By value and scope.
     casts: HashMap<(Value, DType, Scope), Value>,
     /// Casts of bf16: what a product would take of them, they are already.

@@ -10,6 +10,7 @@ use crate::experts::lay_out;
 use crate::globs;
 use crate::group::group;
 use crate::memory;
+use crate::optim::{Groups, groups};
 use crate::options::{CpMode, Options, TpMode, TpSteps};
 use crate::overlap::overlap;
 use crate::precision::precision;
@@ -26,7 +27,7 @@ use crate::shard::propagate::{Cause, propagate};
 use crate::stages::{not_too_many, stages};
 use crate::step;
 use crate::step::assemble::assemble;
-use crate::step::combine::combine;
+use crate::step::bucket_grads::bucket_grads;
 use crate::step::early_sums::{PARTS, early_sums};
 use crate::step::instructions::{Index, Lists};
 use crate::warnings::warnings;
@@ -34,13 +35,14 @@ use crate::window::ragged::ragged;
 use crate::window::ring::ring;
 use crate::window::summa::summa;
 use shardc_ir::diag::{Diag, Result};
-use shardc_ir::func::{Func, FuncKind, Module, RoleKind};
+use shardc_ir::func::{Func, FuncKind, Module, ParamLayout, Port, RoleKind};
 use shardc_ir::hardware::Hardware;
 use shardc_ir::loss_scale::LOSS_SCALE;
 use shardc_ir::phase::Phase;
 use shardc_ir::plan::{Mode, Plan, RankClass, Settings};
 use shardc_ir::schedule::Schedule;
 use shardc_ir::source::Source;
+use shardc_ir::types::Type;
 use shardc_ir::verify::verify;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -62,6 +64,8 @@ pub(crate) struct State<'a> {
     /// What the module was at first, and what is known of its parameters.
     pub source: Source,
     frozen: BTreeSet<String>,
+    /// By what each parameter is updated.
+    groups: Groups,
     schedule: Option<Arc<Schedule>>,
     /// Propagation was among the passes.
     is_propagated: bool,
@@ -77,10 +81,30 @@ pub(crate) struct State<'a> {
     pub plan: Option<Plan>,
 }
 
+/// A function that takes parameters that are laid out, whole.
+fn listed(params: &[ParamLayout]) -> Func {
+    let mut f = Func::new("model");
+    for p in params {
+        f.arg(Type::f32(&p.stored.sizes()), p.name.clone(), Some(p.param.clone()));
+    }
+    f
+}
+
 impl<'a> State<'a> {
     pub fn new(m: Module, source: Source, o: &'a Options) -> Result<State<'a>> {
         let frozen = globs::frozen(&source.weights, o)?;
-        let (causes, warnings, classes) = (vec![], vec![], vec![]);
+        // A module may be given without the model that it is of.
+        let is_param = |a: &Port| a.role.as_ref().is_some_and(|r| r.kind == RoleKind::Param);
+        let takes = |f: &&Func| f.args.iter().any(is_param);
+        let listed = listed(&m.params);
+        let given = [source.module.funcs.first(), m.funcs.first()].into_iter().flatten();
+        let model = given.chain([&listed]).find(takes);
+        let groups = match model.filter(|_| o.mode == Mode::Train) {
+            Some(f) => groups(f, &source.weights, &frozen, o)?,
+            None => Groups::default(),
+        };
+        let (causes, classes) = (vec![], vec![]);
+        let warnings = groups.left_out.iter().cloned().collect();
         let (schedule, sharded, lists, price, choices, plan) = (None, None, None, None, None, None);
         Ok(State {
             m,
@@ -89,6 +113,7 @@ impl<'a> State<'a> {
             given: false,
             source,
             frozen,
+            groups,
             schedule,
             is_propagated: false,
             sharded,
@@ -214,6 +239,7 @@ impl<'a> State<'a> {
             mesh,
             hardware: if o.auto { &o.hardware } else { &generic },
             trains: self.trains(),
+            states: self.groups.most_states(),
             microbatches: o.microbatches(),
             budget: o.budget.map(|b| b as u64),
         };
@@ -308,7 +334,7 @@ impl<'a> State<'a> {
     pub fn step(&mut self) -> Changed {
         let schedule = self.schedule()?;
         let params = std::mem::take(&mut self.m.params);
-        assemble(&mut self.m, &schedule, &params, &self.source.weights, self.o);
+        assemble(&mut self.m, &schedule, &params, &self.groups, self.o);
         // Of a module that begins behind propagation nothing is known of why it is so.
         if let Some(sharded) = &self.sharded {
             let weights = &self.source.weights;
@@ -346,10 +372,10 @@ impl<'a> State<'a> {
         Ok(false)
     }
 
-    /// Bytes of the largest arena that a module takes, as the passes from `combine` on place it.
+    /// Bytes of the largest arena that a module takes, as the passes from `bucket-grads` on place it.
     fn needs(&mut self, m: Module) -> Result<usize> {
         let own = std::mem::replace(&mut self.m, m);
-        self.combine()?;
+        self.bucket_grads()?;
         self.group()?;
         self.overlap()?;
         self.memory()?;
@@ -358,9 +384,9 @@ impl<'a> State<'a> {
         Ok(all.iter().map(|c| c.memory.peak_bytes).max().unwrap_or(0))
     }
 
-    pub fn combine(&mut self) -> Changed {
-        let finish = self.m.funcs.iter_mut().filter(|f| f.kind == FuncKind::Finish);
-        finish.for_each(|f| combine(&self.m.mesh, f));
+    pub fn bucket_grads(&mut self) -> Changed {
+        let finish = self.m.funcs.iter_mut().filter(|f| f.kind == FuncKind::OptimizerStep);
+        finish.for_each(|f| bucket_grads(&self.m.mesh, f));
         Ok(true)
     }
 

@@ -12,6 +12,7 @@
 
 use crate::fun::{Chunk, Fun, Places};
 use crate::number::Coef;
+use crate::ops::{Concat, Narrow};
 use crate::product::Letter;
 use crate::term::{Factor, Mentions, Node, Store, Term};
 use std::collections::BTreeMap;
@@ -34,9 +35,7 @@ impl Store {
                 self.sum(&s, &shape)
             }
             Node::Product(f) if !has(&f, c.dim) => self.put(Node::Product(f), &shape),
-            Node::Leaf(_) | Node::Apply(..) | Node::Product(_) => {
-                self.apply(Fun::Chunk(c), &[t], 0, &shape)
-            }
+            Node::Leaf(_) | Node::Apply(..) | Node::Product(_) => self.apply(c, &[t], 0, &shape),
         }
     }
 
@@ -119,13 +118,13 @@ impl Store {
     ) -> Option<Term> {
         match f {
             // All of a dim.
-            Fun::Narrow(_) | Fun::Widen(_) if self.shape(args[0]) == shape => Some(args[0]),
-            Fun::Narrow(Places { dim, start, step: 1 }) => {
+            Fun::Narrow(_) | Fun::Pad(_) if self.shape(args[0]) == shape => Some(args[0]),
+            Fun::Narrow(Narrow(Places { dim, start, step: 1 })) => {
                 let (own, len) = (self.shape(args[0])[*dim], shape[*dim]);
                 Some(self.chunk(args[0], Chunk { dim: *dim, ways: 1, own, start: *start, len }))
             }
             _ if !self.is_chunked(args.iter().copied()) => None,
-            Fun::Concat(dim) => self.in_order(args, *dim),
+            Fun::Concat(Concat(dim)) => self.in_order(args, *dim),
             _ => self.result_of_chunks(f, args, out, shape),
         }
     }
@@ -137,7 +136,7 @@ impl Store {
         out: u8,
         shape: &[usize],
     ) -> Option<Term> {
-        let (ins, to) = letters(f, args.len(), shape.len())?;
+        let (ins, to) = f.letters(args.len(), shape.len())?;
         let of: Lettered = args.iter().copied().zip(ins).collect();
         for (dim, &letter) in to.iter().enumerate() {
             let Some((c, wholes)) = self.wholes(&of, letter) else { continue };
@@ -254,7 +253,7 @@ impl Store {
     /// A factor with a mark where it is cut, which stands for any chunk.
     fn marked(&mut self, t: Term, letters: &[Letter], letter: Letter, c: Chunk) -> Term {
         let Some(dim) = letters.iter().position(|l| *l == letter) else { return t };
-        let any = Fun::Chunk(Chunk { dim, start: Chunk::ANY, len: Chunk::ANY, ..c });
+        let any = Chunk { dim, start: Chunk::ANY, len: Chunk::ANY, ..c };
         let shape = self.shape(t).to_vec();
         let lead = self.monomials(t).first().map_or(Coef::ONE, |m| m.0);
         let t = self.scale(lead.inverse(), t);
@@ -266,28 +265,4 @@ impl Store {
 /// Whether a product's result depends on the place along a dim.
 fn has(f: &[Factor], dim: usize) -> bool {
     f.iter().any(|(_, l)| l.iter().any(|&l| usize::from(l) == dim))
-}
-
-/// The letters of operands and result of a function that works on each element for itself along letters that
-/// the result has; `None` for the others.
-fn letters(f: &Fun, args: usize, rank: usize) -> Option<(Vec<Vec<Letter>>, Vec<Letter>)> {
-    let wide = |l: &[u8]| l.iter().map(|&l| Letter::from(l)).collect::<Vec<_>>();
-    match f {
-        Fun::Each(_)
-        | Fun::Reciprocal
-        | Fun::Silu(_)
-        | Fun::Clamp(..)
-        | Fun::Pow(_)
-        | Fun::Both(_)
-        | Fun::Select
-        | Fun::AtLeast(_)
-        | Fun::Number => {
-            let same: Vec<Letter> = (0..rank as Letter).collect();
-            Some((vec![same.clone(); args], same))
-        }
-        Fun::Max(p) | Fun::Min(p) | Fun::Take(p, _) | Fun::Put(p, _) => {
-            Some((p.ins.iter().map(|l| wide(l)).collect(), wide(&p.out)))
-        }
-        _others => None,
-    }
 }

@@ -4,7 +4,8 @@
 use crate::fun::Fun;
 use crate::number::Coef;
 use crate::term::{Node, Store, Term};
-use std::collections::{BTreeSet, HashMap};
+use shardc_ir::maps::HashMap;
+use std::collections::BTreeSet;
 
 /// Most monomials that are made of a term.
 const MONOMIALS: usize = 1 << 14;
@@ -18,7 +19,7 @@ pub struct Expansion {
 
 impl Expansion {
     pub fn new(microbatches: usize) -> Expansion {
-        Expansion { microbatches, done: HashMap::new(), left: MONOMIALS }
+        Expansion { microbatches, done: HashMap::default(), left: MONOMIALS }
     }
 
     /// The term with all products of sums multiplied out, in arguments of functions, too; `None` if that
@@ -53,8 +54,8 @@ impl Expansion {
                 let new: Vec<Term> = args.iter().map(done).collect();
                 match f {
                     _ if new[..] == args[..] => t,
-                    Fun::Reshape => s.reshape(new[0], &shape),
-                    Fun::Microbatches => s.fold(new[0], self.microbatches),
+                    Fun::Reshape(_) => s.reshape(new[0], &shape),
+                    Fun::Microbatches(_) => s.fold(new[0], self.microbatches),
                     f => s.apply(f, &new, out, &shape),
                 }
             }

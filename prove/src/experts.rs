@@ -15,7 +15,7 @@
 
 use crate::Report;
 use crate::ledger::Gap;
-use crate::local::law::{law, sizes};
+use crate::ops::{law, sizes};
 use shardc_ir::func::{Func, Module, Node, Value};
 use shardc_ir::ops::{Op, Route};
 use shardc_ir::rule::{Group, Letter};
@@ -349,11 +349,11 @@ impl Pair<'_> {
                 }
                 vec![Is::Rows(r)]
             }
-            (Op::GroupedDot(_), Op::GroupedDot(_)) => match &ins[..] {
+            (Op::GroupedDot(_) | Op::GroupedDotT(_), own) if *own == n.op => match &ins[..] {
                 [Is::Rows(r), Is::Counts(c), Is::Same] if r == c => vec![Is::Rows(*r)],
                 _other => return Err(ROUTED),
             },
-            (Op::Combine(_), Op::Combine(_)) => match &ins[..] {
+            (Op::Unpermute(_), Op::Unpermute(_)) => match &ins[..] {
                 [Is::Rows(r), Is::Slots(s), gates] if r == s => {
                     let own = of_tokens([0, 1], &self.routed[*r].places);
                     if *gates != own {
@@ -408,9 +408,10 @@ impl Pair<'_> {
 
     /// An op that is the same on both sides.
     fn alike(&self, n: &Node, ins: &[Is]) -> Result<Vec<Is>, &'static str> {
-        let law = law(&n.op).ok_or(RELATED)?;
+        let law = law(&n.op);
+        let typing = law.typing().ok_or(RELATED)?;
         let ranks: Vec<usize> = n.ins.iter().map(|&v| self.f.ty(v).rank()).collect();
-        let rule = n.op.def().rule(&ranks);
+        let rule = law.letters(&ranks).ok_or(RELATED)?;
         // The letters of shards and tokens, or of groups, shards and rows.
         let mut found: Option<(Vec<Letter>, &Is)> = None;
         for (is, dims) in ins.iter().zip(&rule.ins).filter(|x| *x.0 != Is::Same) {
@@ -455,7 +456,7 @@ impl Pair<'_> {
                 (Is::Rows(r), Some([0, 1, 2])) => Ok(Is::Rows(*r)),
                 // What an index names is at a place of its own.
                 (Is::OfTokens { .. }, None)
-                    if law.lost.is_some()
+                    if typing.lost.is_some()
                         && !matches!(n.op, Op::Take(_))
                         && !dims.iter().any(own) =>
                 {

@@ -19,6 +19,7 @@ pub mod lemmas;
 pub mod local;
 pub mod meaning;
 pub mod number;
+pub mod ops;
 pub mod order;
 pub mod part;
 pub mod piece;
@@ -38,23 +39,17 @@ use ledger::{Gap, Ledger, Refuted, Texts, Unequal};
 use lemmas::Lemmas;
 use shardc_ir::func::{FuncKind, Module};
 use shardc_ir::schedule::Schedule;
+use shardc_ir::text::update::Update;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use textbook::Textbook;
 use whole::Whole;
 
-/// The optimizer, as it was asked for.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub enum Optimizer {
-    AdamW { beta1: f64, beta2: f64, eps: f64 },
-    Sgd,
-}
-
 /// What was asked of a step.
-#[derive(Clone, PartialEq, Debug)]
+#[derive(Clone, Debug)]
 pub struct Recipe {
-    pub optimizer: Optimizer,
-    /// Weight decay by parameter; of those that are not named, 0.
-    pub decay: BTreeMap<String, f64>,
+    /// By what text each parameter is updated.
+    pub updates: BTreeMap<String, Arc<Update>>,
     /// The most that the norm of the gradients may be.
     pub clip: Option<f64>,
     /// The loss is scaled, and a step that overflows changes nothing.

@@ -15,7 +15,7 @@ fn needs(m: &Module, owner: &[usize]) -> BTreeMap<Part, BTreeSet<Part>> {
     // Edges lead from rank to rank; the rest is a rank's own.
     let key = |part: Part, r: &Role| match r.kind {
         RoleKind::Edge => Some((None, r.clone())),
-        RoleKind::Stash | RoleKind::Ready => Some((Some(part.rank(owner)), r.clone())),
+        RoleKind::Stash | RoleKind::Unsharded => Some((Some(part.rank(owner)), r.clone())),
         _other => None,
     };
     let mut makers = BTreeMap::new();

@@ -8,7 +8,7 @@
 //! Terms of a sum are the pieces of one whole if they are the same term after every piece's number is
 //! forgotten ([`Cut::ANY`]).
 
-use crate::fun::{Cut, Fun};
+use crate::fun::{Cut, Fun, Piece, Place};
 use crate::number::Coef;
 use crate::term::{Factor, Mentions, Node, Store, Term};
 use std::collections::BTreeMap;
@@ -33,7 +33,7 @@ impl Store {
             return Err(format!("{} is not cut {} ways evenly", n, cut.of));
         }
         *n /= cut.of;
-        Ok(self.apply(Fun::Piece(cut), &[t], 0, &shape))
+        Ok(self.apply(Piece { cut }, &[t], 0, &shape))
     }
 
     /// A term as a piece among zeros; linear.
@@ -42,7 +42,7 @@ impl Store {
         *shape.get_mut(cut.dim).ok_or("a place in no dim")? *= cut.of;
         let of = self.monomials(t).into_iter();
         let of: Vec<(Coef, Term)> =
-            of.map(|(c, u)| (c, self.apply(Fun::Place(cut), &[u], 0, &shape))).collect();
+            of.map(|(c, u)| (c, self.apply(Place { cut }, &[u], 0, &shape))).collect();
         Ok(self.sum(&of, &shape))
     }
 
@@ -87,7 +87,7 @@ impl Store {
                 };
                 all.into_iter().filter_map(|x| part(self, x)).collect()
             }
-            Node::Apply(Fun::Place(cut), of, _) if cut.piece != Cut::ANY => {
+            Node::Apply(Fun::Place(Place { cut }), of, _) if cut.piece != Cut::ANY => {
                 self.placed(t, of[0], cut).into_iter().collect()
             }
             Node::Leaf(_) | Node::Apply(..) | Node::Sum(_) => vec![],
@@ -97,7 +97,7 @@ impl Store {
     /// A placed piece as a piece of a whole.
     fn placed(&mut self, t: Term, of: Term, cut: Cut) -> Option<PieceOf> {
         let (inner, shape) = (self.shape(of).to_vec(), self.shape(t).to_vec());
-        let any = Fun::Place(Cut { piece: Cut::ANY, ..cut });
+        let any = Place { cut: Cut { piece: Cut::ANY, ..cut } };
         let dim = u8::try_from(cut.dim).ok()?;
         let (whole, marked) = match self.node(of).clone() {
             Node::Product(f) => {
@@ -108,8 +108,8 @@ impl Store {
                 let whole = self.without(&f, dim, &shape, None)?;
                 (whole, self.without(&f, dim, &inner, Some(found))?)
             }
-            Node::Apply(Fun::Piece(own), x, _) if own == cut => {
-                let any = Fun::Piece(Cut { piece: Cut::ANY, ..own });
+            Node::Apply(Fun::Piece(Piece { cut: own }), x, _) if own == cut => {
+                let any = Piece { cut: Cut { piece: Cut::ANY, ..own } };
                 (x[0], self.apply(any, &x, 0, &inner))
             }
             Node::Leaf(_) | Node::Apply(..) | Node::Sum(_) => return None,
@@ -123,7 +123,9 @@ impl Store {
         for (t, letters) in f {
             for (d, &l) in letters.iter().enumerate() {
                 let own = match self.node(*t) {
-                    Node::Apply(Fun::Piece(c), _, _) if c.dim == d && c.piece != Cut::ANY => {
+                    Node::Apply(Fun::Piece(Piece { cut: c }), _, _)
+                        if c.dim == d && c.piece != Cut::ANY =>
+                    {
                         Some(Cut { dim: 0, ..*c })
                     }
                     _whole => None,
@@ -147,12 +149,15 @@ impl Store {
         for (t, letters) in f {
             let mut t = *t;
             if letters.contains(&letter) {
-                let Node::Apply(Fun::Piece(own), of, _) = self.node(t).clone() else { return None };
+                let Node::Apply(Fun::Piece(Piece { cut: own }), of, _) = self.node(t).clone()
+                else {
+                    return None;
+                };
                 t = match marked {
                     None => of[0],
                     Some(_) => {
                         let shape = self.shape(t).to_vec();
-                        let any = Fun::Piece(Cut { piece: Cut::ANY, ..own });
+                        let any = Piece { cut: Cut { piece: Cut::ANY, ..own } };
                         self.apply(any, &of, 0, &shape)
                     }
                 };

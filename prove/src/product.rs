@@ -3,7 +3,8 @@
 
 use crate::number::Coef;
 use crate::term::{Factor, Node, Store, Term};
-use std::collections::{BTreeMap, HashMap};
+use shardc_ir::maps::HashMap;
+use std::collections::BTreeMap;
 
 /// A letter of a product that is being made.
 pub type Letter = u32;
@@ -102,7 +103,7 @@ impl Store {
             return;
         };
         let rank = self.shape(t).len();
-        let mut names: HashMap<u8, Letter> = HashMap::new();
+        let mut names: HashMap<u8, Letter> = HashMap::default();
         for (u, own) in inner.iter() {
             let mut renamed = Vec::with_capacity(own.len());
             for (d, &l) in own.iter().enumerate() {

@@ -14,8 +14,9 @@
 //!
 //! Merging is commutative and associative: outputs weighted by the sums of their exponentials.
 
-use crate::fun::Fun;
+use crate::fun::{Block, Fun, Join};
 use crate::number::Coef;
+use crate::ops::{Attention, AttentionGrad, Merge};
 use crate::term::{Mentions, Node, Store, Term};
 use std::collections::BTreeMap;
 
@@ -55,7 +56,7 @@ impl Store {
             return Err(format!("{} is not cut {} ways evenly", n, a.of));
         }
         *n /= a.of;
-        let f = Fun::Block { axes: a.axes, dim: a.dim, of: a.of, shift: shift % a.of };
+        let f = Block { axes: a.axes, dim: a.dim, of: a.of, shift: shift % a.of };
         Ok(self.apply(f, &[t], 0, &shape))
     }
 
@@ -66,7 +67,7 @@ impl Store {
         }
         let shape = self.shape(t).to_vec();
         match self.node(t).clone() {
-            Node::Apply(Fun::Block { axes: own, dim, of, shift }, x, _) => {
+            Node::Apply(Fun::Block(Block { axes: own, dim, of, shift }), x, _) => {
                 if own != axes {
                     return Err("a block of other axes is passed on".into());
                 }
@@ -74,12 +75,12 @@ impl Store {
                 self.block(x[0], Around { axes, of, dim }, shift + by)
             }
             // A tensor that ranks see as one: what it is made of varies no more.
-            Node::Apply(Fun::Join { .. }, ..) => Ok(t),
+            Node::Apply(Fun::Join(_), ..) => Ok(t),
             Node::Apply(f, args, out) => {
                 let args = args.iter().map(|&u| self.turn(u, axes, by));
                 let args = args.collect::<Result<Vec<_>, _>>()?;
                 match f {
-                    Fun::Merge => Ok(self.merged(args, out, &shape)),
+                    Fun::Merge(_) => Ok(self.merged(args, out, &shape)),
                     f => Ok(self.apply(f, &args, out, &shape)),
                 }
             }
@@ -106,7 +107,7 @@ impl Store {
         let mut all = vec![];
         for [out, lse] in pairs {
             match (self.node(out), self.node(lse)) {
-                (Node::Apply(Fun::Merge, a, 0), Node::Apply(Fun::Merge, b, 1)) if a == b => {
+                (Node::Apply(Fun::Merge(_), a, 0), Node::Apply(Fun::Merge(_), b, 1)) if a == b => {
                     all.extend(a.iter().copied());
                 }
                 _one => all.extend([out, lse]),
@@ -120,7 +121,7 @@ impl Store {
         let mut pairs: Vec<[Term; 2]> = args.chunks(2).map(|p| [p[0], p[1]]).collect();
         pairs.sort_unstable();
         self.lemma("merging is commutative and associative");
-        self.apply(Fun::Merge, &pairs.concat(), out, shape)
+        self.apply(Merge, &pairs.concat(), out, shape)
     }
 
     /// The ranks' own values as pieces of one tensor of this shape.
@@ -135,18 +136,18 @@ impl Store {
                 self.lemma("a full turn of a ring is the whole");
                 self.scale(c, x)
             }
-            None => self.apply(Fun::Join { axes: a.axes, dim: a.dim }, &[t], 0, shape),
+            None => self.apply(Join { axes: a.axes, dim: a.dim }, &[t], 0, shape),
         }
     }
 
     fn join_one(&mut self, t: Term, a: Around) -> Option<Term> {
         match self.node(t).clone() {
-            Node::Apply(Fun::Block { axes, dim, of, shift: 0 }, x, _)
+            Node::Apply(Fun::Block(Block { axes, dim, of, shift: 0 }), x, _)
                 if (Around { axes, of, dim }) == a =>
             {
                 Some(x[0])
             }
-            Node::Apply(Fun::Merge, args, out) if a.dim == TOKENS => {
+            Node::Apply(Fun::Merge(_), args, out) if a.dim == TOKENS => {
                 let mut calls = vec![];
                 for pair in args.chunks(2) {
                     let (Node::Apply(f, x, 0), Node::Apply(g, y, 1)) =
@@ -194,7 +195,9 @@ impl Store {
         let which = usize::from(matches!(f, Fun::AttentionGrad(_)));
         let mut shifts: BTreeMap<bool, usize> = BTreeMap::new();
         let mut wholes = vec![];
-        let (Fun::Attention(c) | Fun::AttentionGrad(c)) = &f else { return None };
+        let (Fun::Attention(Attention(c)) | Fun::AttentionGrad(AttentionGrad(c))) = &f else {
+            return None;
+        };
         let first = BEHIND[which] + usize::from(c.slopes);
         let segments = [0, 1].map(|i| c.segments.then_some(first + i));
         let drops = c.kept.is_some();
@@ -207,7 +210,7 @@ impl Store {
                 wholes.push(t);
                 continue;
             }
-            let Node::Apply(Fun::Block { axes, dim, of, shift }, x, _) = self.node(t) else {
+            let Node::Apply(Fun::Block(Block { axes, dim, of, shift }), x, _) = self.node(t) else {
                 return None;
             };
             let tokens = if POSITIONS[which].contains(&i) { 0 } else { TOKENS };

@@ -11,14 +11,17 @@
 
 use crate::fun::{Chunk, Fun, Places};
 use crate::number::Coef;
+use crate::ops::{Narrow, Pad, Shifted};
 use crate::term::{Node, Store, Term};
 
 impl Store {
     /// A function that shifts a dim as a range that is placed, if it is not yet.
     pub(crate) fn of_shifts(&mut self, f: &Fun, args: &[Term], shape: &[usize]) -> Option<Term> {
         match f {
-            Fun::Shifted { dim, start } => Some(self.shifted(args[0], *dim, *start, shape)),
-            Fun::Widen(to) => self.among_zeros(args[0], *to, shape),
+            Fun::Shifted(Shifted { dim, start }) => {
+                Some(self.shifted(args[0], *dim, *start, shape))
+            }
+            Fun::Pad(Pad(to)) => self.among_zeros(args[0], *to, shape),
             Fun::Chunk(c) if c.ways == 1 && c.start != Chunk::ANY => self.range(args[0], *c, shape),
             _other => None,
         }
@@ -37,14 +40,14 @@ impl Store {
         let places = |start: usize| Places { dim, start, step: 1 };
         let x = match part == of {
             true => x,
-            false => self.apply(Fun::Narrow(places(taken.start)), &[x], 0, &part),
+            false => self.apply(Narrow(places(taken.start)), &[x], 0, &part),
         };
         if part == shape {
             return x;
         }
         // Where the first element would be, or the first that is taken.
         let at = (taken.start as i64 - start) as usize;
-        self.apply(Fun::Widen(places(at)), &[x], 0, shape)
+        self.apply(Pad(places(at)), &[x], 0, shape)
     }
 
     fn among_zeros(&mut self, t: Term, to: Places, shape: &[usize]) -> Option<Term> {
@@ -52,16 +55,16 @@ impl Store {
             Node::Sum(s) => {
                 self.lemma("what is placed of a sum is a sum of what is placed");
                 let all = self.sums.list(s);
-                let one = |&(k, u): &(Coef, Term)| (k, self.apply(Fun::Widen(to), &[u], 0, shape));
+                let one = |&(k, u): &(Coef, Term)| (k, self.apply(Pad(to), &[u], 0, shape));
                 let s: Vec<(Coef, Term)> = all.iter().map(one).collect();
                 Some(self.sum(&s, shape))
             }
-            Node::Apply(Fun::Widen(own), of, _)
+            Node::Apply(Fun::Pad(Pad(own)), of, _)
                 if (own.dim, own.step, to.step) == (to.dim, 1, 1) =>
             {
                 self.lemma("what is placed in a range that is placed is placed once");
                 let both = Places { start: to.start + own.start, ..to };
-                Some(self.apply(Fun::Widen(both), &of, 0, shape))
+                Some(self.apply(Pad(both), &of, 0, shape))
             }
             // A range of a range, where it is placed. Elsewhere it stays, as chunks of a range are summed to that.
             Node::Apply(Fun::Chunk(c), of, _) if is_range(c, to.dim) => {
@@ -73,15 +76,15 @@ impl Store {
                 }
                 let both = Chunk { start: c.start + all.start, own: all.own, ..c };
                 let part = self.shape(t).to_vec();
-                let x = self.apply(Fun::Chunk(both), &whole, 0, &part);
-                Some(self.apply(Fun::Widen(to), &[x], 0, shape))
+                let x = self.apply(both, &whole, 0, &part);
+                Some(self.apply(Pad(to), &[x], 0, shape))
             }
             _other => None,
         }
     }
 
     fn range(&mut self, t: Term, c: Chunk, shape: &[usize]) -> Option<Term> {
-        let Node::Apply(Fun::Widen(own), of, _) = self.node(t).clone() else { return None };
+        let Node::Apply(Fun::Pad(Pad(own)), of, _) = self.node(t).clone() else { return None };
         if (own.dim, own.step) != (c.dim, 1) {
             return None;
         }
@@ -107,7 +110,7 @@ mod tests {
         let x = s.leaf("x", &[12], Mentions::default());
         let y = s.leaf("y", &[12], Mentions::default());
         let shifted = |s: &mut Store, t: Term, start: i64, n: usize| {
-            s.apply(Fun::Shifted { dim: 0, start }, &[t], 0, &[n])
+            s.apply(Shifted { dim: 0, start }, &[t], 0, &[n])
         };
         for by in [-1, 1] {
             let near = shifted(&mut s, x, by, 12);
@@ -120,8 +123,8 @@ mod tests {
             let own = shifted(&mut s, y, 2 * by, 12);
             assert_eq!(all, s.add(&[direct, own]));
         }
-        let wide = s.apply(Fun::Widen(Places { dim: 0, start: 3, step: 1 }), &[x], 0, &[15]);
-        let at = |start| Fun::Narrow(Places { dim: 0, start, step: 1 });
+        let wide = s.apply(Pad(Places { dim: 0, start: 3, step: 1 }), &[x], 0, &[15]);
+        let at = |start| Narrow(Places { dim: 0, start, step: 1 });
         for start in 0..4 {
             let cut = s.apply(at(start), &[wide], 0, &[12]);
             assert_eq!(cut, shifted(&mut s, x, start as i64 - 3, 12));
@@ -131,7 +134,7 @@ mod tests {
         let second = s.apply(at(2), &[first], 0, &[4]);
         assert_eq!(second, shifted(&mut s, first, 2, 4));
         // A hole is none of a shift.
-        let mid = s.apply(Fun::Widen(Places { dim: 0, start: 3, step: 1 }), &[first], 0, &[12]);
+        let mid = s.apply(Pad(Places { dim: 0, start: 3, step: 1 }), &[first], 0, &[12]);
         assert_ne!(mid, x);
     }
 }

@@ -7,8 +7,8 @@
 
 use crate::number::Coef;
 use crate::term::{Mentions, Term};
+use shardc_ir::maps::HashMap;
 use shardc_ir::steps;
-use std::collections::HashMap;
 
 /// A linear combination: an index into the [`Sums`] that made it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -41,7 +41,7 @@ pub struct Sums {
 
 impl Default for Sums {
     fn default() -> Sums {
-        let mut s = Sums { all: vec![], numbers: HashMap::new(), scaled: HashMap::new() };
+        let mut s = Sums { all: vec![], numbers: HashMap::default(), scaled: HashMap::default() };
         let first = (Coef::ZERO, Term(0));
         s.keep(Known { trie: Trie::Empty, first, len: 0, mentions: Mentions::default() });
         s

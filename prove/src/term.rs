@@ -17,12 +17,14 @@
 //! | a shift of a dim takes a range of it and places it among zeros; shifts of shifts are one | `apply` |
 //! | Σ over microbatches is linear; of what does not depend on them it is a multiple | [`Store::fold`] |
 
-use crate::fun::Fun;
+use crate::fun::{Fun, Microbatches};
 use crate::lemmas::Lemmas;
 use crate::number::Coef;
+use crate::ops::{Reciprocal, Reshape};
 use crate::sums::{Sum, Sums};
 use shardc_ir::func::Role;
-use std::collections::{BTreeMap, HashMap};
+use shardc_ir::maps::HashMap;
+use std::collections::BTreeMap;
 
 /// A term: an index into the [`Store`] that made it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
@@ -178,11 +180,11 @@ impl Store {
             Node::Apply(f, args, _) => {
                 let of = all(&mut args.iter().copied());
                 match f {
-                    Fun::Block { .. } => of.with(Mentions::BLOCK),
+                    Fun::Block(_) => of.with(Mentions::BLOCK),
                     Fun::Piece(_) | Fun::Place(_) => of.with(Mentions::PIECE),
                     Fun::Chunk(_) => of.with(Mentions::CHUNK),
                     // What is summed is no longer that of one microbatch.
-                    Fun::Microbatches => Mentions(of.0 & !Mentions::MICROBATCH.0),
+                    Fun::Microbatches(_) => Mentions(of.0 & !Mentions::MICROBATCH.0),
                     _same => of,
                 }
             }
@@ -195,7 +197,8 @@ impl Store {
     }
 
     /// Result `out` of a function.
-    pub fn apply(&mut self, f: Fun, args: &[Term], out: u8, shape: &[usize]) -> Term {
+    pub fn apply(&mut self, f: impl Into<Fun>, args: &[Term], out: u8, shape: &[usize]) -> Term {
+        let f = f.into();
         if let Some(known) = self.of_shifts(&f, args, shape) {
             return known;
         }
@@ -279,7 +282,7 @@ impl Store {
             return t;
         }
         match self.node(t).clone() {
-            Node::Apply(Fun::Reshape, of, _) => {
+            Node::Apply(Fun::Reshape(_), of, _) => {
                 self.lemma("a reshape of a reshape is one");
                 self.reshape(of[0], to)
             }
@@ -297,7 +300,7 @@ impl Store {
                     _whole => None,
                 };
                 let cut = chunk.and_then(|(c, whole)| self.reshape_chunk(c, whole, to));
-                cut.unwrap_or_else(|| self.apply(Fun::Reshape, &[t], 0, to))
+                cut.unwrap_or_else(|| self.apply(Reshape, &[t], 0, to))
             }
         }
     }
@@ -309,7 +312,7 @@ impl Store {
         let mut sum = Vec::with_capacity(all.len());
         for (c, u) in all {
             sum.push(match self.mentions(u).has(Mentions::MICROBATCH) {
-                true => (c, self.apply(Fun::Microbatches, &[u], 0, &shape)),
+                true => (c, self.apply(Microbatches {}, &[u], 0, &shape)),
                 false => (c.times(Coef::whole(microbatches)), u),
             });
         }
@@ -320,6 +323,6 @@ impl Store {
     /// 1 / t, element by element.
     pub fn reciprocal(&mut self, t: Term) -> Term {
         let shape = self.shape(t).to_vec();
-        self.apply(Fun::Reciprocal, &[t], 0, &shape)
+        self.apply(Reciprocal, &[t], 0, &shape)
     }
 }

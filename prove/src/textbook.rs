@@ -10,19 +10,24 @@
 //!   of what follows changes a parameter or a moment unless grad_norm is less than the largest f32;
 //! - grad_norm = √(Σ over all trained parameters and elements of g²);
 //! - clipped, g is multiplied by min(1, max / (grad_norm + 1e-6));
-//! - AdamW or SGD make the new parameter and moments;
+//! - the text of its update rule, on the whole parameter, makes the new parameter and states;
 //! - a bias that corrects the choice of experts moves by `rate` towards experts below the mean load.
 
-use crate::fun::{Fun, Real};
+use crate::Recipe;
+use crate::fun::Real;
 use crate::ledger::Gap;
 use crate::meaning;
 use crate::number::Coef;
+use crate::ops::{AtLeast, Both, Clamp, Each, Select};
 use crate::reverse;
 use crate::term::{Mentions, Origin, Store, Term};
 use crate::whole::{Results, Whole};
-use crate::{Optimizer, Recipe};
-use shardc_ir::func::{Fill, Func, Role, RoleKind, Slot, Value};
-use std::collections::BTreeMap;
+use shardc_ir::func::{Fill, Func, Role, RoleKind, StateInit, StateName, Value};
+use shardc_ir::mesh::Mesh;
+use shardc_ir::ops::Op;
+use shardc_ir::text::update::Update;
+use shardc_ir::types::Type;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// What the textbook says of a model and a recipe.
@@ -37,7 +42,21 @@ pub struct Textbook {
     pub gradients: BTreeMap<Arc<str>, Term>,
     /// Results of the step.
     pub step: BTreeMap<Role, Term>,
+    /// What states are before the first step.
+    begins: BTreeMap<StateName, f64>,
 }
+
+/// What updates are given of a step.
+struct Step {
+    norm: Term,
+    /// What gradients are multiplied by.
+    by: Term,
+    /// 0 if nothing is to change.
+    applies: Option<Term>,
+}
+
+/// Results by role, or what is not understood.
+type Made = Result<Vec<(Role, Term)>, String>;
 
 /// The name of the scale of a loss among the scalars of a step.
 const LOSS_SCALE: &str = "loss_scale";
@@ -71,6 +90,7 @@ impl Textbook {
             per_microbatch,
             gradients: BTreeMap::new(),
             step: BTreeMap::new(),
+            begins: BTreeMap::new(),
         };
         let sums: Vec<&(Role, Value)> =
             named.iter().filter(|x| x.0.kind == RoleKind::Sum).collect();
@@ -91,11 +111,11 @@ impl Textbook {
         })?;
         let trained = |p: &Arc<str>| !recipe.frozen.contains(&**p);
         book.gradients = all.into_iter().filter(|x| trained(&x.0)).collect();
-        book.step(&mut w.s, recipe, microbatches);
+        book.step(&mut w.s, recipe, microbatches)?;
         Ok(book)
     }
 
-    fn step(&mut self, s: &mut Store, recipe: &Recipe, microbatches: usize) {
+    fn step(&mut self, s: &mut Store, recipe: &Recipe, microbatches: usize) -> Result<(), Gap> {
         let totals: BTreeMap<Arc<str>, Term> =
             self.gradients.iter().map(|(p, &g)| (p.clone(), s.fold(g, microbatches))).collect();
         let squares: Vec<Term> = totals.values().map(|&g| squared(s, g)).collect();
@@ -103,7 +123,7 @@ impl Textbook {
             [] => s.zero(&[]),
             _ => s.add(&squares),
         };
-        let norm = s.apply(Fun::Each("sqrt"), &[sum], 0, &[]);
+        let norm = s.apply(Each("sqrt", None), &[sum], 0, &[]);
         let unscale = recipe.scaled.then(|| {
             let scale = scalar(s, LOSS_SCALE);
             s.reciprocal(scale)
@@ -112,7 +132,7 @@ impl Textbook {
         let norm = unscaled(s, norm);
         let applies = unscale.map(|_| {
             let largest = s.fill(number(f64::from(f32::MAX)), &[]);
-            s.apply(Fun::Both("less"), &[norm, largest], 0, &[])
+            s.apply(Both("less"), &[norm, largest], 0, &[])
         });
         self.step.insert(Role::new(RoleKind::Metric, "grad_norm"), norm);
         self.losses(s, microbatches);
@@ -127,19 +147,24 @@ impl Textbook {
                 let shifted = s.add(&[norm, eps]);
                 let ratio = s.reciprocal(shifted);
                 let ratio = s.scale(number(max), ratio);
-                s.apply(Fun::Clamp(Real::new(0.0), Real::new(1.0)), &[ratio], 0, &[])
+                s.apply(Clamp::new(0.0, 1.0), &[ratio], 0, &[])
             }
         };
         let by = unscaled(s, by);
+        let step = Step { norm, by, applies };
         for (p, &g) in &totals {
-            self.update(s, recipe, p, g, by, applies);
+            let gap = |lemma: String| Gap { op: "update".into(), place: p.to_string(), lemma };
+            let u = recipe.updates.get(&**p).ok_or_else(|| gap("it has no update rule".into()))?;
+            let made = self.update(s, u, &step, p, g).map_err(gap)?;
+            self.step.extend(made);
         }
         for (role, t) in self.results.clone() {
-            if role.kind == RoleKind::Load && !recipe.frozen.contains(&*role.name) {
+            if role.kind == RoleKind::TokensPerExpert && !recipe.frozen.contains(&*role.name) {
                 let load = s.fold(t, microbatches);
                 self.router_bias(s, recipe, &role.name, load, applies);
             }
         }
+        Ok(())
     }
 
     /// Outputs of the losses, and their sum.
@@ -165,38 +190,50 @@ impl Textbook {
         self.step.insert(Role::new(RoleKind::Metric, "loss"), loss);
     }
 
-    fn update(
-        &mut self,
-        s: &mut Store,
-        recipe: &Recipe,
-        p: &Arc<str>,
-        g: Term,
-        by: Term,
-        applies: Option<Term>,
-    ) {
+    /// The new parameter and states, by the text of the rule; of one that an op does by that op.
+    fn update(&mut self, s: &mut Store, u: &Update, step: &Step, name: &str, g: Term) -> Made {
         let shape = s.shape(g).to_vec();
         let none = Mentions::default();
-        let decay = Real::new(recipe.decay.get(&**p).copied().unwrap_or(0.0));
-        let leaf = |s: &mut Store, role: &Role, shape: &[usize]| s.leaf(role, shape, none);
-        let param = Role::new(RoleKind::Param, p.clone());
-        let [lr, step] = ["lr", "step"].map(|n| scalar(s, n));
-        let old = leaf(s, &param, &shape);
-        let (f, mut args, roles) = match recipe.optimizer {
-            Optimizer::AdamW { beta1, beta2, eps } => {
-                let [beta1, beta2, eps] = [beta1, beta2, eps].map(Real::new);
-                let moments = Slot::ALL.map(|m| Role::new(RoleKind::State(m), p.clone()));
-                let [m, v] = [0, 1].map(|i| leaf(s, &moments[i], &shape));
-                let [first, second] = moments;
-                let f = Fun::AdamW { beta1, beta2, eps, decay };
-                (f, vec![old, g, m, v, lr, step, by], vec![param, first, second])
-            }
-            Optimizer::Sgd => (Fun::Sgd { decay }, vec![old, g, lr, by], vec![param]),
-        };
-        args.extend(applies);
-        for (k, role) in roles.into_iter().enumerate() {
-            let new = s.apply(f.clone(), &args, k as u8, &shape);
-            self.step.insert(role, new);
+        let mut roles = vec![Role::new(RoleKind::Param, name)];
+        let mut olds = vec![s.leaf(&roles[0], &shape, none)];
+        for k in u.kept(shape.len()).map_err(|d| d.message)? {
+            let role = Role::new(RoleKind::State(k.name), name);
+            let dims: Vec<usize> = k.dims.iter().map(|&d| shape[d]).collect();
+            olds.push(s.leaf(&role, &dims, none));
+            roles.push(role);
+            self.begins.insert(k.name, k.init);
         }
+        let lr = scalar(s, "lr");
+        let lr = if u.lr == 1.0 { lr } else { s.scale(number(u.lr), lr) };
+        let count = scalar(s, "step");
+        let named = |name: &str| match name {
+            "lr" => Ok(lr),
+            "step" => Ok(count),
+            "grad_norm" => Ok(step.norm),
+            "g_scale" => Ok(step.by),
+            other => Err(format!("no step has a scalar `{other}`")),
+        };
+        let news = match u.fused().map_err(|d| d.message)? {
+            Some(op) => {
+                let mut ins = vec![olds[0], g];
+                ins.extend(&olds[1..]);
+                for name in &op.operands()[ins.len()..] {
+                    match (*name, step.applies) {
+                        ("applies", applies) => ins.extend(applies),
+                        (name, _) => ins.push(named(name)?),
+                    }
+                }
+                let types: Vec<Type> = ins.iter().map(|&t| Type::f32(s.shape(t))).collect();
+                let outs: Vec<Type> = olds.iter().map(|&t| Type::f32(s.shape(t))).collect();
+                applied(s, &op, &ins, &types, &outs)?
+            }
+            None => {
+                let g = times_number(s, g, step.by);
+                let made = text(s, u, &shape, g, &olds, &named)?;
+                kept(s, made, &olds, step.applies)?
+            }
+        };
+        Ok(roles.into_iter().zip(news).collect())
     }
 
     /// The bias of experts moves by rate · sign(mean load - load). Loads are whole numbers, so the sign
@@ -214,7 +251,7 @@ impl Textbook {
         let Ok(total) = s.product(&[(load, vec![0])], &[], &[]) else { return };
         let Ok(total) = s.product(&[(total, vec![])], &[0], &shape) else { return };
         let under = s.sum(&[(Coef::ONE, total), (Coef::whole(experts).minus(), load)], &shape);
-        let sign = s.apply(Fun::Clamp(Real::new(-1.0), Real::new(1.0)), &[under], 0, &shape);
+        let sign = s.apply(Clamp::new(-1.0, 1.0), &[under], 0, &shape);
         let role = Role::new(RoleKind::Param, param);
         let old = s.leaf(&role, &shape, Mentions::default());
         let sign = applies.map_or(sign, |by| times_number(s, sign, by));
@@ -232,7 +269,7 @@ impl Textbook {
                 _sum => w.share(role).into_iter().collect(),
             };
             // Training shows outputs to observers only, and keeps no load that corrects nothing.
-            let optional = role.kind == RoleKind::Load || !self.step.is_empty();
+            let optional = role.kind == RoleKind::TokensPerExpert || !self.step.is_empty();
             if made.is_empty() && optional && role.kind != RoleKind::Sum {
                 continue;
             }
@@ -278,6 +315,16 @@ impl Textbook {
 
     fn compare_step(&self, w: &mut Whole, mut results: Results, evaluated: Results) {
         let texts = w.texts;
+        let kinds: BTreeSet<RoleKind> = self.step.keys().map(|role| role.kind).collect();
+        for kind in kinds {
+            let RoleKind::State(state) = kind else { continue };
+            let init = texts.programs.state(state).map(|s| s.init);
+            let want = StateInit::Number(self.begins[&state]);
+            w.ledger.must("updates", init == Some(want), || {
+                let found = init.map_or("undeclared".into(), |x| x.to_string());
+                [format!("{kind} before the first step"), found, want.to_string()]
+            });
+        }
         for (role, &want) in &self.step {
             let made = results.remove(role).unwrap_or_default();
             let shown = role.kind.is_shown();
@@ -318,6 +365,70 @@ impl Textbook {
             }
         }
     }
+}
+
+/// The results of an op that is not one of collectives.
+fn applied(
+    s: &mut Store,
+    op: &Op,
+    ins: &[Term],
+    types: &[Type],
+    outs: &[Type],
+) -> Result<Vec<Term>, String> {
+    let [types, outs] = [types, outs].map(|t| t.iter().collect::<Vec<&Type>>());
+    meaning::apply(s, &Mesh::default(), op, ins, [&types, &outs])
+}
+
+/// What the text of a rule makes of a whole parameter.
+fn text(
+    s: &mut Store,
+    u: &Update,
+    shape: &[usize],
+    g: Term,
+    olds: &[Term],
+    named: &dyn Fn(&str) -> Result<Term, String>,
+) -> Result<Vec<Term>, String> {
+    let f = u.func(shape).map_err(|d| d.message)?;
+    let mut values: Vec<Option<Term>> = vec![None; f.values.len()];
+    let mut states = olds[1..].iter().copied();
+    for a in &f.args {
+        let role = a.role.as_ref().ok_or("an argument is nothing")?;
+        values[a.value.0 as usize] = match role.kind {
+            RoleKind::Param => Some(olds[0]),
+            RoleKind::Grad => Some(g),
+            RoleKind::State(_) => states.next(),
+            _scalar => Some(named(&role.name)?),
+        };
+    }
+    let lost = || "a value that nothing makes".to_string();
+    for n in &f.nodes {
+        let ins = n.ins.iter().map(|v| values[v.0 as usize].ok_or_else(lost));
+        let ins = ins.collect::<Result<Vec<Term>, String>>()?;
+        let [types, outs] =
+            [&n.ins[..], &n.outs[..]].map(|all| all.iter().map(|&v| f.ty(v).clone()).collect());
+        let (types, outs): (Vec<Type>, Vec<Type>) = (types, outs);
+        for (o, t) in n.outs.iter().zip(applied(s, &n.op, &ins, &types, &outs)?) {
+            values[o.0 as usize] = Some(t);
+        }
+    }
+    f.results.iter().map(|r| values[r.value.0 as usize].ok_or_else(lost)).collect()
+}
+
+/// New values, or old ones where the step does not apply.
+fn kept(
+    s: &mut Store,
+    news: Vec<Term>,
+    olds: &[Term],
+    applies: Option<Term>,
+) -> Result<Vec<Term>, String> {
+    let Some(applies) = applies else { return Ok(news) };
+    let one = |(new, &old)| {
+        let shape = s.shape(old).to_vec();
+        let own: Vec<u32> = (0..shape.len() as u32).collect();
+        let applies = s.product(&[(applies, vec![])], &own, &shape)?;
+        Ok(s.apply(Select, &[applies, new, old], 0, &shape))
+    };
+    news.into_iter().zip(olds).map(one).collect()
 }
 
 fn missing(model: &Func) -> Gap {
@@ -378,10 +489,10 @@ fn labels(w: &mut Whole, model: &Func, recipe: &Recipe) -> Option<Term> {
         *rows = recipe.global_batch;
     }
     let all = w.leaf(a.role.as_ref()?, &shape, false);
-    let valid = w.s.apply(Fun::AtLeast(Real::new(0.0)), &[all], 0, &shape);
+    let valid = w.s.apply(AtLeast(Real::new(0.0)), &[all], 0, &shape);
     let own: Vec<u32> = (0..shape.len() as u32).collect();
     let count = w.s.product(&[(valid, own)], &[], &[]).expect("a sum of all elements");
-    let bounds = Fun::Clamp(Real::new(1.0), Real::new(f64::INFINITY));
+    let bounds = Clamp::new(1.0, f64::INFINITY);
     let count = w.s.apply(bounds, &[count], 0, &[]);
     Some(w.s.reciprocal(count))
 }

@@ -12,10 +12,11 @@ use crate::number::Coef;
 use crate::part::Part;
 use crate::term::{Leaf, Mentions, Origin, Store, Term};
 use shardc_ir::func::{Func, FuncKind, Module, Node, Role, RoleKind};
+use shardc_ir::maps::HashSet;
 use shardc_ir::mesh::{AtomSet, PIPELINE};
 use shardc_ir::ops::Op;
 use shardc_ir::schedule::Schedule;
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// What the functions of a plan make, by role.
 pub struct Whole<'a> {
@@ -110,7 +111,7 @@ impl<'a> Whole<'a> {
             RoleKind::Param | RoleKind::State(_) | RoleKind::Scalar | RoleKind::Input(_) => {
                 Some(self.leaf(role, shape, part.of_microbatch()))
             }
-            RoleKind::Grad | RoleKind::Sum | RoleKind::Load if part.of_microbatch() => {
+            RoleKind::Grad | RoleKind::Sum | RoleKind::TokensPerExpert if part.of_microbatch() => {
                 Some(self.accumulator(role, shape))
             }
             RoleKind::GradFrom(from) => {
@@ -120,7 +121,7 @@ impl<'a> Whole<'a> {
             RoleKind::Edge => self.edges.get(role).copied(),
             // Of the rank itself, or, of a tied parameter and of scalars, of another one: then all that
             // there are must be one.
-            RoleKind::Ready | RoleKind::Step | RoleKind::Scale => {
+            RoleKind::Unsharded | RoleKind::Step | RoleKind::Scale => {
                 self.own.get(&(rank, role.clone())).copied().or_else(|| {
                     let all = self.made(role);
                     all.first().copied().filter(|t| all.iter().all(|u| u == t))
@@ -129,7 +130,7 @@ impl<'a> Whole<'a> {
             RoleKind::Grad
             | RoleKind::GradSum
             | RoleKind::Sum
-            | RoleKind::Load
+            | RoleKind::TokensPerExpert
             | RoleKind::Stash
             | RoleKind::Output
             | RoleKind::Metric
@@ -246,7 +247,7 @@ impl<'a> Whole<'a> {
     /// Before the microbatches.
     pub fn enter(&mut self) -> Result<(), Gap> {
         for (at, part) in self.parts() {
-            if part.kind != FuncKind::Enter {
+            if part.kind != FuncKind::StepPrologue {
                 continue;
             }
             let rank = part.at;
@@ -259,14 +260,14 @@ impl<'a> Whole<'a> {
             };
             for (role, t) in made {
                 match role.kind {
-                    RoleKind::Grad | RoleKind::Sum | RoleKind::Load => {
+                    RoleKind::Grad | RoleKind::Sum | RoleKind::TokensPerExpert => {
                         let shape = self.s.shape(t).to_vec();
                         let zero = self.s.zero(&shape);
                         let what = format!("{role} begins at 0");
                         self.ledger.equal(&self.s, self.texts, "composition", what, Some(t), zero);
                         self.zeroed.insert((rank, role));
                     }
-                    RoleKind::Ready | RoleKind::Step | RoleKind::Scale => {
+                    RoleKind::Unsharded | RoleKind::Step | RoleKind::Scale => {
                         self.keep(at, rank, role, t);
                     }
                     _stored => self.writes(at, &role, false),
@@ -325,7 +326,7 @@ impl<'a> Whole<'a> {
             m.funcs[at].args.iter().filter_map(|a| a.role.as_ref()).collect();
         for (role, t) in self.with_roles(at, made) {
             match role.kind {
-                RoleKind::Grad | RoleKind::Sum | RoleKind::Load => {
+                RoleKind::Grad | RoleKind::Sum | RoleKind::TokensPerExpert => {
                     let adds = args.contains(&role);
                     self.accumulate(at, rank, role, t, adds);
                 }
@@ -339,7 +340,7 @@ impl<'a> Whole<'a> {
                 }
                 kind if kind.is_shown() => self.outputs.entry(role).or_default().push(t),
                 // A parameter that was gathered in forward may be kept for backward.
-                RoleKind::Stash | RoleKind::Edge | RoleKind::Ready => {
+                RoleKind::Stash | RoleKind::Edge | RoleKind::Unsharded => {
                     self.keep(at, rank, role, t);
                 }
                 _stored => self.writes(at, &role, false),
@@ -379,7 +380,7 @@ impl<'a> Whole<'a> {
         for ((rank, role), parts) in std::mem::take(&mut self.added) {
             let summed = self.summed.contains(&(rank, role.clone()));
             self.ledger.must("composition", !summed || parts.len() == 1, || {
-                let what = format!("{role} is summed over ranks before @finish");
+                let what = format!("{role} is summed over ranks before @optimizer_step");
                 [what, format!("{} functions add to it", parts.len()), "one".into()]
             });
             let one = self.s.add(&parts);
@@ -417,7 +418,7 @@ impl<'a> Whole<'a> {
     /// what an earlier one gave.
     pub fn finish(&mut self) -> Result<Results, Gap> {
         let all: Vec<(usize, Part)> = self.parts();
-        let all: Vec<_> = all.into_iter().filter(|x| x.1.kind == FuncKind::Finish).collect();
+        let all: Vec<_> = all.into_iter().filter(|x| x.1.kind == FuncKind::OptimizerStep).collect();
         let mut stages = Stages::default();
         loop {
             stages.met.clear();

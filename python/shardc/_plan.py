@@ -16,6 +16,8 @@ from ._command import ShardcError, run
 if TYPE_CHECKING:
     import torch
 
+    from .torch import Step
+
 #: Flags of the command that `compile` gives itself, or that answer with no plan.
 _OWN = {"help", "format", "output", "version"}
 
@@ -131,6 +133,20 @@ class Plan:
             return Replicate() if word == "Replicate()" else Shard(int(word[len("Shard(") : -1]))
 
         return {p.name: tuple(read(word) for word in p.placements) for p in self.parameters}
+
+    def torch(self, weights: Any = None, timeout: Optional[float] = None) -> Step:
+        """A step of the plan on this rank of torch.distributed: call it with a batch. See docs/torch.md.
+
+        `weights` are a model's folder, by default the one that was compiled, or tensors by name.
+        """
+        from .torch import load
+
+        if weights is None and self.model is None:
+            raise TypeError("which weights? The plan was opened, so its model is not known: give weights")
+        with tempfile.TemporaryDirectory(prefix="shardc-") as folder:
+            program = os.path.join(folder, "program")
+            run(["export", str(self.path), "--to", "torch", "-o", program])
+            return load(program, self.model if weights is None else weights, timeout)
 
 
 def compile(

@@ -90,7 +90,7 @@ class Paths(unittest.TestCase):
         # Workers hand exceptions on by pickle.
         again = pickle.loads(pickle.dumps(e))
         self.assertEqual((str(again), again.code, again.help), (str(e), e.code, e.help))
-        for bad, code in [(dict(mash="tp=2"), "usage"), (dict(optimizer="adam"), "flag"), (dict(memory="1KiB"), "out-of-memory")]:
+        for bad, code in [(dict(mash="tp=2"), "usage"), (dict(optimizer="adam"), "usage"), (dict(betas="1"), "flag"), (dict(memory="1KiB"), "out-of-memory")]:
             with self.assertRaises(shardc.ShardcError) as caught:
                 shardc.compile(LLAMA, **bad, **SIZE)
             self.assertEqual(caught.exception.code, code)

@@ -16,6 +16,8 @@ pub struct Alarm {
     waits: Mutex<Vec<usize>>,
     calm: AtomicBool,
     oldest: OnceLock<Oldest>,
+    begins: Mutex<String>,
+    abort: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
 impl Alarm {
@@ -41,6 +43,23 @@ impl Alarm {
     }
     pub(crate) fn is_calm(&self) -> bool {
         self.calm.load(Ordering::Relaxed)
+    }
+    /// Part of the start of a transport that goes on: its words follow those of the phase. Empty if there is none.
+    pub(crate) fn begin(&self, part: String) {
+        *self.begins.lock().unwrap_or_else(PoisonError::into_inner) = part;
+    }
+    pub(crate) fn begins(&self) -> String {
+        self.begins.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+    /// Who gives up what is under way on devices, before a process that has failed ends.
+    pub(crate) fn at_end(&self, abort: Box<dyn Fn() + Send + Sync>) {
+        let _ = self.abort.set(abort);
+    }
+    /// Gives up what is under way on devices.
+    pub(crate) fn abort(&self) {
+        if let Some(f) = self.abort.get() {
+            f();
+        }
     }
     /// Who knows which operations are done, if they are queued and not waited for.
     pub(crate) fn ask(&self, oldest: Oldest) {

@@ -6,6 +6,14 @@ use crate::exec::Executor;
 use crate::transport::Transport;
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::kernel::Kernel;
+use smallvec::SmallVec;
+
+/// A kernel of a run, the launch of a function, with the addresses of its operands.
+pub(crate) struct Queued<'a> {
+    pub launch: (usize, usize),
+    pub kernel: &'a Kernel,
+    pub memory: SmallVec<[*mut f32; 16]>,
+}
 
 /// One rank's memory and executor. Places are bytes of its arena.
 pub(crate) trait Engine: Send {
@@ -43,22 +51,34 @@ pub(crate) trait Engine: Send {
         None
     }
 
-    /// Begins a run of kernels that are repeated, of so many launches of the device, which are the same
-    /// whenever the run has this number. True if all of it is queued already, by what was kept of
-    /// it; else every kernel is run, and then comes [`Engine::keep`].
+    /// Queues a run of kernels that are repeated, by what was kept of it; false if nothing was.
     ///
     /// # Safety
-    /// As for [`Engine::run`], for all kernels that runs of this number have had.
-    unsafe fn replay(&mut self, _run: usize, _launches: usize) -> Result<bool> {
+    /// As for [`Engine::run`], for all its kernels.
+    unsafe fn replay(&mut self, _run: usize) -> Result<bool> {
         Ok(false)
     }
 
-    /// Ends a run. False if there was no room to keep it: then nothing of it is begun.
+    /// Keeps a run of so many launches of the device, if there is room; nothing of it is done now.
     ///
     /// # Errors
     /// Those of the device.
-    fn keep(&mut self) -> Result<bool> {
-        Ok(true)
+    ///
+    /// # Safety
+    /// As for [`Engine::run`], whenever the run is replayed.
+    unsafe fn keep(&mut self, _run: usize, _launches: usize, _all: &[Queued]) -> Result<()> {
+        Ok(())
+    }
+
+    /// Prepares what a kernel exchanges, before the first step.
+    ///
+    /// # Errors
+    /// Those of the transport.
+    ///
+    /// # Safety
+    /// As for [`Engine::run`].
+    unsafe fn rehearse(&mut self, _kernel: &Kernel, _memory: &[*mut f32]) -> Result<()> {
+        Ok(())
     }
 
     /// Runs, or queues, the kernel of a launch of a function.

@@ -86,9 +86,9 @@ impl Executor {
                     product::run(&then.product, Some(&epilogue), memory, threads);
                 }
                 Kernel::Take(k) => moves::take(k, memory, threads),
-                Kernel::Put { pick, clear } => {
+                Kernel::IndexAdd { pick, clear } => {
                     clear.iter().for_each(|c| moves::clear(c, memory, threads));
-                    moves::put(pick, memory, threads);
+                    moves::index_add(pick, memory, threads);
                 }
                 Kernel::Draw(k) => moves::draw(k, memory, threads),
                 Kernel::Scan(k) => moves::scan(k, memory, threads),
@@ -98,8 +98,8 @@ impl Executor {
                 Kernel::TopK(k) => experts::top_k(k, memory, threads),
                 Kernel::Route(k) => return experts::route(k, memory, threads),
                 Kernel::Dispatch(k) => experts::dispatch(k, memory, threads),
-                Kernel::Combine(k) => experts::combine(k, memory, threads),
-                Kernel::RowDots(k) => experts::row_dots(k, memory, threads),
+                Kernel::Unpermute(k) => experts::unpermute(k, memory, threads),
+                Kernel::CombineGatesGrad(k) => experts::combine_gates_grad(k, memory, threads),
                 Kernel::Grouped(k) => grouped::run(k, memory, threads),
                 Kernel::Collective(k) => return self.exchange(k, memory),
             }

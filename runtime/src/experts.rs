@@ -341,7 +341,7 @@ pub(crate) unsafe fn dispatch(k: &Copies, memory: &[*mut f32], threads: usize) {
 ///
 /// # Safety
 /// `memory` is valid for everything the kernel reaches, and the tokens overlap no operand.
-pub(crate) unsafe fn combine(k: &Copies, memory: &[*mut f32], threads: usize) {
+pub(crate) unsafe fn unpermute(k: &Copies, memory: &[*mut f32], threads: usize) {
     let rows = Rows { k, memory };
     let token = |z, t| {
         let (mut room, mut sum) = ([0.0; BLOCK], [0.0; BLOCK]);
@@ -376,7 +376,7 @@ pub(crate) unsafe fn combine(k: &Copies, memory: &[*mut f32], threads: usize) {
 ///
 /// # Safety
 /// `memory` is valid for everything the kernel reaches, and the gates overlap no operand.
-pub(crate) unsafe fn row_dots(k: &Copies, memory: &[*mut f32], threads: usize) {
+pub(crate) unsafe fn combine_gates_grad(k: &Copies, memory: &[*mut f32], threads: usize) {
     // Then every product is added to the partial sum that it would be added to without pieces.
     const { assert!(BLOCK.is_multiple_of(LANES)) };
     let rows = Rows { k, memory };

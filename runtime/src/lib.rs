@@ -45,7 +45,7 @@ pub use attention::QUERIES;
 
 pub use batch::{Columns, Numbers};
 pub use flight::{Done, Timing};
-pub use options::{LoadFn, Options, Wanted, fresh};
+pub use options::{First, LoadFn, Options, Wanted, fresh};
 pub use session::{Array, LowerFn, Process, Session, StepBatch, StepResult};
 
 /// Most bytes that a process holds beside its arenas, its plan and its kernels, if so many threads compute, those of

@@ -5,7 +5,6 @@
 //! allocated here: that one is refused is a diagnostic.
 
 use crate::control::end;
-use shardc_ir::files;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::io::Write as _;
@@ -75,7 +74,6 @@ fn refused(bytes: usize) -> ! {
     let len = line.len() - left;
     // Not by way of a lock, which a thread may have that waits for memory.
     let _ = rustix::io::write(std::io::stderr(), &line[..len]);
-    files::abandon();
     end(STATUS)
 }
 

@@ -167,11 +167,11 @@ where
     unsafe { each_row(threads, &k.extents, row) };
 }
 
-/// Runs a `put` into what its target holds.
+/// Runs an `index_add` into what its target holds.
 ///
 /// # Safety
 /// As for [`take`].
-pub(crate) unsafe fn put(k: &Pick, memory: &[*mut f32], threads: usize) {
+pub(crate) unsafe fn index_add(k: &Pick, memory: &[*mut f32], threads: usize) {
     let (n, outer) = match k.extents.split_last() {
         Some((&n, outer)) => (n, outer),
         None => (1, &[][..]),
@@ -197,7 +197,7 @@ pub(crate) unsafe fn put(k: &Pick, memory: &[*mut f32], threads: usize) {
 }
 
 /// # Safety
-/// As for [`put`]; the elements of `x` are `T`.
+/// As for [`index_add`]; the elements of `x` are `T`.
 unsafe fn put_from<T: std::marker::Copy>(
     k: &Pick,
     memory: &[*mut f32],

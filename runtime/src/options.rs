@@ -12,29 +12,35 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What is loaded before the first step.
+/// What is loaded before the first step: a parameter or a state, by its role and its global sizes.
 #[derive(Clone, Copy, Debug)]
-pub enum Wanted<'a> {
-    Param(&'a Weight),
-    /// Optimizer state, by its role and its global sizes. Without a checkpoint it is 0.
-    State {
-        role: &'a Role,
-        shape: &'a [usize],
-    },
+pub struct Wanted<'a> {
+    pub role: &'a Role,
+    pub shape: &'a [usize],
+    /// What it is where training begins.
+    pub first: First<'a>,
+}
+
+/// What something is before the first step of a training.
+#[derive(Clone, Copy, Debug)]
+pub enum First<'a> {
+    /// All elements are this number.
+    Number(f64),
+    Weight(&'a Weight),
 }
 
 /// Fills a slice of a parameter or state: the elements of these ranges, one per dim, in row-major
 /// order.
 pub type LoadFn<'a> = dyn Fn(Wanted, &[Range<usize>], &mut [f32]) -> Result<()> + Sync + 'a;
 
-/// Parameters from `load`, optimizer state 0.
+/// A training that begins: what are weights from `load`, all else as it is declared.
 pub fn fresh(
     load: impl Fn(&Weight, &[Range<usize>], &mut [f32]) -> Result<()> + Sync,
 ) -> impl Fn(Wanted, &[Range<usize>], &mut [f32]) -> Result<()> + Sync {
-    move |wanted, ranges, out| match wanted {
-        Wanted::Param(w) => load(w, ranges, out),
-        Wanted::State { .. } => {
-            out.fill(0.0);
+    move |wanted, ranges, out| match wanted.first {
+        First::Weight(w) => load(w, ranges, out),
+        First::Number(x) => {
+            out.fill(x as f32);
             Ok(())
         }
     }
@@ -62,13 +68,13 @@ pub struct Options {
 
 impl Options {
     /// The ends of all ranks, which are threads of this process.
-    pub(crate) fn connect(&self, mesh: &Mesh) -> Vec<Box<dyn Transport>> {
+    pub(crate) fn connect(&self, mesh: &Mesh) -> Result<Vec<Box<dyn Transport>>> {
         fn boxed<T: Transport + 'static>(ends: Vec<T>) -> Vec<Box<dyn Transport>> {
             ends.into_iter().map(|end| Box::new(end) as Box<dyn Transport>).collect()
         }
         match &self.devices {
-            Some(d) => boxed(d.connect(mesh, self.timeout)),
-            None => boxed(Threads::connect(mesh, self.timeout)),
+            Some(d) => Ok(boxed(d.connect(mesh, self.timeout)?)),
+            None => Ok(boxed(Threads::connect(mesh, self.timeout))),
         }
     }
 }

@@ -9,13 +9,13 @@ use crate::engine::{Engine, OnHost, out_of_arena};
 use crate::exec::Executor;
 use crate::flight::{Done, Flight, Timing};
 use crate::holdings::{self, Holding, Sink, Task};
-use crate::options::{LoadFn, Options, Wanted};
+use crate::options::{First, LoadFn, Options, Wanted};
 use crate::region::{Region, copy, dense_block};
 use crate::transport::Transport;
 use crate::wiring::{Port, Wiring, owns, piece};
 pub(crate) use asked::{Command, Order, OutputPiece, Reply};
 use shardc_ir::diag::{Diag, Result};
-use shardc_ir::func::RoleKind;
+use shardc_ir::func::{RoleKind, StateInit};
 use shardc_ir::kernel::{Elem, Program};
 use shardc_ir::plan::{Instr, Place, Transfer};
 use shardc_ir::tensor;
@@ -88,7 +88,7 @@ fn fits(name: &str, all: &[f32]) -> Result<()> {
 }
 
 impl Rank {
-    /// Makes the arena and fills parameters; state begins as 0.
+    /// Makes the arena and fills parameters and states.
     pub fn new(
         wiring: Arc<Wiring>,
         program: Program,
@@ -108,33 +108,40 @@ impl Rank {
         let mut r =
             Rank { rank, class, coords, wiring, program, engine, flight, clock, timings, courses };
         r.fill(load)?;
+        r.prepare()?;
         Ok(r)
     }
 
     fn fill(&mut self, load: &LoadFn) -> Result<()> {
         let w = self.wiring.clone();
         let mut done: Vec<Place> = vec![];
-        let own = |p: &Port| w.class_of[p.func] == self.class;
-        let params: Vec<Port> = w.args(|k| k == RoleKind::Param).filter(own).collect();
-        let state: Vec<Port> = w.args(|k| matches!(k, RoleKind::State(_))).filter(own).collect();
-        for p in params {
-            if !done.contains(&p.place) {
-                done.push(p.place);
-                let weight = self.weight(&p)?;
-                self.load(&p, &|ranges, out| load(Wanted::Param(&weight), ranges, out))?;
+        let class = self.class;
+        let own = |p: &Port| w.class_of[p.func] == class;
+        let kept = |k| matches!(k, RoleKind::Param | RoleKind::State(_));
+        for p in w.args(kept).filter(own) {
+            if done.contains(&p.place) {
+                continue;
             }
-        }
-        for p in state {
-            // What no kernel has written, padding, is 0.
-            self.engine.clear(p.place.offset, p.place.bytes)?;
-            let shape = p.ty.sizes();
-            let wanted = Wanted::State { role: p.role, shape: &shape };
+            done.push(p.place);
+            let weight;
+            let first = match w.init(p.role)? {
+                StateInit::Number(x) => {
+                    // What no kernel has written, padding, is 0.
+                    self.engine.clear(p.place.offset, p.place.bytes)?;
+                    First::Number(x)
+                }
+                StateInit::File => {
+                    weight = self.weight(&p)?;
+                    First::Weight(&weight)
+                }
+            };
+            let wanted = Wanted { role: p.role, shape: &p.ty.sizes(), first };
             self.load(&p, &|ranges, out| load(wanted, ranges, out))?;
         }
         Ok(())
     }
 
-    /// Where a parameter comes from.
+    /// Where a parameter comes from, or a state that begins as a file has it.
     fn weight(&self, p: &Port) -> Result<Weight> {
         let all = &self.wiring.plan.weights;
         all.iter().find(|x| x.param == *p.role.name).cloned().ok_or_else(|| {
@@ -335,7 +342,7 @@ impl Rank {
         let last = class.calls().filter(|c| c.func == func).last();
         let mut pieces = vec![];
         if let Some(c) = last {
-            let p = w.places[func][value.0 as usize];
+            let p = w.places[func][value];
             let at = c.frames[p.frame as usize] + p.offset;
             let data = self.read(w.plan.module.funcs[func].ty(value), at, p.bytes);
             let data = data.map_err(own)?;
@@ -348,7 +355,7 @@ impl Rank {
         let w = self.wiring.clone();
         let (rank, all) = (self.rank, holdings::of(&w, self.rank));
         let mut give = |h: &Holding, sink: &mut Sink| {
-            let p = w.places[h.func][h.value.0 as usize];
+            let p = w.places[h.func][h.value];
             let ty = w.plan.module.funcs[h.func].ty(h.value);
             let block = piece(w.mesh(), ty, &self.coords);
             let together = block.view.strides == tensor::strides(&block.extents);

@@ -114,7 +114,7 @@ impl Session {
     /// # Errors
     /// `plan` if the plan contradicts itself, `weight-missing`, and those of `lower` and `load`.
     pub fn new(plan: &Plan, options: Options, lower: &LowerFn, load: &LoadFn) -> Result<Session> {
-        let ends = options.connect(&plan.module.mesh);
+        let ends = options.connect(&plan.module.mesh)?;
         let (alarm, records) = (Arc::default(), PathBuf::new());
         let process = Process { ends, alarm, control: None, records };
         Session::join(plan, options, process, lower, load)

@@ -85,6 +85,14 @@ pub trait Transport: Send {
     }
     /// Takes the oldest offer of rank `from`, when there is one; into the same data if it was posted.
     fn recv(&mut self, from: usize, data: &Region) -> Result<()>;
+    /// True if operations need to be rehearsed: while it `does`, they do nothing but note what memory they
+    /// need, which is there once it no more does. So nothing is allocated while others wait.
+    ///
+    /// # Errors
+    /// Those of the device.
+    fn rehearse(&mut self, _does: bool) -> Result<bool> {
+        Ok(false)
+    }
     /// True if a collective can be under way while other work is done.
     fn overlaps(&self) -> bool {
         false

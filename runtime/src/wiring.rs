@@ -2,7 +2,7 @@
 //! are inputs, outputs, parameters and state. The same for all ranks.
 
 use shardc_ir::diag::{Diag, Result};
-use shardc_ir::func::{Func, Role, RoleKind, Value};
+use shardc_ir::func::{Func, Role, RoleKind, StateInit, Value, ValueMap};
 use shardc_ir::group::{Launch, launches};
 use shardc_ir::kernel::{Block, Elem, Kernel, Program};
 use shardc_ir::mesh::{Mesh, PIPELINE};
@@ -24,7 +24,7 @@ type Operands = SmallVec<[Value; 12]>;
 pub(crate) struct Wiring {
     pub plan: Plan,
     /// Places of all values, by function.
-    pub places: Vec<Vec<Place>>,
+    pub places: Vec<ValueMap<Place>>,
     /// By function.
     pub launches: Vec<Vec<Launch>>,
     pub bound: Vec<Vec<Bound>>,
@@ -73,7 +73,8 @@ impl Wiring {
         }
         let mut class_of = vec![usize::MAX; funcs.len()];
         let mut per_microbatch = vec![false; funcs.len()];
-        let (mut places, mut bound) = (vec![vec![]; funcs.len()], vec![vec![]; funcs.len()]);
+        let (mut places, mut bound) =
+            (vec![ValueMap::default(); funcs.len()], vec![vec![]; funcs.len()]);
         let launches: Vec<Vec<Launch>> = funcs.iter().map(launches).collect();
         for (i, c) in plan.classes.iter().enumerate() {
             for &f in &c.funcs {
@@ -116,7 +117,7 @@ impl Wiring {
         self.plan.module.funcs.iter().enumerate().flat_map(move |(func, f)| {
             let one = move |p: &'a shardc_ir::func::Port| {
                 let role = p.role.as_ref().filter(|r| is(r.kind))?;
-                let place = self.places[func][p.value.0 as usize];
+                let place = self.places[func][p.value];
                 Some(Port { func, value: p.value, role, ty: f.ty(p.value), place })
             };
             of(f).iter().filter_map(one)
@@ -136,6 +137,13 @@ impl Wiring {
     pub fn find(&self, role: &Role) -> Option<Port<'_>> {
         let (own, same) = (|k| k == role.kind, |p: &Port| p.role == role);
         self.results(own).filter(same).last().or_else(|| self.args(own).find(same))
+    }
+
+    /// What a parameter or a state is before the first step.
+    pub fn init(&self, role: &Role) -> Result<StateInit> {
+        let RoleKind::State(name) = role.kind else { return Ok(StateInit::File) };
+        let own = self.plan.module.state(name).map(|s| s.init);
+        own.ok_or_else(|| broken(format!("state `{name}` is not declared")))
     }
 
     fn check_outputs(&self) -> Result<()> {
@@ -161,7 +169,7 @@ impl Wiring {
                 let values: Operands = launch.ins.iter().chain(&launch.outs).copied().collect();
                 let accumulates = match k {
                     Kernel::Gemm(g) => g.accumulate,
-                    Kernel::Put { clear, .. } => clear.is_none(),
+                    Kernel::IndexAdd { clear, .. } => clear.is_none(),
                     _other => false,
                 };
                 if accumulates && bound.get(launch.ins.len() - 1) != bound.get(launch.ins.len()) {
@@ -244,9 +252,10 @@ pub(crate) fn whole(role: &Role, t: &Type) -> Result<()> {
 /// Checks that the values of a function lie in its frames.
 fn check_places(plan: &Plan, c: &RankClass, f: usize) -> Result<()> {
     let (m, func) = (&c.memory, &plan.module.funcs[f]);
-    let of = |by: &[Vec<Place>]| by.get(f).map_or(0, Vec::len);
     let sizes = m.frames.get(f);
-    if of(&m.places) != func.values.len() || of(&m.workspaces) != func.nodes.len() {
+    let places = m.places.get(f).map_or(0, |p| p.len());
+    let workspaces = m.workspaces.get(f).map_or(0, Vec::len);
+    if places != func.values.len() || workspaces != func.nodes.len() {
         return Err(broken(format!("places do not match the values of @{}", func.name)));
     }
     for p in m.places[f].iter().chain(&m.workspaces[f]) {
@@ -302,7 +311,7 @@ fn slots(plan: &Plan, c: &RankClass) -> Vec<Slot> {
     for call in calls(&c.step).chain(calls(&c.evaluation)) {
         for a in &plan.module.funcs[call.func].args {
             let Some(input) = a.input() else { continue };
-            let p = c.memory.places[call.func][a.value.0 as usize];
+            let p = c.memory.places[call.func][a.value];
             let part = match call.microbatch.filter(|_| input.batch) {
                 Some(j) => (j, plan.settings.microbatches),
                 None => (0, 1),
@@ -320,7 +329,7 @@ fn slots(plan: &Plan, c: &RankClass) -> Vec<Slot> {
 fn bind(m: &Memory, launches: &[Launch], func: usize) -> Vec<Bound> {
     let places = &m.places[func];
     let one = |x: &Launch| {
-        let mut bound: Bound = x.ins.iter().chain(&x.outs).map(|v| places[v.0 as usize]).collect();
+        let mut bound: Bound = x.ins.iter().chain(&x.outs).map(|v| places[v]).collect();
         let work = &m.workspaces[func][x.nodes.clone()];
         bound.push(work.iter().find(|p| p.bytes > 0).copied().unwrap_or_default());
         bound

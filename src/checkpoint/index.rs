@@ -1,6 +1,7 @@
 //! `index.json`, and reading slices of tensors from pieces.
 
 use super::step_of;
+use crate::SCHEMA;
 use crate::data::Order;
 use crate::plan_dir::{self, Stored};
 use crate::seal;
@@ -8,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use shardc_frontends::Checkpoint;
 use shardc_ir::diag::{Diag, Result, count};
 use shardc_ir::files::{self, io_error};
-use shardc_ir::func::RoleKind;
+use shardc_ir::func::{Role, RoleKind};
 use shardc_ir::loss_scale::{LossScale, ScaleState};
 use shardc_ir::plan::LrSchedule;
 use shardc_passes::options::Options;
@@ -256,6 +257,14 @@ impl Saved {
     /// `checkpoint` if another one stands there, and those of reading a plan.
     pub fn plan(&self) -> Result<Stored> {
         let dir = self.dir.join("plan");
+        if let Some(schema) = plan_dir::schema(&dir).filter(|&n| n != u64::from(SCHEMA)) {
+            let what = format!("its plan has schema {schema}, this shardc reads {SCHEMA}");
+            return Err(broken(&self.dir, what).help(format!(
+                "go on from it with a plan of this version, shardc run PLAN --resume {} --save DIR, and take what \
+                 that saves",
+                self.dir.display()
+            )));
+        }
         let stored = plan_dir::read(&dir).map_err(|d| match d.code {
             "plan" => damaged(&self.dir, format!("plan: {}", d.message)),
             _ => d,
@@ -309,12 +318,12 @@ impl Saved {
     /// `missing-tensor`, `tensor-shape`, `file`.
     pub fn read(
         &self,
-        kind: RoleKind,
-        name: &str,
+        role: &Role,
         shape: &[usize],
         ranges: &[Range<usize>],
         out: &mut [f32],
     ) -> Result<()> {
+        let (kind, name) = (role.kind, &*role.name);
         let at = self.dir.display().to_string();
         let Some(t) = self.tensors.get(&(kind.to_string(), name.to_string())) else {
             let tensors = count(self.tensors.len(), "tensor", "tensors");

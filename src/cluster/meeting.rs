@@ -19,6 +19,12 @@ const STORE: &str = "TORCHELASTIC_USE_AGENT_STORE";
 /// Which start of the processes this is: torchrun's store outlives them.
 const ATTEMPT: &str = "TORCHELASTIC_RESTART_COUNT";
 
+/// Where processes were told to find process 0, for a message.
+pub fn told(var: impl Fn(&str) -> Option<String>) -> String {
+    let place = var(ADDRESS).zip(var(PORT)).map(|(host, port)| format!("{host}:{port}"));
+    place.map_or(String::new(), |at| format!(": process 0 is looked for at {at} ({ADDRESS})"))
+}
+
 /// The door of process 0, in that; where all find it; and what they know each other by.
 pub struct Meeting {
     pub door: Option<Door>,
@@ -117,7 +123,7 @@ fn nowhere(l: &Launched) -> Diag {
 #[cfg(feature = "mpi")]
 pub fn by_mpi(l: &Launched, patience: Patience) -> Result<Meeting> {
     let what = "in MPI's start: a process has not come, or is stopped";
-    let watch = super::watch(l, patience.left(), what)?;
+    let watch = super::watch(l, patience.left(), what.into())?;
     let world = shardc_runtime::mpi::World::start()?.expect("MPI starts once");
     let (process, processes) = world.place();
     if (process, processes) != (l.rank, l.world) {

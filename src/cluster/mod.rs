@@ -6,10 +6,10 @@ mod secret;
 mod store;
 
 use crate::signals;
-use crate::terminal::{self, note, say_error, warn};
+use crate::terminal::{self, notes, say_error, warn};
 use launcher::Launched;
 use meeting::Meeting;
-use shardc_ir::diag::{Diag, Result, count};
+use shardc_ir::diag::{Diag, Result, count, one_line};
 use shardc_ir::files;
 use shardc_ir::plan::Plan;
 pub use shardc_passes::options::Transport;
@@ -150,11 +150,14 @@ fn nccl(l: Launched, how: &Connections, patience: Patience, ranks: Ranks) -> Res
     }
     let limit = misfit.as_ref().map_or(patience.limit, |_| patience.limit.min(MISFITS));
     let patience = Patience { limit, ..patience };
+    let watched = watch(&l, patience.left() + GRACE, "for the driver of its device".into())?;
     let device = device_of(&l);
+    drop(watched);
     let card = device.as_ref().map_or(String::new(), |d| format!(", device {}", d.0));
     let met = || {
-        let watch = watch(&l, patience.left() + GRACE, "while processes look for each other")?;
         let var = |name: &str| std::env::var(name).ok();
+        let what = format!("while processes look for each other{}", meeting::told(var));
+        let watch = watch(&l, patience.left() + GRACE, what)?;
         let meeting = meeting::meet(&l, var, patience)?;
         let started = start(&l, meeting, &card, how, patience);
         drop(watch);
@@ -174,7 +177,7 @@ fn nccl(l: Launched, how: &Connections, patience: Patience, ranks: Ranks) -> Res
 }
 
 /// Ends this process if what begins now takes longer than that; no process can be asked.
-fn watch(l: &Launched, limit: Duration, what: &'static str) -> Result<Watch> {
+fn watch(l: &Launched, limit: Duration, what: String) -> Result<Watch> {
     Watch::alone(l.rank, limit, what, |line| say_error(line))
 }
 
@@ -207,7 +210,7 @@ fn mpi(
     };
     let mut meeting = meeting::by_mpi(&launched, patience)?;
     let world = meeting.world.take().expect("it was just started");
-    let late = watch(&launched, patience.left() + GRACE, "while processes join")?;
+    let late = watch(&launched, patience.left() + GRACE, "while processes join".into())?;
     let started = start(&launched, meeting, "", how, patience);
     drop(late);
     match started {
@@ -302,7 +305,7 @@ impl Job {
         }
         self.control.barrier();
         if self.control.leads() {
-            note(self.table(plan));
+            notes(self.table(plan));
         }
         Ok(())
     }
@@ -326,7 +329,7 @@ impl Job {
     }
 
     /// Rank, host and coordinates of every process.
-    fn table(&self, plan: &Plan) -> String {
+    fn table(&self, plan: &Plan) -> Vec<String> {
         let mesh = &plan.module.mesh;
         let mut table = terminal::table();
         let axes: Vec<String> = mesh.axes.iter().map(|a| a.name.to_string()).collect();
@@ -335,12 +338,14 @@ impl Job {
         let cards = self.control.cards();
         for (rank, card) in cards.iter().enumerate().take(LISTED) {
             let at = mesh.coords(rank).into_iter().map(|i| i.to_string());
-            table.add_row([rank.to_string(), card.clone()].into_iter().chain(at));
+            let card = one_line(card).into_owned();
+            table.add_row([rank.to_string(), card].into_iter().chain(at));
         }
         let more = cards.len().saturating_sub(LISTED);
-        let rest = if more > 0 { format!("\nand {more} more") } else { String::new() };
+        let rest = (more > 0).then(|| format!("and {more} more"));
         let n = count(cards.len(), "process", "processes");
-        format!("{n}, started by {}\n{table}{rest}", self.launched.launcher)
+        let head = format!("{n}, started by {}", self.launched.launcher);
+        std::iter::once(head).chain(table.lines()).chain(rest).collect()
     }
 
     /// How many processes have the cores that this one may run on, itself among them: those of its host, but

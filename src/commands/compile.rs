@@ -1,12 +1,15 @@
 //! `shardc compile`: model in, plan out.
 
+use super::launch_script::word;
 use super::passes::{Dumped, Watched};
 use super::{gather, show, warn};
 use crate::device;
 use crate::flags::Flags;
 use crate::plan_dir::Stored;
 use crate::proof::{Outcome, Prove};
-use crate::report::{Chosen, Report, bubble_line, bytes, padding_lines, step_words, wrapped};
+use crate::report::{
+    Chosen, Report, bubble_line, bytes, groups, padding_lines, step_words, wrapped,
+};
 use crate::rules;
 use crate::search::advice::advise;
 use crate::terminal::{self, detail, doing, json_line, note};
@@ -83,8 +86,8 @@ pub fn compile(
         }
     }
     if let Some(dir) = out.filter(|_| !json) {
-        let dir = dir.display();
-        note(format!("wrote {dir}   next: shardc inspect {dir} --summary · shardc run {dir}"));
+        let (dir, word) = (dir.display(), word(dir));
+        note(format!("wrote {dir}   next: shardc inspect {word} --summary · shardc run {word}"));
     }
     // The process ends now: to give back a large plan node by node would take longer than to write it.
     std::mem::forget(done);
@@ -177,10 +180,11 @@ fn human(stored: &Stored, r: &Report) -> String {
     };
     let bubble = bubble_line(plan).map_or(String::new(), |l| wrapped("       ", &l));
     let text = format!(
-        "model  {family}, {parameters} parameters\nmesh   {}\nstep   {}\n{bubble}{}{}memory of one rank{of} at the peak\n{t}\nsent by one rank{} per step\n{comm}\n",
+        "model  {family}, {parameters} parameters\nmesh   {}\nstep   {}\n{bubble}{}{}{}memory of one rank{of} at the peak\n{t}\nsent by one rank{} per step\n{comm}\n",
         mesh_line(plan),
         step_words(plan),
         Chosen::of(&stored.options).line(),
+        groups::table(stored).unwrap_or_default(),
         padding_lines(plan),
         if of.is_empty() { "" } else { " of this class" },
     );

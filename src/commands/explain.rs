@@ -22,7 +22,7 @@ pub use trace::Why;
 use crate::plan_dir::Stored;
 use crate::terminal::json_line;
 use serde_json::{Map, Value as Json};
-use shardc_ir::diag::{Diag, Result};
+use shardc_ir::diag::{Diag, Result, one_line};
 use shardc_ir::names::nearest;
 
 /// An answer: named parts of a few lines each.
@@ -49,11 +49,11 @@ impl Answer {
 
     /// The text a person reads: part names in a column, lines beside them.
     pub fn text(&self) -> String {
-        let mut out = self.subject.clone() + "\n";
+        let mut out = one_line(&self.subject).into_owned() + "\n";
         for (name, lines) in &self.parts {
             for (i, l) in lines.iter().enumerate() {
                 let head = if i == 0 { *name } else { "" };
-                out.push_str(format!("{head:<10}{l}").trim_end());
+                out.push_str(format!("{head:<10}{}", one_line(l)).trim_end());
                 out.push('\n');
             }
         }

@@ -1,5 +1,6 @@
 //! `shardc import`: an archive of `torch.export` in, the text of a model out.
 
+use super::launch_script::word;
 use super::passes::write_program;
 use super::{show, warn};
 use crate::terminal::note;
@@ -73,9 +74,9 @@ pub fn import(how: &Import) -> Result<i32> {
     let parameters: usize =
         m.source.weights.iter().map(|w| w.shape.iter().product::<usize>()).sum();
     let lines = count(m.source.module.funcs[0].nodes.len(), "op", "ops");
-    let dir = out.display();
+    let (dir, word) = (out.display(), word(out));
     note(format!(
-        "wrote {dir}: {parameters} parameters, {lines}   next: shardc compile {dir} --mesh tp=2"
+        "wrote {dir}: {parameters} parameters, {lines}   next: shardc compile {word} --mesh tp=2"
     ));
     Ok(0)
 }

@@ -2,11 +2,11 @@
 
 use crate::cluster::Transport;
 use crate::plan_dir;
-use crate::terminal::{is_hidden, json_line};
+use crate::terminal::json_line;
 use clap::ValueEnum as _;
 use serde_json::json;
-use shardc_ir::diag::{Diag, Result};
-use std::path::PathBuf;
+use shardc_ir::diag::{Diag, Result, is_hidden};
+use std::path::{Path, PathBuf};
 
 /// The launcher of a site.
 #[derive(clap::ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
@@ -97,6 +97,13 @@ fn no_flag(path: &str) -> String {
     if path.starts_with('-') { format!("./{path}") } else { path.into() }
 }
 
+/// A path as a word of a command that somebody may type: in quotes where a shell would see more than a word.
+pub(super) fn word(path: &Path) -> String {
+    let path = no_flag(&path.display().to_string());
+    let plain = |c: char| c.is_alphanumeric() || "/._-+=,:@%".contains(c);
+    if !path.is_empty() && path.chars().all(plain) { path } else { quoted(&path) }
+}
+
 /// What differs from plan to plan.
 struct Sizes {
     /// In quotes of a shell.
@@ -108,8 +115,8 @@ struct Sizes {
     ranks: usize,
     nodes: usize,
     per_node: usize,
-    /// Of a host, what a process needs, in MiB: the largest peak of a rank, where that is not a device's, and what
-    /// else processes need.
+    /// Of a host, what a process without a device needs, in MiB: the largest peak of a rank, and what else processes
+    /// need.
     memory: usize,
     /// True if ranks exchange by NCCL, on a device each.
     nccl: bool,
@@ -151,8 +158,9 @@ impl Sizes {
 /// Memory of a process beside its arena, in MiB: code, buffers of messages, libraries.
 const BESIDE: usize = 512;
 
-/// Memory of a process whose rank is on a device, in MiB: its weights pass through it, tensor by tensor.
-const BESIDE_DEVICE: usize = 8192;
+/// Cores of a process whose rank is on a device, where nobody says how many: its own thread looks for what the device
+/// has done, beside NCCL's, which move data between nodes, and those that watch the job.
+const DEVICE_CORES: u64 = 8;
 
 /// The script for a plan, of as many ranks per node as it was compiled with (`--node`), or all; or JSON with it.
 ///
@@ -188,7 +196,6 @@ pub fn launch_script(how: &LaunchScript, as_json: bool) -> Result<String> {
     }
     let of_plan = stored.options.transport == Transport::Nccl;
     let nccl = launcher == For::Torchrun || of_plan;
-    let arena = if nccl { 0 } else { stored.plan.peak_bytes().div_ceil(1 << 20) };
     let s = Sizes {
         plan: quoted(&no_flag(&dir.display().to_string())),
         variables: variables(how),
@@ -197,7 +204,7 @@ pub fn launch_script(how: &LaunchScript, as_json: bool) -> Result<String> {
         ranks,
         nodes: ranks.div_ceil(per_node),
         per_node,
-        memory: arena + if nccl { BESIDE_DEVICE } else { BESIDE },
+        memory: stored.plan.peak_bytes().div_ceil(1 << 20) + BESIDE,
         nccl,
         of_plan,
     };
@@ -253,18 +260,23 @@ fi
 fn slurm(s: &Sizes) -> String {
     let Sizes { ranks, nodes, per_node, .. } = s;
     let (run, resume) = (s.run(), s.resume());
-    let memory = s.memory.div_ceil(s.cpus.map_or(1, |n| n as usize));
-    let cpus = s.cpus.map_or(String::new(), |n| format!("#SBATCH --cpus-per-task={n}\n"));
+    let cores = s.cpus.or(s.nccl.then_some(DEVICE_CORES));
+    let memory = match s.nccl {
+        // Jobs on devices have nodes of their own.
+        true => "--mem=0".to_string(),
+        false => format!("--mem-per-cpu={}M", s.memory.div_ceil(cores.map_or(1, |n| n as usize))),
+    };
+    let cpus = cores.map_or(String::new(), |n| format!("#SBATCH --cpus-per-task={n}\n"));
     let before = before_end(s.time.as_deref());
     let time = s.time.as_ref().map_or(String::new(), |t| format!("#SBATCH --time={t}\n"));
     // Of Slurm 22.05 and later srun does not take it over from sbatch.
-    let each = s.cpus.map_or(String::new(), |n| format!(" --cpus-per-task={n}"));
+    let each = cores.map_or(String::new(), |n| format!(" --cpus-per-task={n}"));
     // How ranks find each other.
     let (devices, meet, mpi) = match s.nccl {
         true => (
             format!("#SBATCH --gpus-per-node={per_node}\n"),
             format!("{SECRET}# A port of its own for each job on a node.\nexport MASTER_PORT=$((20000 + SLURM_JOB_ID % 12000))\nMASTER_ADDR=$(scontrol show hostnames \"$SLURM_JOB_NODELIST\" | head -n 1)\nexport MASTER_ADDR\n# One process per rank and device."),
-            "",
+            " --gpu-bind=closest",
         ),
         false => (
             String::new(),
@@ -274,12 +286,12 @@ fn slurm(s: &Sizes) -> String {
     };
     format!(
         "#!/bin/bash
-# Usage: sbatch FILE [flags of shardc run, as --data FILE --steps N; without data, random tokens]
+# Usage: sbatch [--partition NAME --account NAME] FILE [flags of shardc run, as --data FILE --steps N; without data, random tokens]
 #SBATCH --job-name=shardc
 #SBATCH --nodes={nodes}
 #SBATCH --ntasks={ranks}
 #SBATCH --ntasks-per-node={per_node}
-{cpus}#SBATCH --mem-per-cpu={memory}M
+{cpus}#SBATCH {memory}
 {time}#SBATCH --requeue --open-mode=append
 # {before} seconds before its time is over, or up to a minute earlier, the job saves, and ends; start it again to go on.
 #SBATCH --signal=TERM@{before}
@@ -419,6 +431,18 @@ mod tests {
             assert_eq!(before_end(Some(limit)), want, "{limit}");
         }
         assert_eq!(before_end(None), 120);
+    }
+
+    #[test]
+    fn words_of_a_next_command_are_paths() {
+        for (path, want) in [
+            ("tiny.plan", "tiny.plan"),
+            ("--force", "./--force"),
+            ("my plan", "'my plan'"),
+            ("-o; rm", "'./-o; rm'"),
+        ] {
+            assert_eq!(super::word(Path::new(path)), want);
+        }
     }
 
     /// What a shell reads is the name, and each is on one line, whatever ends lines there.

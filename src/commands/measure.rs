@@ -3,7 +3,8 @@
 use super::run::{On, Products};
 use crate::machine;
 use crate::measure::{measure as of_processor, of_device};
-use crate::terminal::note;
+use crate::signals;
+use crate::terminal::{note, notes};
 use clap::Args;
 use shardc_cost::device::{Constant, Device, Provenance};
 use shardc_ir::diag::{Diag, Result, count};
@@ -49,6 +50,7 @@ pub fn measure(what: &Measure) -> Result<i32> {
     }
     goes_together(what)?;
     DEVICE.check(&what.output)?;
+    signals::end_clean()?;
     let (device, on) = match what.device {
         On::Cpu => {
             let device = of_processor(what.ranks, &mut |text| note(text))?;
@@ -71,7 +73,7 @@ pub fn measure(what: &Measure) -> Result<i32> {
     let to = &what.output;
     let failed = |e| io_error("cannot write the file", to, &e);
     files::replace(to, &DEVICE, |f| f.write_all(text.as_bytes()).map_err(failed))?;
-    note(said(&device));
+    notes(said(&device));
     note(format!("wrote {}", to.display()));
     Ok(0)
 }
@@ -101,11 +103,11 @@ fn goes_together(what: &Measure) -> Result<()> {
 }
 
 /// The constants, each with where it is from.
-fn said(d: &Device) -> String {
+fn said(d: &Device) -> Vec<String> {
     let f = &d.fit;
     let line = |(name, c): (&str, Constant)| {
         let from = if c.from == Provenance::Measured { "measured" } else { "prior" };
-        format!("{name:<7} {:>9.3e}  {from}, {:.3e} to {:.3e}\n", c.value, c.range[0], c.range[1])
+        format!("{name:<7} {:>9.3e}  {from}, {:.3e} to {:.3e}", c.value, c.range[0], c.range[1])
     };
     let all = [
         ("gemm", f.gemm),

@@ -3,12 +3,13 @@
 use super::show;
 use crate::flags::Flags;
 use crate::proof::Prove;
+use crate::signals;
 use crate::terminal::json_line;
 use clap::Args;
 use serde_json::json;
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::files::make::Folder;
-use shardc_ir::files::{self, FileFormat, Place};
+use shardc_ir::files::{self, FileFormat, Place, Undo};
 use shardc_ir::func::Module;
 use shardc_ir::mesh::Mesh;
 use shardc_ir::phase::Phase;
@@ -20,6 +21,7 @@ use shardc_passes::options::Options;
 use shardc_passes::pipeline::{self, Begin, Manager, PASSES, Pass};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// What `compile` shows of its passes.
@@ -53,10 +55,10 @@ pub struct Ran {
 /// was made for them; where a pass fails, what the passes before it leave says why, and stays.
 pub struct Dumped {
     dir: PathBuf,
-    is_new: bool,
     /// A pass has run: what is there is of this compilation.
-    begun: bool,
-    stays: bool,
+    begun: Arc<AtomicBool>,
+    /// How they go.
+    undo: Option<Undo>,
 }
 
 impl Dumped {
@@ -77,19 +79,28 @@ impl Dumped {
         }
         let fail = |e| files::io_error("cannot write to the folder", dir, &e);
         Folder::at(place.path()).map_err(fail)?;
-        let is_new = place.is_new();
-        Ok(Dumped { dir: dir.into(), is_new, begun: false, stays: false })
+        let (own, is_new, begun) =
+            (dir.to_path_buf(), place.is_new(), Arc::<AtomicBool>::default());
+        let written = begun.clone();
+        let undo = Undo::new(move || {
+            // Nothing here is worth more than the error on its way.
+            let _ = if written.load(Ordering::Acquire) { cleared(&own) } else { Ok(()) };
+            let _ = if is_new { std::fs::remove_dir(&own) } else { Ok(()) };
+        });
+        Ok(Dumped { dir: dir.into(), begun, undo: Some(undo) })
     }
 
     /// Keeps the programs of a compilation that is done.
     pub fn keep(&mut self) {
-        self.stays = true;
+        if let Some(undo) = self.undo.take() {
+            undo.keep();
+        }
     }
 
     /// Writes what a pass leaves. With the first one, what an earlier compilation left goes: not if the flags
     /// are refused.
     fn add(&mut self, pass: &str, m: &Module) -> Result<()> {
-        if !std::mem::replace(&mut self.begun, true) {
+        if !self.begun.swap(true, Ordering::AcqRel) {
             cleared(&self.dir)?;
         }
         write_program(&self.dir.join(file(pass)), &text::print_between(m))
@@ -98,12 +109,9 @@ impl Dumped {
 
 impl Drop for Dumped {
     fn drop(&mut self) {
-        if self.stays || std::thread::panicking() {
-            return;
+        if std::thread::panicking() {
+            self.keep();
         }
-        // Nothing here is worth more than the error on its way.
-        let _ = if self.begun { cleared(&self.dir) } else { Ok(()) };
-        let _ = if self.is_new { std::fs::remove_dir(&self.dir) } else { Ok(()) };
     }
 }
 
@@ -174,6 +182,9 @@ impl Watched {
             return Err(Diag::new("unknown-pass", what)
                 .at(format!("--dump-after {}", last.name))
                 .help(format!("name `{}` or a later pass", first.name)));
+        }
+        if self.dump_all.is_some() {
+            signals::end_clean()?;
         }
         let mut dumped = self.dump_all.as_deref().map(Dumped::new).transpose()?;
         let (mut dump, mut failed) = (None, None);
@@ -343,12 +354,12 @@ fn begin(pass: &str, path: &Path, mesh: &Mesh) -> Result<Begin> {
 /// `mesh`, `flag`.
 fn carried(pass: &Pass, m: &Module, flags: &Flags, o: &Options) -> Result<()> {
     let behind = |last: &str| place(pass.name) > place(last);
-    if behind("annotate") && flags.mesh.is_some() {
-        let word = flags.mesh.as_deref().unwrap_or_default();
+    if behind("annotate") && flags.has("mesh") {
+        let word = flags.text("mesh").unwrap_or_default();
         pipeline::on_mesh(m, o).map_err(|d| d.at(format!("--mesh {word}")))?;
     }
     let given = |word: &&String| behind(if *word == "auto" { "partition" } else { "annotate" });
-    let Some(word) = flags.shard.iter().find(given) else { return Ok(()) };
+    let Some(word) = flags.many("shard").iter().find(given) else { return Ok(()) };
     let by = if word == "auto" { "partition" } else { "annotate" };
     Err(Diag::new("flag", format!("--shard changes nothing in `{}`", pass.name))
         .at(format!("--shard {word}"))

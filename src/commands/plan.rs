@@ -5,7 +5,7 @@ mod lines;
 use super::price::{time, trust};
 use super::{Format, show};
 use crate::export::Target;
-use crate::flags::{Flags, Training, memory, memory_of, whole};
+use crate::flags::{self, Training, memory, memory_of, whole};
 use crate::machine::device;
 use crate::planner::largest::{Largest, Limit, Of, largest};
 use crate::planner::space::NUMBERS;
@@ -14,6 +14,7 @@ use crate::planner::{Asked, Compiled, Found, plan as search};
 use crate::report::bytes;
 use crate::search::ways::mesh_text;
 use crate::terminal::{self, json_line, note};
+use clap::builder::PossibleValuesParser;
 use clap::{Args, ValueEnum};
 use comfy_table::CellAlignment;
 use serde_json::{Value, json};
@@ -42,7 +43,7 @@ pub struct Plan {
     #[arg(long, value_parser = whole)]
     pub seq: Option<usize>,
     /// Element type of weights and activations: f32, bf16 or f16
-    #[arg(long, default_value = "bf16")]
+    #[arg(long, default_value = "bf16", value_parser = PossibleValuesParser::new(flags::words("dtype")))]
     pub dtype: String,
     /// Memory of a rank for its plan [default: the machine's, less what lies beside a plan on a GPU]
     #[arg(long, value_name = "BYTES")]
@@ -130,11 +131,8 @@ impl Plan {
 
     /// The flags of `compile` that are given, with what the target does itself.
     fn training(&self) -> Training {
-        let mut flags = self.training.0.clone();
-        if let Some(to) = self.target {
-            to.fill(&mut flags);
-        }
-        Training(flags)
+        let flags = self.training.0.clone();
+        Training(self.target.map_or(flags.clone(), |to| to.fill(flags)))
     }
 
     fn asked(&self) -> Result<Asked> {
@@ -154,11 +152,11 @@ impl Plan {
             let value = value.parse().ok().filter(|_| NUMBERS.contains(&name));
             Ok((name.to_string(), value.ok_or_else(no)?))
         };
-        let flags = Flags {
-            global_batch: Some(self.global_batch.unwrap_or(self.gpus)),
-            seq: self.seq,
-            dtype: Some(self.dtype.clone()),
-            ..self.training().0
+        let own = self.training().0.with("dtype", &self.dtype);
+        let own = own.try_with("global-batch", self.global_batch.unwrap_or(self.gpus))?;
+        let flags = match self.seq {
+            Some(seq) => own.try_with("seq", seq)?,
+            None => own,
         };
         let memory = match &self.memory {
             Some(text) => memory(text)?,

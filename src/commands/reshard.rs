@@ -12,7 +12,7 @@ use crate::terminal::{json_line, note, show};
 use serde_json::json;
 use shardc_frontends::check_target;
 use shardc_ir::diag::{Diag, Result};
-use shardc_ir::func::RoleKind;
+use shardc_ir::func::{Role, RoleKind};
 use shardc_ir::plan::Plan;
 use shardc_passes::options::{Options, Order, TpMode};
 use shardc_runtime::holdings::{Holding, holdings};
@@ -88,7 +88,8 @@ fn to_model(saved: &Saved, stored: &Stored, how: &Reshard) -> Result<PathBuf> {
     write(&to, &stored.config, &stored.plan.weights, &saving, |w| {
         let ranges: Vec<_> = w.shape.iter().map(|&n| 0..n).collect();
         let mut out = vec![0.0; w.shape.iter().product()];
-        saved.read(RoleKind::Param, &w.param, &w.shape, &ranges, &mut out)?;
+        let role = Role::new(RoleKind::Param, w.param.as_str());
+        saved.read(&role, &w.shape, &ranges, &mut out)?;
         Ok(out)
     })
 }
@@ -116,7 +117,7 @@ fn to_mesh(saved: &Saved, stored: &Stored, mesh: &str, how: &Reshard) -> Result<
     checkpoint::write_all(to.path(), reached, stored, &holdings(&plan)?, |h: &Holding| {
         let ranges: Vec<_> = h.offset.iter().zip(&h.len).map(|(&at, &n)| at..at + n).collect();
         let mut out = vec![0.0; h.len.iter().product()];
-        saved.read(h.role.kind, &h.role.name, &h.shape, &ranges, &mut out)?;
+        saved.read(&h.role, &h.shape, &ranges, &mut out)?;
         Ok(out)
     })
 }
@@ -125,7 +126,7 @@ fn to_mesh(saved: &Saved, stored: &Stored, mesh: &str, how: &Reshard) -> Result<
 /// that this mesh can take.
 fn plan_for(stored: &Stored, mesh: &str, zero: Option<u8>) -> Result<Plan> {
     let zero = zero.unwrap_or(stored.options.zero);
-    let flags = Flags { mesh: Some(mesh.to_string()), zero: Some(zero), ..Flags::default() };
+    let flags = Flags::default().with("mesh", mesh).try_with("zero", zero)?;
     let new = flags.options()?;
     let size = |axis: &str| new.mesh.iter().find(|a| a.0 == axis).map_or(1, |a| a.1);
     let mut o = Options {

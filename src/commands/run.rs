@@ -357,7 +357,10 @@ fn run_in(dir: &Path, how: &Run, job: Option<&Job>, as_json: bool) -> Result<i32
     }
     let open = |d| Data::open("--eval-data", d, how.tokenizer.as_deref(), s.vocab);
     let eval = how.eval_data.as_deref().map(open).transpose()?;
-    eval.iter().try_for_each(|d| d.fit(&table, s.mode))?;
+    eval.iter().try_for_each(|d| d.fit(&table, s))?;
+    let of_steps = || feed.made_labels(&table).filter(|_| steps > done);
+    let made = of_steps().or_else(|| eval.as_ref()?.made_labels(&table)).filter(|_| leads);
+    made.map(words::made_labels).iter().for_each(note);
     if let (Some(job), Some(d)) = (job, &eval) {
         job.same("the evaluation data", &d.mark())?;
     }
@@ -392,6 +395,7 @@ fn run_in(dir: &Path, how: &Run, job: Option<&Job>, as_json: bool) -> Result<i32
         session,
         keeper,
         as_json,
+        warned: false,
     };
     leader.steps(done, steps)
 }

@@ -5,7 +5,7 @@ use crate::input::PROGRAMS;
 use crate::plan_dir::Stored;
 use crate::terminal::{note, warn};
 use serde_json::Value as Json;
-use shardc_frontends::{Base, MAX_CONFIG, Saving};
+use shardc_frontends::{Base, MAX_CONFIG, OF_WEIGHTS, Saving};
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::files::{self, Place};
 use shardc_ir::types::DType;
@@ -152,9 +152,17 @@ pub fn prepare(how: &HowToSave, weights: Option<&Path>, stored: &Stored) -> Resu
         Some(dir) if dir.is_dir() && of_plan(dir) => Base::open(dir)?,
         _ => Base::default(),
     };
-    for (name, why) in &base.skipped {
-        let from = from.as_deref().unwrap_or(Path::new(""));
-        note(format!("{} {why}: the saved model will not have it", from.join(name).display()));
+    let skipped = |(name, why): &(String, &str)| {
+        format!("{} {why}", from.as_deref().unwrap_or(Path::new("")).join(name).display())
+    };
+    for file in &base.skipped {
+        note(format!("{}: the saved model will not have it", skipped(file)));
+    }
+    if shardc_frontends::is_wrapper(&stored.config) && !base.has_others() {
+        note(
+            "the saved model will have no tensors but those of its text model: \
+             the folder that it comes from is not there, or has no others",
+        );
     }
     let of_archive = stored.family == PROGRAMS[1];
     if of_archive && stored.config.as_object().is_none_or(|c| c.is_empty()) {
@@ -167,7 +175,10 @@ pub fn prepare(how: &HowToSave, weights: Option<&Path>, stored: &Stored) -> Resu
             Some(dir) if dir.is_dir() && !of_plan(dir) => {
                 format!("the config.json in {} is not that of the plan", dir.display())
             }
-            Some(dir) if dir.is_dir() => format!("none is in {}", dir.display()),
+            Some(dir) if dir.is_dir() => match base.skipped_tokenizer() {
+                Some(file) => skipped(file),
+                None => format!("none is in {}", dir.display()),
+            },
             Some(dir) => format!("{} is not there any more", dir.display()),
             None => "the plan does not know its model's folder".into(),
         };
@@ -176,13 +187,13 @@ pub fn prepare(how: &HowToSave, weights: Option<&Path>, stored: &Stored) -> Resu
     Ok(Saving { base, dtype, max_shard, force: how.force })
 }
 
-/// Whether a folder's config.json is that of a plan, but for what it says of the files alone.
+/// Whether a folder's config.json is that of a plan, but for what it says of the files alone and of the weights.
 pub fn same_model(dir: &Path, config: &Json) -> bool {
     let strip = |c: &Json| {
         let mut c = c.clone();
         let keys = ["dtype", "torch_dtype", "_name_or_path", "transformers_version"];
         if let Some(map) = c.as_object_mut() {
-            keys.iter().for_each(|k| drop(map.remove(*k)));
+            keys.iter().chain(&OF_WEIGHTS).for_each(|k| drop(map.remove(*k)));
         }
         c
     };

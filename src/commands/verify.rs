@@ -10,7 +10,7 @@ use crate::terminal::{doing, json_line};
 use crate::{Output, recompile};
 use serde::Serialize;
 use serde_json::json;
-use shardc_ir::diag::{Diag, Exit, Result};
+use shardc_ir::diag::{Diag, Exit, Result, one_line};
 use shardc_ir::plan::Plan;
 use shardc_ir::schedule::write_csv;
 use shardc_ir::text;
@@ -132,7 +132,8 @@ fn other_than_compiled(s: &Stored, again: Result<Output>) -> Option<String> {
                 return Some("   plan.json has other facts than config.json gives".into());
             }
             if s.family != family || known.is_none() && !PROGRAMS.contains(&family) {
-                return Some(format!("   plan.json is of {}, which config.json is not", s.family));
+                let family = one_line(&s.family);
+                return Some(format!("   plan.json is of {family}, which config.json is not"));
             }
             let place = ("model.ir", "config.json and options.toml make");
             if let Some(other) =

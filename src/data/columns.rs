@@ -6,7 +6,7 @@ use shardc_frontends::batch::{IGNORED, tensors};
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::files;
 use shardc_ir::func::{Fill, InputRow, Reads};
-use shardc_ir::plan::Mode;
+use shardc_ir::plan::{Mode, Settings};
 use shardc_ir::types::DType;
 use shardc_runtime::Numbers;
 use std::collections::BTreeMap;
@@ -130,8 +130,20 @@ impl Columns {
     /// # Errors
     /// `data`, and those of reading a header.
     pub fn open(spec: &str) -> Result<Columns> {
+        Columns::from(spec, spec.ends_with(".safetensors"))
+    }
+
+    /// Opens `NAME=FILE.npy,NAME=FILE.npy`, or a safetensors file of any name.
+    ///
+    /// # Errors
+    /// `data`, and those of reading a header.
+    pub fn of_batch(spec: &str) -> Result<Columns> {
+        Columns::from(spec, spec.ends_with(".safetensors") || !are_columns(spec))
+    }
+
+    fn from(spec: &str, one_file: bool) -> Result<Columns> {
         let (mut arrays, mut others) = (BTreeMap::new(), BTreeMap::new());
-        if spec.ends_with(".safetensors") {
+        if one_file {
             let path = Path::new(spec);
             let file = Arc::new(files::open(path)?.0);
             for (name, t) in tensors(path)? {
@@ -176,18 +188,35 @@ impl Columns {
         }
     }
 
+    /// As the user wrote it.
+    pub fn spec(&self) -> &str {
+        &self.spec
+    }
+
+    /// What stands in the data under another name, or elsewhere, than in the model.
+    pub fn renamed(&self, table: &[InputRow]) -> Vec<String> {
+        let read = table.iter().filter(|r| is_read(r));
+        let found = read.filter_map(|r| self.of(r).map(|(a, moves)| (r, a, moves)));
+        let other = found.filter(|(r, a, moves)| *moves || a.name != *r.name);
+        let one = |(r, a, moves): (&InputRow, &Array, bool)| {
+            let to = if moves { ", one place further there" } else { "" };
+            format!("`{}` is the column `{}` of the data{to}", r.name, a.name)
+        };
+        other.map(one).collect()
+    }
+
     /// Refuses columns that no input takes. Without labels in a model labels are not asked for.
     ///
     /// # Errors
     /// `data` for the first of them.
-    pub fn refuse_unread(&self, table: &[InputRow], mode: Mode) -> Result<()> {
+    pub fn refuse_unread(&self, table: &[InputRow], s: &Settings) -> Result<()> {
         let read: Vec<&InputRow> = table.iter().filter(|r| is_read(r)).collect();
-        let taken: Vec<&str> =
-            read.iter().filter_map(|r| self.of(r)).map(|(a, _)| &*a.name).collect();
-        let scored = mode == Mode::Train || table.iter().any(|r| r.input.fill == Fill::Labels);
-        let unread = |name: &&str| {
-            !taken.contains(name) && (scored || ![LABELS, "targets", "target"].contains(name))
-        };
+        let found = read.iter().filter_map(|r| Some((*r, self.of(r)?.0)));
+        let taken: Vec<(&InputRow, &str)> = found.map(|(r, a)| (r, &*a.name)).collect();
+        let scored = s.mode == Mode::Train || table.iter().any(|r| r.input.fill == Fill::Labels);
+        let labels = [LABELS, "targets", "target"];
+        let unread =
+            |name: &&str| !taken.iter().any(|t| t.1 == *name) && (scored || !labels.contains(name));
         let all = self.arrays.keys().chain(self.others.keys()).map(|name| &**name);
         let Some(name) = all.into_iter().find(unread) else { return Ok(()) };
         let takes: Vec<String> = read.iter().map(|r| format!("`{}`", usual(r))).collect();
@@ -197,12 +226,24 @@ impl Columns {
             }
             _other => format!("the model takes no column `{name}`"),
         };
+        let filled = table.iter().any(|r| *r.name == *name && !r.input.fill.is_data());
+        let instead = taken.iter().find(|t| {
+            t.0.input.fill == Fill::Labels && labels.contains(&name) && labels.contains(&t.1)
+        });
         let d = Diag::new("data", what)
             .at(format!("{}: {name}", self.spec))
             .why(format!("it takes {}", takes.join(", ")))
             .rule("every column is read: what is left out silently could have changed the numbers");
-        Err(match (name.contains("mask"), read.iter().find(|r| r.of_tokens())) {
-            (true, Some(_)) => d
+        let pads = name.contains("mask") && read.iter().any(|r| r.of_tokens());
+        Err(match (instead, pads) {
+            _ if filled => d.help("take it out of the data: shardc fills this input itself"),
+            (Some((row, column)), _) => {
+                let name = &row.name;
+                d.help(format!("take one of them out of the data: `{name}` is read from `{column}`"))
+            }
+            (None, true) if s.documents.is_some_and(|d| d.padding.is_some()) => d
+                .help("take it out of the data: the plan knows padding by its token (--documents)"),
+            (None, true) => d
                 .help("rows without padding: take it out of the file")
                 .help("padded rows: compile with --documents eod=N,pad=M, or compile an archive that takes the mask"),
             _ => d.help("take it out of the file, or compile a model that takes it"),
@@ -230,7 +271,17 @@ impl Columns {
                     "`{}` is {:?}, the model takes {first}{:?}",
                     row.name, a.shape, row.sizes
                 );
-                return Err(wrong(&a.place(), what));
+                let d = wrong(&a.place(), what);
+                let (want, own) = (&row.sizes, own.unwrap_or(&[]));
+                let others = (0..want.len().max(own.len())).filter(|&i| want.get(i) != own.get(i));
+                let seq = row.input.tokens().map(|d| d - usize::from(row.input.batch));
+                // Only the number of tokens is another.
+                return Err(match (&others.collect::<Vec<_>>()[..], seq) {
+                    (&[i], Some(seq)) if i == seq && own.len() == want.len() => {
+                        d.help(format!("or compile with --seq {}", own[i]))
+                    }
+                    _ => d,
+                });
             }
             let float =
                 matches!(a.element, Element::F64 | Element::F32 | Element::Bf16 | Element::F16);

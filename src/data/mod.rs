@@ -13,7 +13,7 @@ pub use order::{Order, Picks};
 use shardc_ir::diag::{Diag, Result, count};
 use shardc_ir::files;
 use shardc_ir::func::{Fill, InputRow, Reads};
-use shardc_ir::plan::Mode;
+use shardc_ir::plan::Settings;
 use shardc_ir::rng::Stream;
 use shardc_ir::types::DType;
 use shardc_runtime::Numbers;
@@ -85,6 +85,23 @@ impl Data {
         }
     }
 
+    /// Opens columns that are the batch of every step: a safetensors file, whatever it is called, or
+    /// `NAME=FILE.npy`.
+    ///
+    /// # Errors
+    /// `data`, and those of reading a header.
+    pub fn of_batch(spec: &str) -> Result<Data> {
+        Columns::of_batch(spec).map(Data::Columns)
+    }
+
+    /// What is called otherwise in the data than in the model, as sentences.
+    pub fn renamed(&self, table: &[InputRow]) -> Vec<String> {
+        match self {
+            Data::Columns(c) => c.renamed(table),
+            _other => vec![],
+        }
+    }
+
     /// What tells these data from others: their sizes, and a hash of bytes or text; of large files that of how they
     /// begin and end.
     pub fn mark(&self) -> String {
@@ -105,10 +122,10 @@ impl Data {
     ///
     /// # Errors
     /// `data` for an input that they do not have, or have in other sizes, and for a column that no input takes.
-    pub fn fit(&self, table: &[InputRow], mode: Mode) -> Result<()> {
+    pub fn fit(&self, table: &[InputRow], s: &Settings) -> Result<()> {
         self.check(table)?;
         match self {
-            Data::Columns(c) => c.refuse_unread(table, mode),
+            Data::Columns(c) => c.refuse_unread(table, s),
             _other => Ok(()),
         }
     }
@@ -241,6 +258,7 @@ impl Data {
                 "data",
                 format!("the plan takes {rows} rows, the data have {there}"),
             )
+            .at(c.spec())
             .help(format!("compile with --global-batch {there}")));
         }
         let all: Vec<usize> = (0..rows).collect();

@@ -18,17 +18,32 @@ pub struct Text {
     end: Option<i32>,
 }
 
+/// What editors of some systems write before a text, and is no part of it.
+const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
+
 /// The documents of files: each is one, but of `.jsonl` each line has one, its `text`.
 ///
 /// # Errors
-/// `data` for a line that has none.
+/// `data` for a line that has none, and for other JSON.
 pub fn documents(files: Vec<(PathBuf, Vec<u8>)>) -> Result<Vec<(PathBuf, Vec<u8>)>> {
     let mut out = vec![];
-    for (path, bytes) in files {
-        let lines = path.extension().is_some_and(|e| e == "jsonl" || e == "ndjson");
-        if !lines {
-            out.push((path, bytes));
-            continue;
+    for (path, mut bytes) in files {
+        if bytes.starts_with(BYTE_ORDER_MARK) {
+            bytes.drain(..BYTE_ORDER_MARK.len());
+        }
+        let kind = path.extension().map(|e| e.to_string_lossy().to_lowercase());
+        match kind.as_deref() {
+            Some("jsonl" | "ndjson") => {}
+            Some("json") => {
+                return Err(Diag::new("data", "a .json file is not text to train on")
+                    .at(path.display().to_string())
+                    .rule("a line of a .jsonl file is a document: {\"text\": \"…\"}")
+                    .help("write its documents to a .jsonl file, an object in each line"));
+            }
+            _text => {
+                out.push((path, bytes));
+                continue;
+            }
         }
         for (i, line) in bytes.split(|b| *b == b'\n').enumerate() {
             if line.trim_ascii().is_empty() {

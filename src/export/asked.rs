@@ -2,26 +2,10 @@
 //! it was written it would replace that of the target.
 
 use super::{Export, Target};
+use crate::flags::spec::all;
 use shardc_ir::plan::LrSchedule;
-use shardc_passes::options::{Optimizer, Options};
+use shardc_passes::options::{Decay, Optimizer, Options};
 use std::fmt::Display;
-
-/// Flags of training that torchtitan's config says in places of its own.
-const OWN: [&str; 13] = [
-    "optimizer",
-    "lr",
-    "lr-schedule",
-    "warmup",
-    "total-steps",
-    "min-lr",
-    "betas",
-    "eps",
-    "weight-decay",
-    "decay",
-    "seed",
-    "moe-aux",
-    "moe-z-loss",
-];
 
 impl Export<'_> {
     /// Whether what a flag sets is to be written: it was given, or is not what it is where it is not given (so also in
@@ -40,11 +24,15 @@ impl Export<'_> {
         self.notes.push(format!("plan: {plan}; {name}'s default: {theirs}"));
     }
 
-    /// The flags of training that were given and that the target's own config has to say, in words.
-    pub(super) fn given_elsewhere(&self) -> Option<String> {
-        let given = OWN.iter().filter(|flag| self.is_given(flag));
-        let given: Vec<String> = given.map(|flag| format!("--{flag}")).collect();
-        (!given.is_empty()).then(|| given.join(", "))
+    /// The flags, with the plan's values, that a target's own config has to say: those that were given (or all, if all
+    /// are asked for), and the others.
+    pub(super) fn elsewhere(&self) -> [Vec<String>; 2] {
+        let values = values(self.o);
+        let flags = all().filter(|s| s.elsewhere.contains(&self.to)).map(|s| s.flag);
+        let (given, others): (Vec<_>, Vec<_>) = flags
+            .filter_map(|flag| Some((flag, &values.iter().find(|v| v.0 == flag)?.1)))
+            .partition(|(flag, _)| self.exact || self.is_given(flag));
+        [given, others].map(|all| all.iter().map(|(f, value)| format!("--{f} {value}")).collect())
     }
 }
 
@@ -57,10 +45,39 @@ impl Target {
             Target::Deepspeed => "DeepSpeed",
             Target::Nanotron => "nanotron",
             Target::HfTpPlan => "transformers",
-            Target::Dtensor => "PyTorch",
+            Target::Dtensor | Target::Torch => "PyTorch",
             Target::Chakra => "Chakra",
         }
     }
+}
+
+/// Flags of optimizer, data and losses, and their values; none of one that has no meaning.
+fn values(o: &Options) -> Vec<(&'static str, String)> {
+    let mut all = vec![];
+    match o.optimizer {
+        Optimizer::AdamW { beta1, beta2, eps } => all.extend([
+            ("optimizer", "adamw".into()),
+            ("betas", format!("{beta1},{beta2}")),
+            ("eps", format!("{eps:e}")),
+        ]),
+        Optimizer::Sgd => all.push(("optimizer", "sgd".into())),
+    }
+    all.push(("lr", rate(o).to_string()));
+    match cosine(o) {
+        None => all.push(("lr-schedule", "constant".into())),
+        Some((warmup, total, floor)) => all.extend([
+            ("lr-schedule", "warmup-cosine".into()),
+            ("warmup", warmup.to_string()),
+            ("total-steps", total.to_string()),
+            ("min-lr", floor.to_string()),
+        ]),
+    }
+    let decay = if o.decay == Decay::All { "all" } else { "matrices" };
+    all.extend([("weight-decay", o.weight_decay.to_string()), ("decay", decay.into())]);
+    all.push(("seed", o.seed.to_string()));
+    all.extend(o.balance.aux.map(|aux| ("moe-aux", aux.to_string())));
+    all.extend((o.balance.z != 0.0).then(|| ("moe-z-loss", o.balance.z.to_string())));
+    all
 }
 
 /// Betas and epsilon of AdamW.

@@ -6,8 +6,7 @@ use serde_json::{Map, Value as Json, json};
 use shardc_ir::diag::Result;
 use shardc_ir::loss_scale::LossScaling;
 use shardc_ir::types::DType;
-use shardc_passes::autodiff::recompute::Recompute;
-use shardc_passes::options::{Decay, Optimizer};
+use shardc_passes::options::Optimizer;
 
 /// `ds_config.json`.
 pub(super) fn files(e: &mut Export) -> Result<Vec<File>> {
@@ -20,20 +19,8 @@ pub(super) fn files(e: &mut Export) -> Result<Vec<File>> {
         "stages: they belong in a PipelineModule of the training script, not in the config",
     );
     e.lack(cp > 1, "context parallelism: it belongs in the training script, not in the config");
-    e.lack(o.ep > 1, "expert parallelism: it belongs in the model, not in the config");
-    e.lack(o.sp, "sequence parallelism (--sp) of its tensor parallelism");
     e.lack(replicas > 1 && shards > 1 && o.zero > 0, "replicated shards (HSDP) at this ZeRO stage");
     e.lack(tp > 1 && o.zero == 3, "tensor parallelism with ZeRO-3");
-    e.lack(
-        o.recompute == Recompute::Full,
-        "recomputation: it belongs in the model, not in the config",
-    );
-    e.lack(o.zero == 3 && !o.reshard_after_forward, "weights that stay gathered after forward");
-    let spared = o.decay == Decay::Matrices && o.weight_decay != 0.0;
-    e.lack(
-        spared,
-        "weight decay of matrices only (--decay matrices): it belongs in the training script",
-    );
     let stage = if shards > 1 { o.zero } else { 0 };
     let mut config = json!({
         "train_batch_size": o.global_batch,

@@ -2,39 +2,39 @@
 //! splits, from the plan's own layouts.
 
 use super::dtensor::held;
-use super::{Export, File};
+use super::{Export, File, unknown};
 use crate::compare::place;
 use serde_json::json;
+use shardc_frontends::{NormedOver, head_norms};
 use shardc_ir::diag::Result;
-use shardc_passes::options::TpMode;
 use std::collections::BTreeMap;
 
 /// `tp_plan.json`.
 pub(super) fn files(e: &mut Export) -> Result<Vec<File>> {
     let o = e.o;
-    let f = e.facts()?;
+    let f = e.s.facts.ok_or_else(unknown)?;
     let [tp, cp, pp, replicas, shards] = e.axes();
-    e.lack(o.tp_mode != TpMode::OneD, "tensor parallelism on a grid (--tp-mode)");
-    e.lack(o.sp, "sequence parallelism (--sp)");
+    e.is_whole();
     e.lack(cp > 1, "context parallelism");
     e.lack(pp > 1, "training in stages: its pipelines are for inference");
     e.lack(f.experts.is_some(), "experts, which this export does not support yet");
+    let heads = head_norms(&e.s.family);
+    let joint = heads.is_some_and(|n| n.over == NormedOver::All) && tp > 1;
     e.lack(
-        e.s.family == "gpt2",
-        "the fused weights of GPT-2, which this export does not support yet",
-    );
-    e.lack(
-        matches!(o.zero, 1 | 2),
-        "ZeRO-1 and 2: FSDP2 shards weights, gradients and states together",
+        joint,
+        "a norm over all heads of queries and keys: each of its ranks would norm its own",
     );
     e.lack(o.zero == 0 && shards > 1, "data parallelism over dp_shard without sharded weights");
-    e.lack(o.auto || !o.shard.is_empty(), "layouts of single tensors (--shard)");
     let mesh = &e.s.plan.module.mesh;
     let own = mesh.axis("tp").unwrap_or_default();
     let mut styles: BTreeMap<String, &'static str> = BTreeMap::new();
-    let mut odd: Vec<String> = vec![];
+    let (mut odd, mut fused): (Vec<String>, Vec<String>) = Default::default();
     for h in held(&e.s.plan) {
-        let Some(module) = h.name.strip_suffix(".weight") else { continue };
+        let Some(module) = h.name.strip_suffix(".weight") else {
+            // Of a bias its module says all.
+            fused.extend((h.ty.rank() > 1).then(|| h.name.clone()));
+            continue;
+        };
         let over: Vec<usize> =
             (0..h.ty.rank()).filter(|&d| h.ty.dims[d].atoms.set().meets(own)).collect();
         let split = over.first().map(|&d| h.ty.dims[d].atoms.set());
@@ -56,7 +56,9 @@ pub(super) fn files(e: &mut Export) -> Result<Vec<File>> {
                 continue;
             }
             // Of heads, of which every rank has others.
-            (None, "q_norm" | "k_norm") => "replicated_with_grad_allreduce",
+            (None, _) if heads.is_some_and(|n| n.modules.contains(&last)) => {
+                "replicated_with_grad_allreduce"
+            }
             (None, _) if h.ty.rank() == 2 => "replicate",
             (None, _) => continue,
         };
@@ -69,6 +71,13 @@ pub(super) fn files(e: &mut Export) -> Result<Vec<File>> {
     e.lack(
         n > 0,
         format!("sharding over part of tp, or other layouts: {n} parameters, first {first}"),
+    );
+    e.lack(
+        tp > 1 && !fused.is_empty(),
+        format!(
+            "tensors that hold several weights, of which a rank has a piece of each, such as {}",
+            fused.first().map_or("", |name| name)
+        ),
     );
     let mut out = json!({ "tp_size": tp });
     if tp > 1 {

@@ -113,7 +113,7 @@ fn model(e: &mut Export, f: &Facts, out: &mut Flags) -> Result<()> {
         out.on("moe-grouped-gemm", true);
         let g = gating(&e.s.config, "config.json", &crate::shape(e.o))?;
         out.on("moe-router-pre-softmax", !g.normed);
-        let aux = balancing(e, g.aux)?;
+        let aux = balancing(e, g.aux);
         out.put("moe-router-load-balancing-type", if aux.is_some() { "aux_loss" } else { "none" });
         out.put("moe-aux-loss-coeff", aux.unwrap_or(0.0));
         if let Some(z) = g.z {
@@ -125,13 +125,14 @@ fn model(e: &mut Export, f: &Facts, out: &mut Flags) -> Result<()> {
 
 /// The coefficient of the loss that balances experts: if nobody chose one, that of the model, which is a fact of it
 /// whether its config asks transformers for the loss (`output_router_logits`) or not.
-fn balancing(e: &mut Export, plan: Option<f64>) -> Result<Option<f64>> {
+fn balancing(e: &mut Export, plan: Option<f64>) -> Option<f64> {
     if e.asks("moe-aux", |o| o.balance.aux) {
-        return Ok(plan);
+        return plan;
     }
     let mut config = e.s.config.clone();
     config["output_router_logits"] = true.into();
-    let own = gating(&config, "config.json", &crate::shape(e.o))?.aux;
+    // Where the family refuses to be asked for it, there is none but the plan's.
+    let own = gating(&config, "config.json", &crate::shape(e.o)).map_or(plan, |g| g.aux);
     if plan != own {
         let loss = |x: Option<f64>| {
             x.map_or("no balancing loss".into(), |x| format!("a balancing loss times {x}"))
@@ -142,7 +143,7 @@ fn balancing(e: &mut Export, plan: Option<f64>) -> Result<Option<f64>> {
             loss(own)
         ));
     }
-    Ok(own)
+    own
 }
 
 /// What it calls low_freq_factor, high_freq_factor and original_max_position_embeddings of Llama 3.1's scaling: it has

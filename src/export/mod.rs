@@ -10,20 +10,19 @@ mod dtensor;
 mod hf;
 mod megatron;
 mod nanotron;
+pub mod torch;
 mod torchtitan;
 
 use crate::flags::Flags;
+use crate::flags::spec::{self, OptionSpec};
 use crate::plan_dir::Stored;
 use crate::report::layers_of;
 use serde_json::Value as Json;
 use shardc_frontends::Facts;
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::func::FuncKind;
-use shardc_ir::plan::{Dropout, Mode};
-use shardc_passes::autodiff::chunks::LossChunks;
 use shardc_passes::autodiff::recompute::Recompute;
-use shardc_passes::options::{Buffers, Options, Order, TpMode};
-use shardc_passes::shard::zero::Accumulate;
+use shardc_passes::options::{Options, Order};
 use std::collections::BTreeMap;
 
 /// Software that reads an export.
@@ -43,6 +42,8 @@ pub enum Target {
     Dtensor,
     /// MLCommons Chakra execution traces, one per rank
     Chakra,
+    /// A Python program that trains on PyTorch's distributed runtime
+    Torch,
 }
 
 impl Target {
@@ -52,23 +53,11 @@ impl Target {
         value.map_or(String::new(), |v| v.get_name().to_string())
     }
 
-    /// What the target does itself whatever is asked, in flags that are not given.
-    pub fn fill(self, f: &mut Flags) {
-        let put = |to: &mut Option<String>, word: &str| {
-            to.get_or_insert_with(|| word.into());
-        };
-        match self {
-            Target::Megatron => {
-                put(&mut f.decay, "matrices");
-                put(&mut f.cp_split, "zigzag");
-            }
-            Target::Nanotron => put(&mut f.layers, "equal"),
-            Target::Torchtitan
-            | Target::Deepspeed
-            | Target::HfTpPlan
-            | Target::Dtensor
-            | Target::Chakra => {}
-        }
+    /// Flags, with what the target does itself whatever is asked in those that are not given.
+    pub fn fill(self, f: Flags) -> Flags {
+        let words = |s: &'static OptionSpec| s.fills.iter().map(|fill| (s.flag, *fill));
+        let own = spec::all().flat_map(words).filter(|(_, fill)| fill.0 == self);
+        f.over(own.fold(Flags::default(), |own, (flag, (_, word))| own.with(flag, word)))
     }
 }
 
@@ -111,6 +100,9 @@ pub fn takes(s: &Stored, o: &Options, to: Target) -> Result<()> {
 
 fn of_options(s: &Stored, o: &Options, to: Target, exact: bool) -> Result<Exported> {
     let mut e = Export { s, o, to, exact, notes: vec![], lacks: vec![], helps: vec![] };
+    for lack in spec::all().flat_map(|s| s.lacks).filter(|l| l.to.contains(&to)) {
+        e.lack((lack.asked)(o), lack.what);
+    }
     let files = match to {
         Target::Megatron => megatron::files(&mut e)?,
         Target::Torchtitan => torchtitan::files(&mut e)?,
@@ -119,6 +111,7 @@ fn of_options(s: &Stored, o: &Options, to: Target, exact: bool) -> Result<Export
         Target::HfTpPlan => hf::files(&mut e)?,
         Target::Dtensor => dtensor::files(&mut e)?,
         Target::Chakra => chakra::files(&mut e)?,
+        Target::Torch => torch::files(&mut e)?,
     };
     e.done()?;
     // What its files have no room for.
@@ -131,8 +124,12 @@ fn of_options(s: &Stored, o: &Options, to: Target, exact: bool) -> Result<Export
 fn beside(s: &Stored, to: Target) -> Vec<String> {
     match to {
         Target::Megatron | Target::Deepspeed | Target::Nanotron => {}
-        // Its file says so itself, and the others are no trainings.
-        Target::Torchtitan | Target::HfTpPlan | Target::Dtensor | Target::Chakra => return vec![],
+        // Its file says so itself, and the others are no trainings, or the plan's own.
+        Target::Torchtitan
+        | Target::HfTpPlan
+        | Target::Dtensor
+        | Target::Chakra
+        | Target::Torch => return vec![],
     }
     let name = to.software();
     let copy = (to == Target::Megatron).then(|| megatron::copied(s)).flatten();
@@ -160,9 +157,6 @@ struct Export<'a> {
     /// What else to compile with.
     helps: Vec<&'static str>,
 }
-
-/// Axes from outer to inner, as ranks are numbered where nothing else is said.
-const ORDER: [&str; 5] = ["pp", "dp_replicate", "dp_shard", "cp", "tp"];
 
 impl<'a> Export<'a> {
     fn n(&self, axis: &str) -> usize {
@@ -205,31 +199,16 @@ impl<'a> Export<'a> {
         }))
     }
 
-    /// What no software takes that has a config of its own for training.
+    /// Others read config.json as that of the model that is compiled.
+    fn is_whole(&mut self) {
+        let part = shardc_frontends::is_wrapper(&self.s.config);
+        self.lack(part, "the text model in one of another kind (text_config)");
+    }
+
+    /// What no software takes that has a config of its own for training, but for what options declare.
     fn trains(&mut self) {
-        let o = self.o;
-        let canonical: Vec<&str> =
-            ORDER.into_iter().filter(|a| o.mesh.iter().any(|m| m.0 == *a)).collect();
-        let order: Vec<&str> = o.mesh.iter().map(|a| a.0.as_str()).collect();
-        self.lack(order != canonical, "an order of ranks other than tp-cp-ep-dp-pp (--order)");
         self.lack(self.s.facts.is_none(), "a text model, which belongs to no family");
-        self.lack(o.mode == Mode::Infer, "inference plans (--mode infer)");
-        self.lack(o.tp_mode != TpMode::OneD, "tensor parallelism on a grid (--tp-mode)");
-        self.lack(o.auto, "a layout for every op (--shard auto)");
-        self.lack(!o.shard.is_empty(), "layouts of single tensors (--shard)");
-        self.lack(!o.freeze.is_empty(), "parameters that are not trained, by name (--freeze)");
-        let kept = o.zero_accumulate != Accumulate::None && o.zero >= 2;
-        self.lack(kept, "unsharded accumulation over microbatches (--zero-accumulate)");
-        self.lack(o.loss_chunks != LossChunks::Of(1), "a loss in chunks of tokens (--loss-chunks)");
-        self.lack(o.balance.rate != 0.0, "updates of router biases (--moe-bias-rate)");
-        // Which element-wise results are saved is the target's own choice: numbers and exchanges are the same.
-        let own = matches!(o.recompute, Recompute::None | Recompute::Elementwise);
-        let some = !own && o.recompute != Recompute::Full;
-        self.lack(some, "recomputation by op or by runs of layers (--recompute)");
-        let dropped = matches!(o.moe, Buffers::Capacity(_));
-        self.lack(dropped, "token dropping by capacity (--moe-capacity)");
-        self.lack(o.dropout != Dropout::Nothing, "dropout at these places (--dropout)");
-        self.lack(o.documents.is_some(), "document masking (--documents)");
+        self.is_whole();
         let window = self.s.config.get("sliding_window").is_some_and(|w| !w.is_null());
         let window = window && self.s.config.get("use_sliding_window") != Some(&Json::Bool(false));
         self.lack(

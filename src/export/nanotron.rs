@@ -26,7 +26,6 @@ pub(super) fn files(e: &mut Export) -> Result<Vec<File>> {
     e.lack(e.has_biases(), "biases of individual linears (attention_bias, mlp_bias)");
     e.lack(cp > 1, "context parallelism, which this export does not support yet");
     e.lack(f.experts.is_some(), "experts, which this export does not support yet");
-    e.lack(o.zero > 1, "ZeRO-2 and 3: it shards only the optimizer state");
     e.lack(o.zero > 0 && replicas > 1 && shards > 1, "replicas of shards");
     e.lack(f.kv_heads % tp != 0, "fewer KV heads than tp ranks");
     let name = e.schedule().map(String::from);
@@ -54,7 +53,6 @@ pub(super) fn files(e: &mut Export) -> Result<Vec<File>> {
         e.lack(true, "SGD without momentum, which this export does not support yet");
         return Ok(vec![]);
     };
-    e.lack(o.dtype == DType::F16, "f16: it has no loss scaling");
     unasked(e);
     let spared: &[&str] = if o.decay == Decay::All { &[] } else { &[".*norm.*", ".*bias.*"] };
     let mut config = json!({

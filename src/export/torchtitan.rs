@@ -26,10 +26,6 @@ pub(super) fn files(e: &mut Export) -> Result<Vec<File>> {
     let [tp, cp, pp, replicas, shards] = e.axes();
     let named = SCHEDULES.into_iter().find(|s| Some(s.0) == e.schedule());
     let stages = e.stages();
-    e.lack(
-        matches!(o.zero, 1 | 2),
-        "ZeRO-1 and 2: it shards weights, gradients and states together",
-    );
     e.lack(o.zero == 0 && shards > 1, "data parallelism over dp_shard without sharded weights");
     e.lack(
         cp > 1 && o.zero != 3,
@@ -40,8 +36,6 @@ pub(super) fn files(e: &mut Export) -> Result<Vec<File>> {
         o.etp() > 1 && f.experts.is_some() && tp > 1,
         "experts split over tp: it supports only etp=1",
     );
-    e.lack(o.dtype == DType::BF16 && o.grad_dtype == DType::BF16, "gradients in bf16");
-    e.lack(o.dtype == DType::F16, "f16: it has no loss scaling");
     let mut args: Vec<(String, String)> = vec![];
     let mut put = |name: &str, value: String| args.push((name.into(), value));
     put("data_parallel_replicate_degree", replicas.to_string());
@@ -127,9 +121,12 @@ fn training(e: &mut Export) -> String {
     let mut training: String =
         training.map(|(n, v)| format!("    config.training.{n} = {v}\n")).collect();
     training.extend(e.notes.drain(..).map(|note| format!("    # {note}\n")));
-    if let Some(flags) = e.given_elsewhere() {
-        training +=
-            &format!("    # The plan was given {flags}: that is said by the rest of the config.\n");
+    let [given, others] = e.elsewhere();
+    for (what, flags) in [("given, and not written", given), ("not given", others)] {
+        if !flags.is_empty() {
+            let flags = flags.join(" ");
+            training += &format!("    # plan ({what}): {flags}; here the config's own apply\n");
+        }
     }
     training
 }

@@ -1,46 +1,12 @@
 //! Options of passes that do not run, because a compilation begins behind them with `--from`.
 
-use super::flag_of;
+use super::spec::keys;
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::plan::Mode;
 use shardc_passes::options::Options;
 use shardc_passes::pipeline::{Begin, names};
 use std::collections::BTreeSet;
 use toml::Table;
-
-/// Options by the first pass that acts on them, by their names in options.toml. On what is not here no pass acts, or
-/// only the last ones, which always run.
-const FIRST: [(&str, &[&str]); 11] = [
-    ("experts", &["mode", "seq", "ep", "etp", "moe", "balance", "dropout", "documents"]),
-    ("precision", &["dtype"]),
-    ("stages", &["schedule", "chunks", "layers", "speeds"]),
-    ("annotate", &["global_batch", "microbatch", "shard", "sp", "tp_mode", "cp_mode", "cp_split"]),
-    ("partition", &["auto", "zero", "zero_accumulate", "observe", "freeze"]),
-    ("differentiate", &["grad_dtype"]),
-    ("chunk-loss", &["loss_chunks"]),
-    ("summa", &["tp_steps"]),
-    ("split", &["recompute", "reshard_after_forward"]),
-    ("step", &["optimizer", "weight_decay", "decay", "clip"]),
-    // It looks at what fusion leads to.
-    ("early-sums", &["transport", "fuse"]),
-];
-
-/// What else layouts depend on that are chosen by price.
-const PRICED: [&str; 2] = ["memory", "hardware"];
-
-/// Options that the last passes, or none, act on; the mesh, which stands in a program; the budget, which follows
-/// from the memory; and which flags were given.
-#[cfg(test)]
-const LAST: [&str; 7] = ["mesh", "node", "lr", "seed", "loss_scaling", "budget", "given"];
-
-/// Options whose flags have other names.
-const WORDS: [(&str, &str); 5] = [
-    ("auto", "--shard auto"),
-    ("ep", "ep in --mesh"),
-    ("etp", "etp in --mesh"),
-    ("moe", "--moe-bound or --moe-capacity"),
-    ("balance", "--moe-aux, --moe-z-loss or --moe-bias-rate"),
-];
 
 /// Refuses options that a pass before the first one would have to act on, and that the program was not made with: the
 /// plan would say that it has them.
@@ -59,11 +25,13 @@ pub fn begun(begin: &Begin, o: &Options) -> Result<()> {
     let all: BTreeSet<&String> = made.keys().chain(asked.keys()).collect();
     let first = begin.pass.name;
     for name in all.into_iter().filter(|n| made.get(*n) != asked.get(*n)) {
-        let row = FIRST.iter().find(|row| row.1.contains(&name.as_str())).map(|row| row.0);
-        let priced = (auto && PRICED.contains(&name.as_str())).then_some("partition");
-        let Some(pass) = row.or(priced).filter(|pass| place(pass) < place(first)) else { continue };
-        let word = WORDS.iter().find(|w| w.0 == name);
-        let flag = word.map_or_else(|| flag_of(name), |w| w.1.to_string());
+        let Some(key) = keys().find(|k| k.name == name) else { continue };
+        let priced = auto && key.pass.is_empty() && key.priced;
+        let pass = if priced { "partition" } else { key.pass };
+        if place(pass).is_none_or(|at| Some(at) >= place(first)) {
+            continue;
+        }
+        let flag = key.flags();
         let word = |v: Option<&toml::Value>| v.map_or("not set".into(), |v| v.to_string());
         let program = format!("in the program it is {}", word(made.get(name)));
         let what = format!("--from {first} starts behind `{pass}`: {flag} has no effect");
@@ -120,32 +88,20 @@ pub fn unknown(begin: &Begin) -> Option<Diag> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use shardc_ir::documents::Documents;
+    use crate::flags::spec::all;
 
-    /// Each option has one place, and each place is a pass, in order.
+    /// Each option is declared, and each place is a pass; each flag is declared once.
     #[test]
     fn every_option_has_its_pass() {
-        let rows = || FIRST.iter();
-        let known = rows().flat_map(|r| r.1).chain(&LAST).chain(&PRICED);
-        let mut known: Vec<&str> = known.copied().collect();
+        let mut known: Vec<&str> = keys().map(|k| k.name).collect();
+        let mut options = Options::NAMES.to_vec();
         known.sort_unstable();
-        let all = Options {
-            node: Some(1),
-            clip: Some(1.0),
-            budget: Some(1),
-            documents: Some(Documents { end: 0, padding: None }),
-            etp: Some(1),
-            cp_split: Some(shardc_passes::options::CpSplit::Zigzag),
-            chunks: Some(1),
-            memory: Some(1),
-            given: vec!["clip".into()],
-            ..Options::default()
-        };
-        let mut options: Vec<String> =
-            Table::try_from(&all).expect("plain").into_iter().map(|x| x.0).collect();
         options.sort_unstable();
         assert_eq!(known, options);
-        let places: Vec<_> = rows().map(|r| names().position(|n| n == r.0).expect(r.0)).collect();
-        assert!(places.is_sorted(), "{places:?}");
+        for k in keys().filter(|k| !k.pass.is_empty()) {
+            assert!(names().any(|n| n == k.pass), "{}: no pass {}", k.name, k.pass);
+        }
+        let flags: BTreeSet<&str> = all().map(|s| s.flag).collect();
+        assert_eq!(flags.len(), all().count());
     }
 }

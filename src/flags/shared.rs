@@ -1,85 +1,78 @@
-//! Flags of `compile` that `plan` takes, too: how a model is trained, which is the same in every layout.
+//! Flags as arguments of commands: all of them, and those that `plan` and `run` take, too.
 
-use super::Flags;
+use super::spec::{Kind, OptionSpec, all};
+use super::{Flags, Value};
 use clap::error::Error;
-use clap::{ArgMatches, Args, Command, FromArgMatches};
-use serde_json::{Map, Value};
-use std::ffi::OsString;
+use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
+use serde_json::{Map, Value as Json};
 
-/// Their names among the fields of [`Flags`]; each takes one value.
-const SHARED: [&str; 24] = [
-    "seed",
-    "grad_dtype",
-    "cp_mode",
-    "cp_split",
-    "layers",
-    "moe_bound",
-    "moe_aux",
-    "moe_z_loss",
-    "moe_bias_rate",
-    "lr",
-    "lr_schedule",
-    "warmup",
-    "total_steps",
-    "min_lr",
-    "betas",
-    "eps",
-    "weight_decay",
-    "decay",
-    "clip",
-    "loss_scale",
-    "initial_loss_scale",
-    "min_loss_scale",
-    "loss_scale_window",
-    "hysteresis",
-];
+/// A flag as clap has it.
+pub(super) fn arg(s: &OptionSpec, default: &str) -> Arg {
+    let help = match default {
+        "" => s.help.to_string(),
+        default => format!("{} [default: {default}]", s.help),
+    };
+    let value = if s.value.is_empty() { s.id().to_uppercase() } else { s.value.into() };
+    let arg = Arg::new(s.id()).long(s.flag).help(help).value_parser(s.kind.parser());
+    match s.kind {
+        Kind::Switch => arg.action(ArgAction::SetTrue),
+        Kind::Many => arg.action(ArgAction::Append).value_name(value),
+        Kind::Number => arg.allow_negative_numbers(true).value_name(value),
+        Kind::Words(_) | Kind::Whole(..) | Kind::Text => arg.value_name(value),
+    }
+}
 
-/// These flags, as `compile` declares them; all others are not given.
+/// Those of some flags that are given.
+pub(super) fn read(some: impl Iterator<Item = &'static OptionSpec>, m: &ArgMatches) -> Flags {
+    let value = |s: &OptionSpec| Value::of_matches(s.kind, &s.id(), m);
+    Flags(some.filter_map(|s| Some((s.flag, value(s)?))).collect())
+}
+
+/// Declares a set of flags to clap.
+macro_rules! arguments {
+    ($set:ident, $some:expr, $arg:expr, $made:expr) => {
+        impl Args for $set {
+            fn augment_args(to: Command) -> Command {
+                to.args($some.map($arg))
+            }
+            fn augment_args_for_update(to: Command) -> Command {
+                $set::augment_args(to)
+            }
+        }
+
+        impl FromArgMatches for $set {
+            fn from_arg_matches(m: &ArgMatches) -> Result<$set, Error> {
+                Ok($made(read($some, m)))
+            }
+            fn update_from_arg_matches(&mut self, m: &ArgMatches) -> Result<(), Error> {
+                *self = $set::from_arg_matches(m)?;
+                Ok(())
+            }
+        }
+    };
+}
+
+/// Flags of the learning rate of a run, which go before the plan's.
+#[derive(Clone, Debug, Default)]
+pub struct Rate(pub(super) Flags);
+
+/// The flags that `plan` takes, too; all others are not given.
 #[derive(Clone, Debug, Default)]
 pub struct Training(pub Flags);
 
+arguments!(Flags, all(), |s| arg(s, s.default).help_heading(s.heading), |f| f);
+arguments!(
+    Training,
+    all().filter(|s| s.in_plan),
+    |s| arg(s, s.default).help_heading(s.heading),
+    Training
+);
+arguments!(Rate, all().filter(|s| s.in_run), |s| arg(s, "the plan's"), Rate);
+
 impl Training {
     /// Those that are given, by their names on the command line.
-    pub fn given(&self) -> Map<String, Value> {
-        let word = |name: &str| name.replace('_', "-");
-        let is_shared = |name: &str| SHARED.iter().any(|s| word(s) == name);
-        self.0.table().into_iter().filter(|(name, _)| is_shared(name)).collect()
-    }
-}
-
-/// A command with all flags of `compile`.
-fn all() -> Command {
-    Flags::augment_args(Command::new("flags").no_binary_name(true))
-}
-
-impl Args for Training {
-    fn augment_args(to: Command) -> Command {
-        let all = all();
-        let is_shared = |id: &str| SHARED.contains(&id);
-        to.args(all.get_arguments().filter(|a| is_shared(a.get_id().as_str())).cloned())
-    }
-
-    fn augment_args_for_update(to: Command) -> Command {
-        Training::augment_args(to)
-    }
-}
-
-impl FromArgMatches for Training {
-    fn from_arg_matches(m: &ArgMatches) -> Result<Training, Error> {
-        // What was given is read once more, by the declaration of them all.
-        let mut words: Vec<OsString> = vec![];
-        for id in SHARED {
-            for value in m.get_raw(id).into_iter().flatten() {
-                let mut word = OsString::from(format!("--{}=", id.replace('_', "-")));
-                word.push(value);
-                words.push(word);
-            }
-        }
-        Flags::from_arg_matches(&all().try_get_matches_from(words)?).map(Training)
-    }
-
-    fn update_from_arg_matches(&mut self, m: &ArgMatches) -> Result<(), Error> {
-        *self = Training::from_arg_matches(m)?;
-        Ok(())
+    pub fn given(&self) -> Map<String, Json> {
+        let some = self.0.given().filter(|(s, _)| s.in_plan);
+        some.map(|(s, v)| (s.flag.into(), v.json())).collect()
     }
 }

@@ -47,7 +47,7 @@ impl Flags {
         };
         let mut o = self.options_with(own.as_ref())?;
         // What is wrong with a config is said when it is compiled.
-        if self.seq.is_none()
+        if !self.has("seq")
             && own.is_none()
             && let Ok(facts) = shardc_frontends::facts(model)
         {
@@ -75,13 +75,13 @@ impl Flags {
     /// Whether no flag asks for a layout, and prices can choose one on the mesh.
     fn cuts(&self, o: &Options) -> bool {
         let mut axes = o.mesh.iter().filter(|a| a.0 != PIPELINE);
-        let flags = !self.shard.is_empty() || self.left_to_price(o).is_err();
+        let flags = self.has("shard") || self.left_to_price(o).is_err();
         axes.clone().any(|a| a.1 > 1) && axes.by_ref().count() <= MOST_EXACT && !flags
     }
 
     /// What is said where layouts are chosen by price though no flag asks for that.
     pub fn unasked(&self, o: &Options) -> Option<String> {
-        let asked = self.shard.iter().any(|s| s == "auto");
+        let asked = self.many("shard").iter().any(|s| s == "auto");
         let what = "the model asks for no layout, so they are chosen as with --shard auto";
         (o.auto && !asked).then(|| what.to_string())
     }

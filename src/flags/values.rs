@@ -1,6 +1,5 @@
 //! What the words after flags mean: numbers, meshes, orders, schedules, shardings.
 
-use serde::Deserialize;
 use shardc_cost::device::Device;
 use shardc_ir::diag::{Diag, Result, count};
 use shardc_ir::files;
@@ -180,22 +179,6 @@ pub(super) fn speeds(text: &str, ranks: usize) -> Result<Vec<f64>> {
     .help(format!("for example --speeds {}", vec!["1"; ranks].join(","))))
 }
 
-/// `memory = 1000` and `memory = "24GiB"` in a file.
-pub(super) fn number_or_text<'de, D: serde::Deserializer<'de>>(
-    d: D,
-) -> Result2<Option<String>, D::Error> {
-    #[derive(Deserialize)]
-    #[serde(untagged, expecting = "expected a number that is whole and not below 0, or text")]
-    enum Either {
-        Number(u64),
-        Text(String),
-    }
-    Ok(Option::<Either>::deserialize(d)?.map(|e| match e {
-        Either::Number(n) => n.to_string(),
-        Either::Text(t) => t,
-    }))
-}
-
 /// A number above 0; `example` is one that people use.
 pub(super) fn positive(flag: &str, x: f64, example: &str) -> Result<f64> {
     if x > 0.0 && x.is_finite() {
@@ -269,10 +252,6 @@ fn filled(text: &str, gpus: Option<usize>) -> Result<String> {
     let no_flag =
         |m: &str, help: String| Err(Diag::new("flag", m).at(format!("--gpus {gpus}")).help(help));
     let example = || "for example --gpus 16 --mesh tp=2,dp=auto".to_string();
-    if gpus == 0 || gpus > shardc_ir::mesh::MAX_RANKS {
-        let most = shardc_ir::mesh::MAX_RANKS;
-        return no_flag(&format!("--gpus is not in 1..={most}"), example());
-    }
     if all.is_empty() {
         return no_flag("--gpus without --mesh does not determine axes", example());
     }
@@ -401,28 +380,4 @@ pub(super) fn shard_rule(text: &str) -> Result<ShardRule> {
         dims: dims.split(',').map(|d| d.trim().to_string()).collect(),
         priority,
     })
-}
-
-/// Sets an option if the flag is given, to what the word stands for.
-pub(super) fn choose<T: Copy>(
-    option: &mut T,
-    given: &Option<String>,
-    flag: &str,
-    words: &[(&str, T)],
-) -> Result<()> {
-    let Some(g) = given else { return Ok(()) };
-    let Some((_, meant)) = words.iter().find(|(word, _)| word == g) else {
-        let known: Vec<&str> = words.iter().map(|w| w.0).collect();
-        let d =
-            Diag::new("flag", format!("`{g}` is not a value of {flag}")).at(format!("{flag} {g}"));
-        // As PyTorch and others write element types.
-        let ours = g.to_ascii_lowercase().replace("float", "f").replace("fp", "f");
-        let d = match nearest(&ours, known.iter().copied(), 1)[..] {
-            [] => d,
-            [near, ..] => d.help(format!("did you mean {flag} {near}?")),
-        };
-        return Err(d.help(format!("use {}", known.join(" or "))));
-    };
-    *option = *meant;
-    Ok(())
 }

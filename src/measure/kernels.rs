@@ -61,7 +61,7 @@ impl OnDevice {
         let programs = std::slice::from_ref(&program);
         let (mut launches, code) = device::made_for(plan, programs, &on.arch()?, own)?;
         let kernels = distinct(plan, &program, &launches.swap_remove(0));
-        let timer = Timer::new(&Stream::new(on)?, &Modules::new(on, code), library)?;
+        let timer = Timer::new(&Stream::new(on)?, &Modules::new(on, &code)?, library)?;
         Ok(OnDevice { kernels, timer })
     }
 
@@ -85,7 +85,7 @@ impl OnDevice {
             // Operands of 16 bits have room for 32, and something lies beside.
             let fits = 3 * k.sizes.iter().sum::<usize>() as u64 <= priced.memory;
             // Numbers drawn at random look nothing up.
-            fits && !matches!(k.kernel, Kernel::Take(_) | Kernel::Put { .. })
+            fits && !matches!(k.kernel, Kernel::Take(_) | Kernel::IndexAdd { .. })
         };
         for i in 0..self.kernels.len() {
             if !taken(&self.kernels[i]) {
@@ -116,8 +116,8 @@ fn left_out(k: &Kernel) -> bool {
             | Kernel::TopK(_)
             | Kernel::Route(_)
             | Kernel::Dispatch(_)
-            | Kernel::Combine(_)
-            | Kernel::RowDots(_)
+            | Kernel::Unpermute(_)
+            | Kernel::CombineGatesGrad(_)
             | Kernel::Grouped(_)
     )
 }

@@ -3,6 +3,7 @@
 //! checkpoint's tensors, each by what it knows of them.
 
 mod reference;
+mod updates;
 
 pub use reference::{Found, Reference};
 
@@ -12,7 +13,7 @@ use crate::report::bytes;
 use crate::search::price::flops;
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::documents::Documents;
-use shardc_ir::func::{Fill, InputRow, Port, Role, RoleKind, Slot, inputs};
+use shardc_ir::func::{Fill, InputRow, Port, Role, RoleKind, StateInit, StateName, inputs};
 use shardc_ir::interp::{Precision, State, gather, run_step};
 use shardc_ir::loss_scale::LOSS_SCALE;
 use shardc_ir::plan::{Instr, Mode, TokenOrder};
@@ -25,7 +26,7 @@ use shardc_passes::experts::laid_out;
 use shardc_passes::options::{Buffers, Optimizer, Options};
 use shardc_passes::pipeline::computed;
 use shardc_runtime::{Columns, Numbers};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// Steps of training that are compared: the second begins with what the first has made.
@@ -99,7 +100,7 @@ pub fn compare(s: &Stored) -> Result<Vec<Difference>> {
         all.add("loss", "", Some(&scalar(got.loss)), &scalar(want.loss), size);
         let (a, b) = (scalar(got.grad_norm), scalar(want.grad_norm));
         all.add("gradient-norm", "", Some(&a), &b, want.grad_norm.abs() + FLOOR);
-        moments(&mut all, &alone, &ranks)?;
+        states(&mut all, &alone, &ranks)?;
         updates(&mut all, &alone, &before, &ranks, least_update(o, step))?;
     }
     Ok(all.0)
@@ -112,19 +113,26 @@ fn too_few_rows() -> Diag {
         .help("compile with a larger --moe-bound to compare numbers; as many as there are groups of experts hold any load")
 }
 
-/// Moments of AdamW: the first is a gradient, the second its square.
-fn moments(all: &mut Differences, alone: &Reference, ranks: &Ranks) -> Result<()> {
-    for (k, slot) in Slot::ALL.into_iter().enumerate() {
-        let of_all = alone.moments.values().map(|m| norm(&m[k]).powi(2)).sum::<f64>().sqrt();
-        let count = alone.moments.values().map(|m| m[k].data.len()).sum::<usize>();
+/// What updates keep. A mean of gradients is called so; what is kept of their squares is as small as those.
+fn states(all: &mut Differences, alone: &Reference, ranks: &Ranks) -> Result<()> {
+    let means =
+        |s: StateName| !["exp_avg_sq", "row_var", "col_var", "variance"].contains(&s.name());
+    let names: BTreeSet<StateName> = alone.states.values().flatten().map(|s| s.0).collect();
+    for state in names {
+        let own = |s: &&(StateName, Tensor)| s.0 == state;
+        let found = || alone.states.values().flatten().filter(own);
+        let of_all = found().map(|s| norm(&s.1).powi(2)).sum::<f64>().sqrt();
+        let count = found().map(|s| s.1.data.len()).sum::<usize>();
         let mean = of_all / (count.max(1) as f64).sqrt();
-        for (name, m) in &alone.moments {
-            let got = ranks.value(&Role::new(RoleKind::State(slot), name.as_str()))?;
+        let is_mean = means(state);
+        for (name, kept) in &alone.states {
+            let Some((_, want)) = kept.iter().find(own) else { continue };
+            let got = ranks.value(&Role::new(RoleKind::State(state), name.as_str()))?;
             // What is 0 but for rounding is measured by that of the others, as a key's bias is, which
             // softmax does not see.
-            let floor = FLOOR.powi(k as i32 + 1);
-            let size = norm(&m[k]) + (1e-3 * mean + floor) * (m[k].data.len() as f64).sqrt();
-            all.add(if k == 0 { "gradients" } else { "moments" }, name, got.as_ref(), &m[k], size);
+            let floor = FLOOR.powi(if is_mean { 1 } else { 2 });
+            let size = norm(want) + (1e-3 * mean + floor) * (want.data.len() as f64).sqrt();
+            all.add(if is_mean { "gradients" } else { "moments" }, name, got.as_ref(), want, size);
         }
     }
     Ok(())
@@ -158,7 +166,8 @@ fn updates(
         };
         let moved = norm(&want.zip(&before[name], |a, b| a - b));
         let floor = least_update + FLOOR;
-        let size = moved + floor * (want.data.len() as f64).sqrt();
+        let slack = alone.slack.get(name).copied().unwrap_or(0.0) / TOLERANCE;
+        let size = moved + floor * (want.data.len() as f64).sqrt() + slack;
         all.add("parameters", name, Some(&got), want, size);
     }
     Ok(())
@@ -210,10 +219,10 @@ fn given(w: &Weight) -> Result<Tensor> {
         Diag::new("plan", format!("weights.json: `{}` {what}", w.param))
             .help("recompile the plan with shardc compile")
     };
-    let own = usize::from(w.experts.is_some());
+    let own = usize::from(w.is_stacked());
     let shape = w.shape.get(own..).ok_or_else(|| wrong("is not a stack"))?;
     let inside = |(d, (&n, &all)): (usize, (&usize, &usize))| match w.part.filter(|p| p.dim == d) {
-        Some(p) => p.len == n && p.start.checked_add(n).is_some_and(|end| end <= all),
+        Some(p) => p.len == n && p.place(&(0..n)).is_some_and(|at| at.end <= all),
         None => n == all,
     };
     let fits = shape.len() == w.tensor_shape.len()
@@ -227,7 +236,7 @@ fn given(w: &Weight) -> Result<Tensor> {
         let stream = Stream::new(SEED, &name, 0);
         each_index(shape, |i| {
             let at = i.iter().zip(&w.tensor_shape).enumerate().fold(0, |at, (d, (&x, &n))| {
-                at * n + x + w.part.filter(|p| p.dim == d).map_or(0, |p| p.start)
+                at * n + w.part.filter(|p| p.dim == d).map_or(x, |p| p.start + x * p.step)
             });
             data.push(mean + deviation * stream.normal(at as u64));
         });
@@ -359,17 +368,20 @@ impl<'a> Ranks<'a> {
         let args = m.funcs.iter().flat_map(|f| f.args.iter().map(move |a| (f.ty(a.value), a)));
         for (ty, a) in args {
             let Some(role) = &a.role else { continue };
+            let weight = |name: &str| {
+                let of = s.plan.weights.iter().find(|w| w.param == *name);
+                let of = of.filter(|w| w.shape[..] == ty.sizes()[..]);
+                given(of.ok_or_else(|| {
+                    let what = format!("weights.json does not describe `{name}`");
+                    Diag::new("plan", what).help("recompile the plan with shardc compile")
+                })?)
+            };
             let whole = match role.kind {
-                RoleKind::Param => {
-                    let of = s.plan.weights.iter().find(|w| w.param == *role.name);
-                    let of = of.filter(|w| w.shape[..] == ty.sizes()[..]);
-                    let of = of.ok_or_else(|| {
-                        let what = format!("weights.json does not describe `{}`", role.name);
-                        Diag::new("plan", what).help("recompile the plan with shardc compile")
-                    });
-                    given(of?)?
-                }
-                RoleKind::State(_) => Tensor::full(&ty.sizes(), 0.0),
+                RoleKind::Param => weight(&role.name)?,
+                RoleKind::State(name) => match m.state(name).map(|s| s.init) {
+                    Some(StateInit::Number(x)) => Tensor::full(&ty.sizes(), x),
+                    _of_a_file => weight(&role.name)?,
+                },
                 _ => continue,
             };
             state.put(&m.mesh, role.clone(), ty, &whole);

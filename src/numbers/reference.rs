@@ -5,18 +5,21 @@
 //! make of the graph, nor how they differentiate it, nor their optimizer.
 
 use super::Batch;
+use super::updates::Given;
 use shardc_ir::builder::Builder;
 use shardc_ir::diag::Result;
-use shardc_ir::func::{Fill, Func, Name, Port, Role, RoleKind, Value};
+use shardc_ir::func::{Fill, Func, Name, Port, Role, RoleKind, StateName, Value, ValueMap};
 use shardc_ir::interp::{Precision, call};
 use shardc_ir::mesh::Mesh;
 use shardc_ir::ops::{Add, Cast};
 use shardc_ir::plan::Mode;
 use shardc_ir::source::Source;
 use shardc_ir::tensor::Tensor;
+use shardc_ir::text::update::Kept;
 use shardc_ir::types::Type;
 use shardc_passes::globs;
-use shardc_passes::options::{Decay, Optimizer, Options};
+use shardc_passes::optim::{Groups, groups};
+use shardc_passes::options::Options;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What torch's `clip_grad_norm_` adds to the norm.
@@ -34,8 +37,12 @@ pub struct Reference<'a> {
     graded: Vec<Option<String>>,
     /// Values of parameters.
     pub params: BTreeMap<String, Tensor>,
-    /// `exp_avg` and `exp_avg_sq` of every trained parameter; empty with SGD.
-    pub moments: BTreeMap<String, [Tensor; 2]>,
+    /// By what each trained parameter is updated.
+    groups: Groups,
+    /// What is kept of every trained parameter, in the order of its rule.
+    pub states: BTreeMap<String, Vec<(StateName, Tensor)>>,
+    /// How far parameters may be off in a step, where signs are those of rounding.
+    pub slack: BTreeMap<String, f64>,
 }
 
 /// What a step found.
@@ -63,16 +70,16 @@ fn loss_name(p: &Port) -> Option<&str> {
 /// more argument for each loss: what its gradients are multiplied by.
 fn reverse(f: &mut Func) -> Vec<Option<String>> {
     let mesh = Mesh::default();
-    let mut cotangents: Vec<Option<Value>> = vec![None; f.values.len()];
+    let mut cotangents: ValueMap<Option<Value>> = f.per_value(None);
     for r in f.results.clone() {
         let Some(name) = loss_name(&r) else { continue };
         let hint = name.to_string().into();
         let name = Name { grad: true, layer: None, hint, dup: 0 };
-        cotangents[r.value.0 as usize] = Some(f.arg(Type::f32(&[]), name, None));
+        cotangents[r.value] = Some(f.arg(Type::f32(&[]), name, None));
     }
     for i in (0..f.nodes.len()).rev() {
         let n = f.nodes[i].clone();
-        let d: Vec<Option<Value>> = n.outs.iter().map(|o| cotangents[o.0 as usize]).collect();
+        let d: Vec<Option<Value>> = n.outs.iter().map(|o| cotangents[o]).collect();
         if d.iter().all(Option::is_none) {
             continue;
         }
@@ -85,7 +92,7 @@ fn reverse(f: &mut Func) -> Vec<Option<String>> {
             if b.ty(g).dtype != to {
                 g = b.push("cast", Cast { to }, &[g]);
             }
-            let all = &mut cotangents[x.0 as usize];
+            let all = &mut cotangents[x];
             *all = Some(match *all {
                 None => g,
                 Some(others) => b.push("sum", Add::same(), &[others, g]),
@@ -95,7 +102,7 @@ fn reverse(f: &mut Func) -> Vec<Option<String>> {
     let mut graded = vec![];
     for a in f.args.clone() {
         let Some(role) = a.role.filter(|r| r.kind == RoleKind::Param) else { continue };
-        if let Some(value) = cotangents[a.value.0 as usize] {
+        if let Some(value) = cotangents[a.value] {
             f.results.push(Port { value, role: None });
             graded.push(Some(role.name.to_string()));
         }
@@ -114,14 +121,24 @@ impl<'a> Reference<'a> {
         for p in &mut graded {
             *p = p.take().filter(|p| !frozen.contains(p));
         }
-        let mut moments = BTreeMap::new();
-        if let Optimizer::AdamW { .. } = o.optimizer {
-            for p in graded.iter().flatten() {
-                let zero = params[p].map(|_| 0.0);
-                moments.insert(p.clone(), [zero.clone(), zero]);
-            }
+        let model = &source.module.funcs[0];
+        let groups = match o.mode {
+            Mode::Train => groups(model, &source.weights, &frozen, o).unwrap_or_default(),
+            Mode::Infer => Groups::default(),
+        };
+        let mut states = BTreeMap::new();
+        for p in graded.iter().flatten() {
+            let shape = &params[p].shape;
+            let kept = groups.of[p].kept(shape.len()).unwrap_or_default();
+            let begin = |k: Kept| {
+                let shape: Vec<usize> =
+                    k.dims.iter().filter_map(|&d| shape.get(d).copied()).collect();
+                (k.name, Tensor::full(&shape, k.init))
+            };
+            states.insert(p.clone(), kept.into_iter().map(begin).collect());
         }
-        Reference { source, o, func, frozen, graded, params, moments }
+        let slack = BTreeMap::new();
+        Reference { source, o, func, frozen, graded, params, groups, states, slack }
     }
 
     /// Whether anything in the model reads a parameter.
@@ -164,7 +181,7 @@ impl<'a> Reference<'a> {
             for (r, t) in self.func.results.iter().zip(&made[..plain]) {
                 let (Some(role), t) = (&r.role, &t[0]) else { continue };
                 match role.kind {
-                    RoleKind::Load => add(&mut loads, &role.name, t),
+                    RoleKind::TokensPerExpert => add(&mut loads, &role.name, t),
                     RoleKind::Sum => found.loss += share(&role.name) * t.data[0],
                     _shown => shown.entry(role.name.to_string()).or_default().push(t.clone()),
                 }
@@ -185,7 +202,7 @@ impl<'a> Reference<'a> {
         }
         let square = |t: &Tensor| t.data.iter().map(|x| x * x).sum::<f64>();
         found.grad_norm = grads.values().map(square).sum::<f64>().sqrt();
-        self.update(&grads, found.grad_norm, step);
+        self.update(&grads, found.grad_norm, step)?;
         for (name, load) in &loads {
             self.router_bias(name, load);
         }
@@ -209,30 +226,28 @@ impl<'a> Reference<'a> {
         self.func.args.iter().map(one).map(|t| vec![t]).collect()
     }
 
-    /// One step of AdamW (Loshchilov and Hutter, 2019) or of SGD, on clipped gradients.
-    fn update(&mut self, grads: &BTreeMap<String, Tensor>, norm: f64, step: usize) {
-        let lr = self.o.lr.at(step);
+    /// Updates all parameters by clipped gradients.
+    fn update(&mut self, grads: &BTreeMap<String, Tensor>, norm: f64, step: usize) -> Result<()> {
         let clip = self.o.clip.map_or(1.0, |max| (max / (norm + CLIP_EPS)).min(1.0));
         for (name, g) in grads {
-            let weight = self.source.weights.iter().find(|w| w.param == *name);
-            let decays = self.o.decay == Decay::All || weight.is_none_or(|w| w.shape.len() > 1);
-            let decay = if decays { self.o.weight_decay } else { 0.0 };
-            let g = g.map(|g| g * clip);
-            let p = &self.params[name];
-            let kept = p.map(|p| p - lr * decay * p);
-            let new = match (self.o.optimizer, self.moments.get_mut(name)) {
-                (Optimizer::AdamW { beta1, beta2, eps }, Some([m, v])) => {
-                    *m = m.zip(&g, |m, g| beta1 * m + (1.0 - beta1) * g);
-                    *v = v.zip(&g, |v, g| beta2 * v + (1.0 - beta2) * g * g);
-                    let unbiased = |x: f64, beta: f64| x / (1.0 - beta.powi(step as i32));
-                    let by =
-                        m.zip(v, |m, v| unbiased(m, beta1) / (unbiased(v, beta2).sqrt() + eps));
-                    kept.zip(&by, |p, by| p - lr * by)
-                }
-                _ => kept.zip(&g, |p, g| p - lr * g),
+            let u = &*self.groups.of[name];
+            let own = self.states.get_mut(name).expect("it was made with the parameter");
+            let states: Vec<Tensor> = own.iter().map(|s| s.1.clone()).collect();
+            let given = Given {
+                u,
+                param: &self.params[name],
+                grad: g.map(|g| g * clip),
+                states: &states,
+                lr: self.o.lr.at(step) * u.lr,
+                step,
+                grad_norm: norm,
             };
-            self.params.insert(name.clone(), new);
+            let made = given.update()?;
+            own.iter_mut().zip(made.states).for_each(|(old, new)| old.1 = new);
+            self.slack.insert(name.clone(), made.slack);
+            self.params.insert(name.clone(), made.param);
         }
+        Ok(())
     }
 
     /// Moves a bias that only chooses experts towards an even load.

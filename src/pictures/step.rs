@@ -82,12 +82,12 @@ impl Step {
         let before = |rank: usize| {
             let first = timeline.ranks[rank].first().map(|s| s.start.min(0.0));
             let end = first.filter(|t| t.is_finite()).unwrap_or(0.0);
-            (end - length(&l.enter, rank, FuncKind::Enter), end)
+            (end - length(&l.enter, rank, FuncKind::StepPrologue), end)
         };
         let after = |rank: usize| {
             let last = timeline.ranks[rank].last().map(|s| s.end);
             let begin = last.filter(|t| t.is_finite()).unwrap_or(0.0);
-            (begin, begin + length(&l.finish, rank, FuncKind::Finish))
+            (begin, begin + length(&l.finish, rank, FuncKind::OptimizerStep))
         };
         let ranks = 0..plan.classes.len();
         let (enter, finish) =
@@ -118,7 +118,7 @@ impl Step {
                 let found = calls(false).find(|x| plan.module.funcs[x.0.func].kind == kind);
                 found.map(|x| x.1)
             };
-            let (enter, finish) = (once(FuncKind::Enter), once(FuncKind::Finish));
+            let (enter, finish) = (once(FuncKind::StepPrologue), once(FuncKind::OptimizerStep));
             let mut looped = calls(true);
             let mut slots = vec![];
             for &action in &plan.schedule.ranks[rank] {
@@ -194,8 +194,8 @@ impl Step {
                     }),
                 },
                 Instr::Call(call) => match plan.module.funcs[call.func].kind {
-                    FuncKind::Enter => self.enter(rank),
-                    FuncKind::Finish => self.finish(rank),
+                    FuncKind::StepPrologue => self.enter(rank),
+                    FuncKind::OptimizerStep => self.finish(rank),
                     _other => (now, now),
                 },
                 Instr::Send(_) | Instr::Sent { .. } | Instr::PostRecv(_) | Instr::Recv(_) => {

@@ -202,14 +202,14 @@ impl Ifs {
             let f = &plan.module.funcs[fi];
             for port in f.args.iter().chain(&f.results) {
                 let Some(role) = &port.role else { continue };
-                let Some(place) = c.memory.places[fi].get(port.value.0 as usize) else { continue };
+                let Some(place) = c.memory.places[fi].find(port.value) else { continue };
                 // Frame 0 is there through the whole step.
                 if place.frame != 0 {
                     continue;
                 }
                 match role.kind {
                     RoleKind::State(_) => moments.insert(place.offset, place.bytes),
-                    RoleKind::Ready | RoleKind::Param if f.ty(port.value).dtype.is_half() => {
+                    RoleKind::Unsharded | RoleKind::Param if f.ty(port.value).dtype.is_half() => {
                         weights.insert(place.offset, place.bytes)
                     }
                     _another => None,

@@ -1,10 +1,11 @@
 //! What a plan was compiled with, in a line, as every report says it.
 
+use crate::flags::spec::all;
+use crate::flags::{context, optimizer};
 use serde::Serialize;
-use shardc_ir::plan::{Mode, TokenOrder};
+use shardc_ir::plan::Mode;
 use shardc_passes::autodiff::chunks::LossChunks;
-use shardc_passes::options::{Optimizer, Options};
-use std::fmt;
+use shardc_passes::options::Options;
 
 /// The options without which no figure of a plan can be read.
 #[derive(Clone, PartialEq, Debug, Serialize)]
@@ -24,12 +25,15 @@ pub struct Chosen {
     /// Of pipelines.
     pub schedule: Option<String>,
     pub transport: &'static str,
+    /// What each option says of itself.
+    #[serde(skip)]
+    said: Vec<String>,
 }
 
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Training {
     pub grad_dtype: &'static str,
-    pub optimizer: &'static str,
+    pub optimizer: String,
     pub zero: u8,
     pub recompute: String,
     pub loss_chunks: LossChunks,
@@ -45,10 +49,7 @@ impl Chosen {
     pub fn of(o: &Options) -> Chosen {
         let training = || Training {
             grad_dtype: o.grad_dtype.name(),
-            optimizer: match o.optimizer {
-                Optimizer::AdamW { .. } => "AdamW",
-                Optimizer::Sgd => "SGD",
-            },
+            optimizer: optimizer(o),
             zero: o.zero,
             recompute: o.recompute.to_string(),
             loss_chunks: o.loss_chunks,
@@ -63,92 +64,57 @@ impl Chosen {
             experts: (o.ep > 1 || o.etp.is_some()).then(|| Experts { ep: o.ep, etp: o.etp() }),
             schedule: (o.axis("pp") > 1).then(|| o.schedule.name().to_string()),
             transport: o.transport.name(),
+            said: said(o),
         }
+    }
+
+    /// `bf16, gradients f32; AdamW; ZeRO-1; sequence parallel; recompute elementwise; 1f1b; nccl`.
+    pub fn words(&self) -> String {
+        self.said.join("; ")
     }
 
     /// As a line of a report, with a word before it, or as many as it takes.
     pub fn line(&self) -> String {
-        super::wrapped("with   ", &self.to_string())
+        super::wrapped("with   ", &self.words())
     }
 }
 
-/// How attention goes over cp, and how tokens are dealt.
-fn context(o: &Options) -> String {
-    let tokens = match o.tokens() {
-        TokenOrder::Zigzag { .. } => "zigzag",
-        TokenOrder::Contiguous => "contiguous",
-    };
-    format!("{}, {tokens}", o.cp_mode.name())
-}
-
-/// `bf16, gradients f32; AdamW; ZeRO-1; sequence parallel; recompute elementwise; 1f1b; nccl`.
-impl fmt::Display for Chosen {
-    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        f.write_str(self.dtype)?;
-        match &self.training {
-            Some(t) => {
-                write!(f, ", gradients {}; {}", t.grad_dtype, t.optimizer)?;
-                if t.zero > 0 {
-                    write!(f, "; ZeRO-{}", t.zero)?;
-                }
-            }
-            None => f.write_str("; no training")?,
-        }
-        if self.sequence_parallel {
-            f.write_str("; sequence parallel")?;
-        }
-        // Plain tensor parallelism goes without saying.
-        if let Some(mode) = self.tensor_parallel.as_ref().filter(|m| *m != "1d") {
-            write!(f, "; tensor parallel {mode}")?;
-        }
-        if let Some(mode) = &self.context_parallel {
-            write!(f, "; context parallel {mode}")?;
-        }
-        if let Some(Experts { ep, etp }) = self.experts {
-            write!(f, "; experts ep={ep}, etp={etp}")?;
-        }
-        if let Some(t) = &self.training {
-            write!(f, "; recompute {}", t.recompute)?;
-            // A loss that is whole goes without saying.
-            if t.loss_chunks != LossChunks::default() {
-                write!(f, "; loss chunks {}", t.loss_chunks)?;
-            }
-        }
-        if let Some(s) = &self.schedule {
-            write!(f, "; schedule {s}")?;
-        }
-        write!(f, "; transport {}", self.transport)
-    }
+/// What options say of themselves, in their places.
+fn said(o: &Options) -> Vec<String> {
+    let mut all: Vec<(u8, String)> =
+        all().filter_map(|s| s.said).filter_map(|(at, of)| Some((at, of(o)?))).collect();
+    all.sort();
+    all.into_iter().map(|x| x.1).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::WIDTH;
     use super::*;
-    use shardc_passes::options::{CpMode, TpMode};
+    use shardc_passes::options::{CpMode, Optimizer, TpMode};
 
     #[test]
     fn a_line_says_what_was_chosen() {
         let mut o = Options::default();
         assert_eq!(
-            Chosen::of(&o).to_string(),
+            Chosen::of(&o).words(),
             "f32, gradients f32; AdamW; recompute elementwise; transport threads"
         );
         o.mesh = vec![("pp".into(), 2), ("tp".into(), 2)];
         (o.zero, o.sp, o.optimizer) = (1, true, Optimizer::Sgd);
         o.loss_chunks = LossChunks::Of(4);
-        let said = Chosen::of(&o).to_string();
+        let said = Chosen::of(&o).words();
         assert!(said.contains("recompute elementwise; loss chunks 4;"), "{said}");
         assert!(said.contains("SGD; ZeRO-1; sequence parallel; recompute"), "{said}");
         assert!(said.contains("; schedule 1f1b"), "{said}");
         assert!(Chosen::of(&o).line().lines().all(|l| l.len() <= WIDTH));
         o.mesh = vec![("cp".into(), 2), ("tp".into(), 4)];
         (o.tp_mode, o.cp_mode, o.ep, o.etp) = (TpMode::TwoD, CpMode::Ring, 2, Some(1));
-        let said = Chosen::of(&o).to_string();
+        let said = Chosen::of(&o).words();
         let all = "; tensor parallel 2d; context parallel ring, zigzag; experts ep=2, etp=1; ";
         assert!(said.contains(all), "{said}");
         o.mode = Mode::Infer;
-        let said = Chosen::of(&o).to_string();
+        let said = Chosen::of(&o).words();
         assert!(!said.contains("SGD") && !said.contains("recompute"), "{said}");
     }
 }

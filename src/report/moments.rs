@@ -44,11 +44,11 @@ fn words(plan: &Plan, c: &RankClass, at: Moment) -> String {
         Some(Instr::Call(call)) => {
             let f = &plan.module.funcs[call.func];
             let what = match f.kind {
-                FuncKind::Enter => "before the microbatches".to_string(),
+                FuncKind::StepPrologue => "before the microbatches".to_string(),
                 FuncKind::Forward => "forward".into(),
                 FuncKind::Backward | FuncKind::BackwardLast => "backward".into(),
                 FuncKind::Weight | FuncKind::WeightLast => "backward for weights".into(),
-                FuncKind::Finish => "after the microbatches".into(),
+                FuncKind::OptimizerStep => "after the microbatches".into(),
                 FuncKind::Model | FuncKind::Evaluate => format!("@{}", f.name),
             };
             let stage = match f.kind.is_looped() && stages > 1 {
@@ -141,7 +141,7 @@ pub fn saved(plan: &Plan, c: &RankClass) -> Vec<Saved> {
         for r in &f.results {
             let stashed = r.role.as_ref().is_some_and(|r| r.kind == RoleKind::Stash);
             let Some(layer) = f.name(r.value).layer.filter(|_| stashed) else { continue };
-            let Some(p) = c.memory.places[fi].get(r.value.0 as usize) else { continue };
+            let Some(p) = c.memory.places[fi].find(r.value) else { continue };
             // Frame 0 is there through the whole step; two values may be one piece of memory.
             if p.frame != 0 && seen.insert((p.frame, p.offset)) {
                 *layers.entry(layer).or_default() += p.bytes;

@@ -97,7 +97,7 @@ struct Tried {
 
 /// The refusal of a plan that does not fit, with ways out, of which the flags leave `--shard auto` or do not.
 pub fn advise(d: Diag, model: &Path, o: &Options, flags: &Flags) -> Diag {
-    let d = match flags.memory.as_deref().filter(|_| d.code == "out-of-memory") {
+    let d = match flags.text("memory").filter(|_| d.code == "out-of-memory") {
         Some(text) => d.at(format!("--memory {text}")),
         None => d,
     };

@@ -1,10 +1,11 @@
-// Stands in for libnccl where there is no GPU: ranks are processes of one machine, messages are files in
-// a folder of the job (STANDIN_DIR, or /tmp), and work is done by the streams of driver.cpp. A send is
-// done when it was received, and a sum is folded in group order. With STANDIN_LOG every rank writes
-// its calls to that folder; with STANDIN_HANG=N no collective after its first N is ever done. For tests.
-#include <sys/stat.h>
-#include <unistd.h>
-
+// Stands in for libnccl where there is no GPU: ranks are processes of one machine, or threads of this
+// one, whose messages are in memory or in a folder (board.h), and work is done by the streams of
+// driver.cpp. A send is done when it was received, and a sum is folded in group order. What a
+// communicator does first connects its members, of which each waits on the host for the others, and takes
+// memory for each direction and for collectives: STANDIN_LAZY bytes. With STANDIN_LOG every rank writes
+// its calls to that folder; with STANDIN_HANG=N no collective after its first N is ever done; with
+// STANDIN_ASYNC=CODE that is what a communicator says when it was asked some times; with STANDIN_DESTROY
+// its end waits for all members. For tests.
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
@@ -14,13 +15,17 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
+#include "board.h"
+#include "faults.h"
 #include "half.h"
 #include "streams.h"
 
-enum { OK = 0, SYSTEM = 2, INVALID_ARGUMENT = 4, INVALID_USAGE = 5 };
+enum { OK = 0, CUDA = 1, SYSTEM = 2, INTERNAL = 3, INVALID_ARGUMENT = 4,
+       INVALID_USAGE = 5, REMOTE = 6 };
 enum { BYTE = 1, I32 = 2, F16 = 6, F32 = 7, BF16 = 9 };
 enum { SUM = 0, MAX = 2, MIN = 3 };
 
@@ -36,46 +41,17 @@ static bool inside(const void* at, size_t bytes) {
     return bytes == 0 || f((uint64_t)at, bytes);
 }
 
-static void give(const std::string& file, const void* bytes, size_t n) {
-    static std::atomic<int> count{0};
-    const std::string made = file + "~" + std::to_string(getpid()) + "-" + std::to_string(count++);
-    FILE* f = fopen(made.c_str(), "wb");
-    if (!f || fwrite(bytes, 1, n, f) != n || fclose(f)) {
-        fprintf(stderr, "stand-in of NCCL: %s cannot be written\n", made.c_str());
-        _exit(3);
-    }
-    rename(made.c_str(), file.c_str());
-}
-static bool there(const std::string& file) {
-    struct stat s;
-    return stat(file.c_str(), &s) == 0;
-}
-static std::string look(const std::string& file) {
-    while (!there(file)) usleep(30);
-    FILE* f = fopen(file.c_str(), "rb");
-    std::string all;
-    char part[1 << 16];
-    for (size_t n; (n = fread(part, 1, sizeof part, f)) > 0;) all.append(part, n);
-    fclose(f);
-    return all;
-}
-static std::string take(const std::string& file, size_t expected) {
-    std::string all = look(file);
-    unlink(file.c_str());
-    if (all.size() != expected) {
-        fprintf(stderr, "stand-in of NCCL: %s has %zu B, %zu are expected\n", file.c_str(),
-                all.size(), expected);
-        _exit(3);
-    }
-    return all;
-}
-
 struct Comm {
     std::string path;
     int rank;
     std::vector<int> world;  // its members, as ranks of the job
     std::vector<uint64_t> sent, received;
     uint64_t calls = 0, splits = 0;
+    Stop aborted{false};
+    std::atomic<int> asked{0};
+    // What is connected: collectives, and directions between two members.
+    std::set<std::string> connected;
+    std::vector<uint64_t> buffers;
     int size() const { return world.size(); }
     std::string file(char kind, int from, int to, uint64_t n) const {
         return path + kind + std::to_string(n) + "." + std::to_string(from) + "." +
@@ -85,33 +61,75 @@ struct Comm {
 
 // A part of a group of calls: what leaves first, what then comes, and what at last was to leave.
 struct Call {
+    Comm* comm;
     void* stream;
+    // What it needs connected, and the members that have to come for that.
+    std::string link;
+    std::vector<int> members;
     std::function<void()> leave, come, left;
 };
 static thread_local int depth = 0;
 static thread_local std::vector<Call> open_calls;
+// What is said of the last error.
+static std::string& last_error = *new std::string;
+
+// Connects what these calls use for the first time: the host waits for all members, and memory of the
+// device is taken.
+static int connect(const std::vector<Call>& calls) {
+    static auto alloc = (int (*)(uint64_t*, size_t))driver("cuMemAlloc_v2");
+    std::vector<const Call*> fresh;
+    for (auto& c : calls)
+        if (c.comm->connected.insert(c.link).second) fresh.push_back(&c);
+    auto name = [](const Call* c, int r) {
+        return c->comm->path + "l" + c->link + "." + std::to_string(r);
+    };
+    for (auto c : fresh) give(name(c, c->comm->rank), "", 0);
+    try {
+        for (auto c : fresh)
+            for (int r : c->members) look(name(c, r), c->comm->aborted);
+    } catch (Aborted) {
+        return INVALID_USAGE;
+    }
+    const size_t bytes = setting("STANDIN_LAZY", 0);
+    for (auto c : fresh) {
+        uint64_t buffer;
+        if (!bytes) continue;
+        if (alloc(&buffer, bytes)) {
+            last_error = "Failed to CUDA calloc " + std::to_string(bytes) + " bytes";
+            return CUDA;
+        }
+        c->comm->buffers.push_back(buffer);
+    }
+    return OK;
+}
 
 static int add(Call c) {
     open_calls.push_back(std::move(c));
     if (depth) return OK;
+    std::vector<Call> all;
+    all.swap(open_calls);
+    if (int e = connect(all)) return e;
     std::map<void*, std::vector<Call>> by;
-    for (auto& c : open_calls) by[c.stream].push_back(c);
-    open_calls.clear();
+    for (auto& c : all) by[c.stream].push_back(c);
     for (auto& x : by) {
         auto calls = x.second;
         put(x.first, [calls] {
-            for (auto& c : calls)
-                if (c.leave) c.leave();
-            for (auto& c : calls)
-                if (c.come) c.come();
-            for (auto& c : calls)
-                if (c.left) c.left();
+            try {
+                for (auto& c : calls)
+                    if (c.leave) c.leave();
+                for (auto& c : calls)
+                    if (c.come) c.come();
+                for (auto& c : calls)
+                    if (c.left) c.left();
+            } catch (Aborted) {
+            }
         });
     }
     return OK;
 }
 
 static void log(const Comm* c, const char* call, size_t count, int kind, int other) {
+    arrive(call);
     const char* dir = getenv("STANDIN_LOG");
     if (!dir) return;
     std::string file = std::string(dir) + "/rank-" + std::to_string(c->world[c->rank]);
@@ -149,11 +167,14 @@ static int exchange(Comm* c, const void* from, std::function<std::pair<size_t, s
     static std::atomic<int> done{0};
     const char* hang = getenv("STANDIN_HANG");
     const bool ends = !hang || done++ < atoi(hang);
-    Call call;
-    call.stream = stream;
+    Call call = {c, stream, "c"};
+    for (int r = 0; r < c->size(); r++) call.members.push_back(r);
     auto own = std::make_shared<std::string>();
     call.leave = [=] {
-        while (!ends) usleep(10000);
+        while (!ends) {
+            if (c->aborted) throw Aborted();
+            usleep(10000);
+        }
         for (int p = 0; p < c->size(); p++) {
             auto [at, bytes] = part(p);
             if (p == c->rank) own->assign((const char*)from + at, bytes);
@@ -164,7 +185,7 @@ static int exchange(Comm* c, const void* from, std::function<std::pair<size_t, s
         call.come = [=] {
             std::vector<std::string> all;
             for (int p = 0; p < c->size(); p++)
-                all.push_back(p == c->rank ? *own : take(c->file('c', p, c->rank, n), expected));
+                all.push_back(p == c->rank ? *own : take(c->file('c', p, c->rank, n), expected, c->aborted));
             use(std::move(all));
         };
     }
@@ -177,6 +198,10 @@ static std::string folded(const std::vector<std::string>& all, int kind, int how
     return sum;
 }
 
+static std::string direction(int from, int to) {
+    return std::to_string(from) + "-" + std::to_string(to);
+}
+
 extern "C" {
 
 int ncclGetVersion(int* v) {
@@ -184,14 +209,29 @@ int ncclGetVersion(int* v) {
     return OK;
 }
 const char* ncclGetErrorString(int code) {
-    return code == INVALID_ARGUMENT ? "invalid argument" : "an error of the stand-in";
+    switch (code) {
+        case CUDA: return "unhandled cuda error (run with NCCL_DEBUG=INFO for details)";
+        case SYSTEM: return "unhandled system error (run with NCCL_DEBUG=INFO for details)";
+        case INTERNAL: return "internal error - please report this issue to the NCCL developers";
+        case INVALID_ARGUMENT: return "invalid argument (run with NCCL_DEBUG=WARN for details)";
+        case INVALID_USAGE: return "invalid usage (run with NCCL_DEBUG=WARN for details)";
+        case REMOTE: return "remote process exited or there was a network error";
+        default: return "unknown result code";
+    }
 }
+const char* ncclGetLastError(Comm*) { return last_error.c_str(); }
 int ncclGetUniqueId(Id* id) {
+    static std::atomic<int> jobs{0};
     const char* dir = getenv("STANDIN_DIR");
-    snprintf(id->text, sizeof id->text, "%s/standin-nccl-XXXXXX", dir ? dir : "/tmp");
+    if (!dir) {
+        snprintf(id->text, sizeof id->text, "job %d", jobs++);
+        return OK;
+    }
+    snprintf(id->text, sizeof id->text, "%s/standin-nccl-XXXXXX", dir);
     return mkdtemp(id->text) ? OK : SYSTEM;
 }
 int ncclCommInitRank(Comm** made, int ranks, Id id, int rank) {
+    arrive("ncclCommInitRank");
     if (rank < 0 || rank >= ranks) return INVALID_ARGUMENT;
     Comm* c = new Comm;
     c->path = std::string(id.text) + "/all-";
@@ -200,18 +240,19 @@ int ncclCommInitRank(Comm** made, int ranks, Id id, int rank) {
     c->sent.resize(ranks);
     c->received.resize(ranks);
     give(c->path + "h" + std::to_string(rank), "", 0);
-    for (int r = 0; r < ranks; r++) look(c->path + "h" + std::to_string(r));
+    for (int r = 0; r < ranks; r++) look(c->path + "h" + std::to_string(r), c->aborted);
     *made = c;
     return OK;
 }
 int ncclCommSplit(Comm* c, int color, int key, Comm** made, void*) {
+    arrive("ncclCommSplit");
     const std::string name = c->path + "s" + std::to_string(c->splits++) + ".";
     const int own[2] = {color, key};
     give(name + std::to_string(c->rank), own, sizeof own);
     std::vector<std::pair<int, int>> members;
     for (int r = 0; r < c->size(); r++) {
         int theirs[2];
-        memcpy(theirs, look(name + std::to_string(r)).data(), sizeof theirs);
+        memcpy(theirs, look(name + std::to_string(r), c->aborted).data(), sizeof theirs);
         if (color >= 0 && theirs[0] == color) members.push_back({theirs[1], r});
     }
     *made = nullptr;
@@ -229,11 +270,25 @@ int ncclCommSplit(Comm* c, int color, int key, Comm** made, void*) {
     return OK;
 }
 int ncclCommDestroy(Comm* c) {
+    static auto release = (int (*)(uint64_t))driver("cuMemFree_v2");
+    arrive("ncclCommDestroy");
+    if (getenv("STANDIN_DESTROY")) {
+        give(c->path + "d" + std::to_string(c->rank), "", 0);
+        for (int r = 0; r < c->size(); r++) look(c->path + "d" + std::to_string(r), c->aborted);
+    }
+    for (auto buffer : c->buffers) release(buffer);
     delete c;
     return OK;
 }
-int ncclCommGetAsyncError(Comm*, int* state) {
-    *state = OK;
+// What is queued may still use the communicator, which stays.
+int ncclCommAbort(Comm* c) {
+    c->aborted = true;
+    return OK;
+}
+int ncclCommGetAsyncError(Comm* c, int* state) {
+    const int code = setting("STANDIN_ASYNC", OK);
+    *state = code && c->asked++ > 50 ? code : OK;
+    if (*state) last_error = "NET/IB : Got completion with error 12";
     return OK;
 }
 int ncclGroupStart() {
@@ -253,12 +308,9 @@ int ncclSend(const void* from, size_t count, int kind, int to, Comm* c, void* st
     if (to < 0 || to >= c->size() || !inside(from, bytes)) return INVALID_ARGUMENT;
     log(c, "send", count, kind, to);
     const std::string file = c->file('m', c->rank, to, c->sent[to]++);
-    Call call;
-    call.stream = stream;
+    Call call = {c, stream, direction(c->rank, to), {c->rank, to}};
     call.leave = [=] { give(file, from, bytes); };
-    call.left = [=] {
-        while (there(file)) usleep(30);
-    };
+    call.left = [=] { await(file, false, c->aborted); };
     return add(call);
 }
 int ncclRecv(void* to, size_t count, int kind, int from, Comm* c, void* stream) {
@@ -266,9 +318,8 @@ int ncclRecv(void* to, size_t count, int kind, int from, Comm* c, void* stream) 
     if (from < 0 || from >= c->size() || !inside(to, bytes)) return INVALID_ARGUMENT;
     log(c, "recv", count, kind, from);
     const std::string file = c->file('m', from, c->rank, c->received[from]++);
-    Call call;
-    call.stream = stream;
-    call.come = [=] { memcpy(to, take(file, bytes).data(), bytes); };
+    Call call = {c, stream, direction(from, c->rank), {c->rank, from}};
+    call.come = [=] { memcpy(to, take(file, bytes, c->aborted).data(), bytes); };
     return add(call);
 }
 int ncclBroadcast(const void* from, void* to, size_t count, int kind, int root, Comm* c,

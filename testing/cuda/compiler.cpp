@@ -24,16 +24,16 @@ static std::string folder() {
     return path.substr(0, path.rfind('/'));
 }
 
-// `ENTRY(name)` for every kernel of a text.
+// `ENTRY(name)` for every kernel of a text, between what begins and ends them.
 static std::string entries(const std::string& text) {
-    std::string all;
+    std::string all = "KERNELS\n";
     const std::string mark = "KERNEL void ", bounds = "__launch_bounds__(";
     for (size_t at = text.find(mark); at != std::string::npos; at = text.find(mark, at)) {
         at += mark.size();
         if (text.compare(at, bounds.size(), bounds) == 0) at = text.find(") ", at) + 2;
         all += "ENTRY(" + text.substr(at, text.find('(', at) - at) + ")\n";
     }
-    return all;
+    return all + "KERNELS_END\n";
 }
 
 // Messages as the real compiler writes them: `file(line): error: …`.

@@ -1,10 +1,13 @@
 // Stands in for libcuda where there is no GPU: STANDIN_DEVICES devices, or one, whose memory is the
-// host's, full of NaN at first; kernels are those that compiler.cpp has made, run by emulate.h. A stream
-// is a thread that does its work in order, some of it late, so that what does not wait for another
+// host's, full of NaN at first; kernels are those that compiler.cpp has made, run by emulate.h.
+// Streams do their work in order (queues.h), some of it late, so that what does not wait for another
 // stream reads what is not there yet. While a stream captures, its work is kept for a graph, and what
 // the driver refuses then is refused. With STANDIN_LOG the file `driver` in that folder has a line for
-// what the host waited for, for launches, and for graphs; with STANDIN_FAULT=D,N device D is lost
-// in the N-th launch there: it does nothing more, and calls on it fail. For tests.
+// what the host waited for, for what was loaded and looked up, for launches, and for graphs; with
+// STANDIN_FAULT=D,N device D is lost in the N-th launch there: it does nothing more, and calls on it
+// fail. STANDIN_SYNC=load,alloc,host,graph: such calls wait until no stream of the device has work, as
+// the driver's may; with STANDIN_STRICT=… they end a process in a thread that has launched something.
+// For tests.
 #include <dlfcn.h>
 #include <elf.h>
 #include <unistd.h>
@@ -25,6 +28,7 @@
 #include <vector>
 
 #include "emulate.h"
+#include "queues.h"
 
 enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_DEVICE = 101, INVALID_IMAGE = 200,
        INVALID_CONTEXT = 201, INVALID_HANDLE = 400, ILLEGAL_STATE = 401, NOT_FOUND = 500,
@@ -33,16 +37,12 @@ enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_DEVICE = 101, INVAL
 enum { THREAD_LOCAL = 1 };
 
 static const size_t MEMORY = 8ull << 30;
-static int contexts[16];
-static int devices() {
-    const char* set = getenv("STANDIN_DEVICES");
-    return set ? atoi(set) : 1;
-}
-static thread_local void* current = nullptr;
-static std::atomic<bool> lost[16];
+static int devices() { return setting("STANDIN_DEVICES", 1); }
+// The device of this thread.
+static thread_local Shared* current = nullptr;
 static int state() {
     if (!current) return INVALID_CONTEXT;
-    return lost[(int*)current - contexts] ? ILLEGAL_ADDRESS : OK;
+    return current->lost ? ILLEGAL_ADDRESS : OK;
 }
 
 static void log(const char* what, size_t n) {
@@ -55,31 +55,11 @@ static void log(const char* what, size_t n) {
     fflush(file);
 }
 
-// What follows outlives the threads of streams, which end with the process.
-// Allocations, by their first byte.
+// Allocations, by their first byte; they outlive the threads of streams.
 static std::mutex& lock = *new std::mutex;
 static std::map<uint64_t, size_t>& device_memory = *new std::map<uint64_t, size_t>;
 static std::map<void*, size_t>& host_memory = *new std::map<void*, size_t>;
 
-// Told whenever some work is done.
-static std::mutex& order = *new std::mutex;
-static std::condition_variable& progress = *new std::condition_variable;
-
-typedef std::vector<std::function<void()>> Graph;
-
-// A thread that works.
-struct Queue {
-    void* context;
-    std::deque<std::function<void()>> work;
-    size_t open = 0;  // of the work, what is not done
-    bool gone = false;
-    unsigned turn = 1;
-    // What is kept while it captures, for which thread, and whether something illegal was done.
-    std::shared_ptr<Graph> graph;
-    std::thread::id captor;
-    bool spoiled = false;
-};
-static std::set<Queue*>& queues = *new std::set<Queue*>;
 // Streams for which this thread captures.
 static thread_local std::set<Queue*> captures;
 
@@ -96,44 +76,21 @@ static int forbidden() {
     return found;
 }
 
-static void serve(Queue* q) {
-    std::unique_lock<std::mutex> held(order);
-    for (;;) {
-        progress.wait(held, [&] { return q->gone || !q->work.empty(); });
-        if (q->work.empty()) break;
-        // A device that is lost does nothing more.
-        if (lost[(int*)q->context - contexts]) return;
-        auto next = std::move(q->work.front());
-        q->work.pop_front();
-        held.unlock();
-        q->turn = q->turn * 1664525 + 1013904223;
-        if (q->turn >> 28 == 0) usleep(q->turn >> 18 & 255);
-        next();
-        next = nullptr;
-        held.lock();
-        q->open--;
-        progress.notify_all();
+// This thread's rank has launched something: a step has begun.
+static thread_local bool stepping = false;
+// A call that may wait for the device: of a kind that variables list.
+static void heavy(const char* kind, const char* call) {
+    arrive(call);
+    if (stepping && lists("STANDIN_STRICT", kind)) {
+        fprintf(stderr, "stand-in of the driver: %s in a step\n", call);
+        _exit(3);
     }
-    queues.erase(q);
-    delete q;
+    if (current && lists("STANDIN_SYNC", kind)) until_idle(current);
 }
 
-static void put(void* stream, std::function<void()> work) {
-    std::lock_guard<std::mutex> held(order);
-    Queue* q = (Queue*)stream;
-    if (q->graph) {
-        q->graph->push_back(std::move(work));
-        return;
-    }
-    q->work.push_back(std::move(work));
-    q->open++;
-    progress.notify_all();
-}
-
-// Work up to some moment.
 struct Event {
-    void* context;
-    std::shared_ptr<std::atomic<bool>> done;
+    Shared* device;
+    std::shared_ptr<Mark> mark;
 };
 
 // True if a range lies inside one allocation of the device.
@@ -161,11 +118,16 @@ extern "C" {
 // For the other stand-ins. A graph does it many times.
 void standin_put(void* stream, void (*work)(void*), void (*drop)(void*), void* argument) {
     std::shared_ptr<void> own(argument, drop);
-    put(stream, [=] { work(own.get()); });
+    put((Queue*)stream, [=] { work(own.get()); });
 }
+// From now on streams that are made are late by another number.
+void standin_seed(unsigned number) { seed = number; }
 bool standin_inside(uint64_t at, size_t bytes) { return inside(at, bytes); }
 
-int cuInit(unsigned) { return OK; }
+int cuInit(unsigned) {
+    arrive("cuInit");
+    return OK;
+}
 int cuDriverGetVersion(int* v) {
     *v = 13000;
     return OK;
@@ -209,12 +171,12 @@ int cuDeviceCanAccessPeer(int* can, int, int) {
 }
 int cuCtxEnablePeerAccess(void*, unsigned) { return current ? OK : INVALID_CONTEXT; }
 int cuDevicePrimaryCtxRetain(void** c, int device) {
-    *c = &contexts[device];
+    *c = on_device(device);
     return OK;
 }
 int cuDevicePrimaryCtxRelease_v2(int) { return OK; }
 int cuCtxSetCurrent(void* c) {
-    current = c;
+    current = (Shared*)c;
     return OK;
 }
 int cuDeviceGetUuid_v2(char* uuid, int device) {
@@ -224,32 +186,26 @@ int cuDeviceGetUuid_v2(char* uuid, int device) {
 }
 int cuStreamCreate(void** s, unsigned) {
     if (int e = state()) return e;
-    Queue* q = new Queue;
-    q->context = current;
-    std::lock_guard<std::mutex> held(order);
-    queues.insert(q);
-    std::thread(serve, q).detach();
-    *s = q;
+    *s = make_queue(current);
     return OK;
 }
 // What is queued is done before the stream is gone.
 int cuStreamDestroy_v2(void* s) {
     std::lock_guard<std::mutex> held(order);
     ((Queue*)s)->gone = true;
-    progress.notify_all();
+    ((Queue*)s)->ready.notify_one();
     return OK;
 }
 int cuStreamSynchronize(void* s) {
     if (int e = state()) return e;
     std::unique_lock<std::mutex> held(order);
     if (int e = spoil((Queue*)s)) return e;
-    progress.wait(held, [&] { return state() || ((Queue*)s)->open == 0; });
+    ((Queue*)s)->device->idle.wait(held, [&] { return state() || ((Queue*)s)->open == 0; });
     log("waited", 1);
     return state();
 }
 int cuStreamQuery(void* s) {
     if (int e = state()) return e;
-    std::lock_guard<std::mutex> held(order);
     if (int e = spoil((Queue*)s)) return e;
     if (((Queue*)s)->open) return NOT_READY;
     log("waited", 1);
@@ -286,7 +242,8 @@ int cuStreamEndCapture(void* s, void** graph) {
 int cuGraphInstantiateWithFlags(void** made, void* graph, unsigned long long) {
     if (int e = state()) return e;
     // A device whose memory the arenas have taken.
-    if (getenv("STANDIN_FULL")) return 2;
+    if (getenv("STANDIN_FULL")) return OUT_OF_MEMORY;
+    heavy("graph", "cuGraphInstantiate");
     auto g = (std::shared_ptr<Graph>*)graph;
     log("instantiated", (*g)->size());
     *made = new std::shared_ptr<Graph>(*g);
@@ -302,7 +259,8 @@ int cuGraphLaunch(void* graph, void* s) {
     if (int e = spoil((Queue*)s)) return e;
     auto g = *(std::shared_ptr<Graph>*)graph;
     log("graph", g->size());
-    put(s, [=] {
+    stepping = true;
+    put((Queue*)s, [=] {
         for (auto& work : *g) work();
     });
     return OK;
@@ -312,40 +270,61 @@ int cuEventCreate(void** e, unsigned) {
     return state();
 }
 int cuEventRecord(void* e, void* s) {
+    arrive("cuEventRecord");
     if (int e = state()) return e;
-    if (((Event*)e)->context != ((Queue*)s)->context) return INVALID_HANDLE;
+    if (((Event*)e)->device != ((Queue*)s)->device) return INVALID_HANDLE;
     // It would make of who waits for it a part of the graph.
     if (int e = spoil((Queue*)s)) return e;
-    auto done = std::make_shared<std::atomic<bool>>(false);
-    ((Event*)e)->done = done;
-    put(s, [=] { *done = true; });
+    auto mark = std::make_shared<Mark>();
+    ((Event*)e)->mark = mark;
+    put((Queue*)s, [=] {
+        std::lock_guard<std::mutex> held(order);
+        mark->done = true;
+        mark->told.notify_all();
+    });
     return OK;
 }
 int cuStreamWaitEvent(void* s, void* e, unsigned) {
     if (int e = state()) return e;
     if (spoil((Queue*)s)) return CAPTURE_ISOLATION;
-    auto done = ((Event*)e)->done;
-    if (!done) return OK;
-    put(s, [=] {
+    auto mark = ((Event*)e)->mark;
+    if (!mark) return OK;
+    put((Queue*)s, [=] {
         std::unique_lock<std::mutex> held(order);
-        progress.wait(held, [&] { return done->load(); });
+        mark->told.wait(held, [&] { return mark->done.load(); });
     });
     return OK;
 }
 int cuEventQuery(void* e) {
-    auto& done = ((Event*)e)->done;
-    return !done || *done ? OK : NOT_READY;
+    driver_lock.lock();
+    driver_lock.unlock();
+    auto& mark = ((Event*)e)->mark;
+    return !mark || mark->done ? OK : NOT_READY;
 }
 int cuEventDestroy_v2(void* e) {
     delete (Event*)e;
     return OK;
 }
 
+// All that is allocated on a device has room in STANDIN_MEMORY bytes.
+static size_t memory() { return setting("STANDIN_MEMORY", MEMORY); }
+int cuMemGetInfo_v2(size_t* left, size_t* all) {
+    if (int e = state()) return e;
+    std::lock_guard<std::mutex> held(lock);
+    *all = memory();
+    *left = memory() - current->used;
+    return OK;
+}
 int cuMemAlloc_v2(uint64_t* at, size_t bytes) {
     if (int e = state()) return e;
     if (int e = forbidden()) return e;
     if (bytes == 0) return INVALID_VALUE;
-    if (bytes > MEMORY) return OUT_OF_MEMORY;
+    heavy("alloc", "cuMemAlloc");
+    {
+        std::lock_guard<std::mutex> held(lock);
+        if (bytes > memory() - current->used) return OUT_OF_MEMORY;
+        current->used += bytes;
+    }
     char* made = emulated::allocate(256, bytes);
     memset(made, 0xff, bytes);
     std::lock_guard<std::mutex> held(lock);
@@ -357,22 +336,18 @@ int cuMemAlloc_v2(uint64_t* at, size_t bytes) {
 int cuMemFree_v2(uint64_t at) {
     if (int e = state()) return e;
     if (int e = forbidden()) return e;
-    {
-        std::unique_lock<std::mutex> held(order);
-        auto idle = [] {
-            for (Queue* q : queues)
-                if (q->open && q->context == current) return false;
-            return true;
-        };
-        progress.wait(held, idle);
-    }
+    until_idle(current);
     std::lock_guard<std::mutex> held(lock);
-    if (!device_memory.erase(at)) return INVALID_VALUE;
+    auto found = device_memory.find(at);
+    if (found == device_memory.end()) return INVALID_VALUE;
+    current->used -= found->second;
+    device_memory.erase(found);
     free((void*)at);
     return OK;
 }
 int cuMemHostAlloc(void** at, size_t bytes, unsigned) {
     if (int e = forbidden()) return e;
+    heavy("host", "cuMemHostAlloc");
     *at = malloc(bytes);
     std::lock_guard<std::mutex> held(lock);
     host_memory[*at] = bytes;
@@ -388,33 +363,41 @@ int cuMemcpyHtoDAsync_v2(uint64_t to, const void* from, size_t bytes, void* s) {
     if (!inside(to, bytes)) return INVALID_VALUE;
     // A graph reads it again in every launch.
     auto copy = ((Queue*)s)->graph ? nullptr : taken(from, bytes);
-    put(s, [=] { memcpy((void*)to, copy ? copy->data() : from, bytes); });
+    put((Queue*)s, [=] { memcpy((void*)to, copy ? copy->data() : from, bytes); });
     return OK;
 }
 int cuMemcpyDtoHAsync_v2(void* to, uint64_t from, size_t bytes, void* s) {
     if (!inside(from, bytes)) return INVALID_VALUE;
-    put(s, [=] { memcpy(to, (void*)from, bytes); });
+    put((Queue*)s, [=] { memcpy(to, (void*)from, bytes); });
     return OK;
 }
 int cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t bytes, void* s) {
     if (!inside(to, bytes) || !inside(from, bytes)) return INVALID_VALUE;
-    put(s, [=] { memcpy((void*)to, (void*)from, bytes); });
+    put((Queue*)s, [=] { memcpy((void*)to, (void*)from, bytes); });
     return OK;
 }
 int cuMemsetD8Async(uint64_t at, unsigned char x, size_t bytes, void* s) {
     if (!inside(at, bytes)) return INVALID_VALUE;
-    put(s, [=] { memset((void*)at, x, bytes); });
+    put((Queue*)s, [=] { memset((void*)at, x, bytes); });
     return OK;
 }
 
 // The image is a shared object, which ends with its table of sections.
 int cuModuleLoadData(void** module, const void* image) {
     if (int e = forbidden()) return e;
+    heavy("load", "cuModuleLoadData");
+    log("loaded", 1);
     const Elf64_Ehdr* head = (const Elf64_Ehdr*)image;
     if (memcmp(head->e_ident, ELFMAG, SELFMAG) || head->e_machine != 190) return INVALID_IMAGE;
     const size_t bytes = head->e_shoff + (size_t)head->e_shnum * head->e_shentsize;
-    // The compiler's stand-in has put the processor of this machine aside.
     std::string own((const char*)image, bytes);
+    // What is loaded again is there: the code stays.
+    static std::mutex& loading = *new std::mutex;
+    static auto& known = *new std::map<std::string, void*>;
+    std::lock_guard<std::mutex> held(loading);
+    void*& kept = known[own];
+    if ((*module = kept)) return OK;
+    // The compiler's stand-in has put the processor of this machine aside.
     own.replace(18, 2, own.substr(14, 2)).replace(14, 2, 2, '\0');
     char path[] = "/tmp/standin-module-XXXXXX";
     const int file = mkstemp(path);
@@ -422,11 +405,14 @@ int cuModuleLoadData(void** module, const void* image) {
     *module = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     close(file);
     unlink(path);
+    kept = *module;
     return *module ? OK : INVALID_IMAGE;
 }
 // The code stays: a thread may unload it while the process ends and takes its code down itself.
 int cuModuleUnload(void*) { return state(); }
 int cuModuleGetFunction(void** function, void* module, const char* name) {
+    heavy("load", "cuModuleGetFunction");
+    log("function", 1);
     auto find = (emulated::Runner(*)(const char*))dlsym(module, "find_kernel");
     *function = find ? (void*)find(name) : nullptr;
     return *function ? OK : NOT_FOUND;
@@ -460,12 +446,16 @@ int cuLaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz, unsign
     const size_t n = *(const size_t*)extra[3] / 8;
     const std::vector<uint64_t> own(words, words + n);
     log("launch", 1);
-    const int device = (int*)((Queue*)stream)->context - contexts;
-    put(stream, [=] {
+    Shared* on = ((Queue*)stream)->device;
+    if (!((Queue*)stream)->graph) stepping = true;
+    put((Queue*)stream, [=] {
         static std::atomic<int> launches[16];
         static const char* fault = getenv("STANDIN_FAULT");
+        const int device = on - on_device(0);
         if (fault && atoi(fault) == device && ++launches[device] == atoi(strchr(fault, ',') + 1)) {
-            lost[device] = true;
+            std::lock_guard<std::mutex> held(order);
+            on->lost = true;
+            on->idle.notify_all();
             return;
         }
         ((emulated::Runner)function)({own.data(), n, {gx, gy, gz}, {bx, by, bz}, shared, false});

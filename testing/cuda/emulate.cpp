@@ -79,6 +79,7 @@ struct Block : Place {
     // Shared memory as groups see it.
     std::vector<char> shown;
     bool reversed;
+    const char* name;
     void (*body)(const void*);
     const void* argument;
 };
@@ -102,7 +103,7 @@ emulated_switch:
 )");
 
 void fail(const char* what) {
-    fprintf(stderr, "emulated kernel: %s\n", what);
+    fprintf(stderr, "emulated kernel %s: %s\n", block ? mine()->name : "", what);
     _exit(3);
 }
 
@@ -198,8 +199,8 @@ static void fiber_main() {
 }
 
 // Makes NaN of all `__shared__` variables, as of the rest of shared memory: a device leaves in them what
-// was there. They are the thread-local variables of this program or library, beside `block`.
-static void poison_variables() {
+// was there. They are the thread-local variables of a program or library, of which this is one; `block` may be, too.
+static void poison_variables(void* variable) {
     Place* kept = block;
     auto one = [](dl_phdr_info* of, size_t, void* own) {
         char* const data = (char*)of->dlpi_tls_data;
@@ -211,7 +212,7 @@ static void poison_variables() {
         }
         return 0;
     };
-    const int found = dl_iterate_phdr(one, &block);
+    const int found = dl_iterate_phdr(one, variable);
     block = kept;
     if (!found) fail("the variables of shared memory are not found");
 }
@@ -243,7 +244,8 @@ public:
 };
 static Stacks all_stacks;
 
-void run(const Launch& l, void (*body)(const void*), const void* parameters) {
+void run(const Launch& l, const char* name, void* variable, void (*body)(const void*),
+         const void* parameters) {
     const auto [grid, size, shared_bytes, reversed] =
         std::tuple(l.grid, l.size, l.shared, l.reversed);
     const unsigned n = size.x * size.y * size.z;
@@ -255,6 +257,7 @@ void run(const Launch& l, void (*body)(const void*), const void* parameters) {
     b.size = size;
     b.grid = grid;
     b.reversed = reversed;
+    b.name = name;
     b.body = body;
     b.argument = parameters;
     block = &b;
@@ -270,7 +273,7 @@ void run(const Launch& l, void (*body)(const void*), const void* parameters) {
         b.shared_bytes = shared_bytes;
         b.shown.clear();
         memset(b.shared, 0xff, shared_bytes);
-        poison_variables();
+        poison_variables(variable);
         for (Warp& w : b.warps) w = Warp{};
         for (Group& g : b.groups) g = Group{};
         // Threads of the block before have left their frames without returning.
@@ -574,21 +577,4 @@ void take(const Launch& l, void* parameters, size_t bytes) {
     memcpy(parameters, l.words, bytes);
 }
 
-// Empty before any entry is made.
-static const Entry* last;
-
-Entry::Entry(const char* name, Runner run) : name(name), run(run), before(last) { last = this; }
-
-Runner find(const char* name) {
-    for (const Entry* e = last; e; e = e->before) {
-        if (!strcmp(e->name, name)) return e->run;
-    }
-    return nullptr;
-}
-
 }  // namespace emulated
-
-// What a library of kernels is asked for.
-extern "C" __attribute__((visibility("default"))) emulated::Runner find_kernel(const char* name) {
-    return emulated::find(name);
-}

@@ -188,18 +188,10 @@ using Runner = void (*)(const Launch&);
 
 // Copies the words; they must be as many.
 void take(const Launch& l, void* parameters, size_t bytes);
-// Runs `body` as every thread of every block.
-void run(const Launch& l, void (*body)(const void*), const void* parameters);
-
-// An entry point, for as long as the program runs.
-struct Entry {
-    const char* name;
-    Runner run;
-    const Entry* before;
-    Entry(const char* name, Runner run);
-};
-// Null if there is none.
-Runner find(const char* name);
+// Runs `body` as every thread of every block; if it fails, the kernel is called `name`. One of the thread-local
+// variables of the library or program that the kernel is in tells where its `__shared__` ones are.
+void run(const Launch& l, const char* name, void* variable, void (*body)(const void*),
+         const void* parameters);
 
 // The parameters of a kernel have one type, which it tells.
 template <class P>
@@ -207,11 +199,20 @@ P parameters(void (*)(P));
 
 }  // namespace emulated
 
+// Behind the text of kernels, `KERNELS ENTRY(one) ENTRY(other) KERNELS_END`: what finds them by their names.
+#define KERNELS                                                                                 \
+    extern "C" __attribute__((visibility("default"))) emulated::Runner find_kernel(             \
+        const char* kernel) {
 #define ENTRY(name)                                                                             \
-    static const emulated::Entry entry_##name(#name, [](const emulated::Launch& l) {            \
+    if (!strcmp(kernel, #name)) return [](const emulated::Launch& l) {                          \
         using P = decltype(emulated::parameters(name));                                         \
         static_assert(sizeof(P) % 8 == 0, "a parameter is of whole words");                     \
         alignas(P) char parameters[sizeof(P)];                                                  \
         emulated::take(l, parameters, sizeof(P));                                               \
-        emulated::run(l, [](const void* p) { name(*(const P*)p); }, parameters);                \
-    });
+        static thread_local char variable;                                                      \
+        emulated::run(l, #name, &variable, [](const void* p) { name(*(const P*)p); },           \
+                      parameters);                                                              \
+    };
+#define KERNELS_END                                                                             \
+    return nullptr;                                                                             \
+    }

@@ -12,6 +12,7 @@ traces, is taken out of the archives, so that they are small; what is in WHOLE k
 import json
 import struct
 import sys
+import warnings
 import zipfile
 import zlib
 from pathlib import Path
@@ -19,6 +20,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 from torch import nn
+from torch.nn import functional as F
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
 from transformers.utils import logging
 
@@ -401,6 +403,20 @@ class Classes(Nano):
         return self.scored(self.logits(input_ids) + self.head(self.wte(token_type_ids)), labels)
 
 
+class Mixed(Nano):
+    """Behind causal attention an attention written out that sees all tokens, or a mean of them."""
+
+    def __init__(self, mean=False):
+        super().__init__()
+        self.mean = mean
+
+    def logits(self, ids):
+        x = super().logits(ids)
+        if self.mean:
+            return x + x.mean(1, keepdim=True)
+        return x + (x @ x.transpose(1, 2)).softmax(-1) @ x
+
+
 class Speech(Nano):
     """Frames of another length beside tokens of a decoder."""
 
@@ -437,9 +453,96 @@ LABELLED = {
     "classes": (lambda: Classes(causal=False, classes=40), lambda: dict(
         token_type_ids=whole(2), input_ids=whole(24), labels=whole(40, 0, 9))),
     "few_classes": (lambda: Nano(causal=False, classes=5), lambda: dict(idx=whole(24), targets=whole(5, 0))),
+    "mixed": (Mixed, lambda: dict(idx=whole(24), targets=whole(24, 3))),
+    "mean": (lambda: Mixed(mean=True), lambda: dict(idx=whole(24), targets=whole(24, 3))),
     "speech": (Speech, lambda: dict(frames=torch.randn(ROWS, 5, 6), decoder_input_ids=whole(24), labels=whole(24, 2))),
     "nodes": (Nodes, lambda: dict(x=torch.randn(ROWS, SEQ, 6), adjacency=torch.rand(ROWS, SEQ, SEQ), labels=whole(5, 1))),
 }
+
+
+class Losses(nn.Module):
+    """A bag of tokens with a loss of its own; what classes weigh is a buffer."""
+
+    def __init__(self, loss):
+        super().__init__()
+        self.embed, self.head, self.loss = nn.Embedding(24, 8), nn.Linear(8, 24, bias=False), loss
+        self.register_buffer("weights", torch.linspace(0.2, 2.0, 24))
+
+    def forward(self, idx, targets):
+        logits = self.head(self.embed(idx))
+        return self.loss(self, logits, targets), logits
+
+
+def entropy(**how):
+    return lambda m, x, y: F.cross_entropy(x.flatten(0, 1), y.flatten(), **how)
+
+
+# What is made of logits and labels: exact over microbatches, and of one microbatch only.
+LOSSES = {
+    "ignore_last": entropy(ignore_index=-1),
+    "smooth": entropy(label_smoothing=0.2),
+    "none": lambda m, x, y: entropy(reduction="none")(m, x, y).mean(),
+    "quarter": lambda m, x, y: entropy()(m, x, y) / 4,
+    "with_more": lambda m, x, y: 2 * entropy(ignore_index=-1)(m, x, y) + 0.1 * x.pow(2).mean(),
+    "twice": lambda m, x, y: entropy()(m, x, y) - 0.5 * entropy(label_smoothing=0.1)(m, x, y),
+    "ignore_first": entropy(ignore_index=0),
+    "weights": lambda m, x, y: entropy(weight=m.weights)(m, x, y),
+    "weights_smooth": lambda m, x, y: entropy(weight=m.weights, label_smoothing=0.2, ignore_index=3)(m, x, y),
+    "sum": entropy(reduction="sum"),
+    "exp": lambda m, x, y: entropy()(m, x, y).exp(),
+    "none_sum": lambda m, x, y: entropy(reduction="none")(m, x, y).sum(),
+    "squares": lambda m, x, y: entropy()(m, x, y) + 0.01 * x.pow(2).sum(),
+    "by_rows": lambda m, x, y: entropy()(m, x, y) * x.shape[0],
+    "squares_by_rows": lambda m, x, y: entropy()(m, x, y) + x.pow(2).mean() * x.shape[0],
+    "over_rows": lambda m, x, y: entropy()(m, x, y) + 0.01 * x.pow(2).sum() / x.shape[0],
+    "more": lambda m, x, y: 1.5 - 0.5 * (entropy()(m, x, y) + 1),
+}
+# What is not scored, in the place of -100.
+IGNORED = {"ignore_last": -1, "with_more": -1, "ignore_first": 0, "weights_smooth": 3}
+FOR_FLOATS = {
+    "bce": lambda m, x, y: F.binary_cross_entropy(x.sigmoid(), y),
+    "bce_logits": lambda m, x, y: F.binary_cross_entropy_with_logits(x, y),
+    "bce_weights": lambda m, x, y: F.binary_cross_entropy_with_logits(x, y, weight=m.weights, pos_weight=m.weights + 1),
+    "kl": lambda m, x, y: F.kl_div(x - 3, y * (y > 0.5)),
+    "kl_log": lambda m, x, y: F.kl_div(x, y - 1, log_target=True),
+    "l1": lambda m, x, y: F.l1_loss(x, y),
+    "smooth_l1": lambda m, x, y: F.smooth_l1_loss(x, y, beta=0.7),
+    "huber": lambda m, x, y: F.huber_loss(x, y, delta=0.6),
+    "mse": lambda m, x, y: F.mse_loss(x, y),
+    "mse_sum": lambda m, x, y: F.mse_loss(x, y, reduction="sum"),
+}
+
+
+def make_losses():
+    """losses/NAME.pt2 of each, for any rows, and losses.safetensors: one batch, the parameters, each loss and its gradients."""
+    warnings.simplefilter("ignore")
+    torch.manual_seed(5)
+    rows = 24
+    labels = torch.randint(24, (rows, 4))
+    labels[torch.rand(rows, 4) < 0.3] = -100
+    labels[3] = -100
+    batch = dict(idx=torch.randint(24, (rows, 4)), targets=labels, y=torch.rand(rows, 4, 24))
+    embed, head = 0.5 * torch.randn(24, 8), 0.5 * torch.randn(24, 8)
+    stored = dict(batch)
+    for name, loss in {**LOSSES, **FOR_FLOATS}.items():
+        model = Losses(loss)
+        model.embed.weight.data, model.head.weight.data = embed.clone(), head.clone()
+        y = batch["y"] if name in FOR_FLOATS else labels
+        if name in IGNORED:
+            y = torch.where(labels == -100, IGNORED[name], labels)
+        value, _ = model(batch["idx"], y)
+        value.backward()
+        stored |= {f"{name}.loss": value.detach().reshape(1), f"{name}.embed.weight": model.embed.weight.grad,
+                   f"{name}.head.weight": model.head.weight.grad}
+        dim = {0: torch.export.Dim("batch")}
+        program = torch.export.export(model, (batch["idx"], y), strict=False, dynamic_shapes=(dim, dim))
+        path = HERE / "losses" / f"{name}.pt2"
+        path.parent.mkdir(exist_ok=True)
+        torch.export.save(program, path)
+        slim(path)
+        print(f"losses/{name}: {value.item():.6f}, {path.stat().st_size} bytes", flush=True)
+    save_file({k: v.contiguous() for k, v in stored.items()}, HERE / "losses.safetensors")
+
 
 
 def make_labelled(name):
@@ -511,8 +614,8 @@ def make(name):
 if __name__ == "__main__":
     torch.set_num_threads(1)
     logging.set_verbosity_error()
-    for name in sys.argv[1:] or [*TABLE, *FLOATS, *LABELLED]:
+    for name in sys.argv[1:] or [*TABLE, *FLOATS, *LABELLED, "losses"]:
         try:
-            make(name)
+            make_losses() if name == "losses" else make(name)
         except Exception as e:  # the others are made
             print(f"{name}: {type(e).__name__}: {str(e)[:300]}", flush=True)

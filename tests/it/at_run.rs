@@ -36,7 +36,7 @@ fn a_learning_rate_given_at_run_is_as_if_it_were_compiled() {
     let cases: [(&str, Words, Words, Words); 6] = [
         ("llama_gqa", &["--mesh", "dp=2,tp=2", "--sp"], &[], &["--lr", "1e-2"]),
         ("gpt2", &["--mesh", "dp=2", "--zero", "1"], &["--optimizer", "sgd"], &["--lr", "0.3"]),
-        ("llama_mha", &["--mesh", "dp=2", "--zero", "3", "--dtype", "bf16"], &[], cosine),
+        ("llama_mha", &["--mesh", "dp=2", "--zero", "3", "--dtype", "bfloat16"], &[], cosine),
         ("llama_deep", &["--mesh", "pp=2", "--microbatch", "2"], &cosine[..6], floor),
         ("mixtral", &["--mesh", "dp_shard=2,ep=2", "--clip", "0.5"], &[], cosine),
         (
@@ -189,7 +189,8 @@ fn what_no_run_can_take_is_refused() {
         refused("p", &["--lr", lr], &["--lr"]);
     }
     let cosine = ["--lr-schedule", "warmup-cosine"];
-    refused("p", &["--lr-schedule", "linear"], &["constant or warmup-cosine"]);
+    let words = lab.misuses(&["run", "p", "--lr-schedule", "linear"], "--lr-schedule");
+    assert!(words.contains("[possible values: constant, warmup-cosine]"), "{words}");
     refused("p", &["--warmup", "3"], &["the learning rate is constant", "add --lr-schedule"]);
     refused("p", &["--min-lr", "-0.1", cosine[0], cosine[1]], &["--min-lr"]);
     refused("p", &["--min-lr", "0.1", cosine[0], cosine[1]], &["is above --lr 0.001"]);

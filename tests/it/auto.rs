@@ -101,7 +101,7 @@ fn large(flags: Flags) -> Plan {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/configs/llama-3.1-8b.json");
     let text = std::fs::read_to_string(file).expect("a config");
     let config: serde_json::Value = serde_json::from_str(&text).expect("a config");
-    let flags = Flags { mesh: Some("tp=8".into()), dtype: Some("bf16".into()), ..flags };
+    let flags = flags.with("mesh", "tp=8").with("dtype", "bf16");
     let o = Options { hardware: fast(), ..flags.options().expect("legal flags") };
     shardc::compile_config(&config, &o).unwrap_or_else(|e| panic!("{e}")).stored.plan
 }
@@ -125,14 +125,14 @@ fn sent(plan: &Plan, kind: FuncKind) -> BTreeMap<&'static str, (f64, usize)> {
 /// takes two sums per layer.
 #[test]
 fn decoding_is_split_as_in_megatron() {
-    let plan = large(Flags {
-        mode: Some("infer".into()),
-        global_batch: Some(1),
-        seq: Some(1),
-        memory: Some("8GiB".into()),
-        shard: vec!["auto".into()],
-        ..Flags::default()
-    });
+    let plan = large(
+        Flags::default()
+            .with("mode", "infer")
+            .with("global-batch", 1)
+            .with("seq", 1)
+            .with("memory", "8GiB")
+            .with("shard", "auto"),
+    );
     let all = sent(&plan, FuncKind::Forward);
     assert_eq!(all.keys().copied().collect::<Vec<_>>(), ["all_reduce"]);
     assert_eq!(all["all_reduce"], (2.0 * 2.0 * 7.0 / 8.0 * 4096.0 * 2.0, 2));
@@ -142,12 +142,12 @@ fn decoding_is_split_as_in_megatron() {
 /// sums forward and two backward, by the same prices, since norms are split along their columns.
 #[test]
 fn odd_sequences_cost_no_more_than_in_megatron() {
-    let of = |shard: Vec<String>| {
-        let flags = Flags { global_batch: Some(8), seq: Some(2047), ..Flags::default() };
-        let plan = large(Flags { shard, ..flags });
+    let of = |shard: Option<&str>| {
+        let flags = Flags::default().with("global-batch", 8).with("seq", 2047);
+        let plan = large(flags.maybe("shard", shard));
         Prices::Generic(fast()).price(&plan, &[]).expect("a schedule").step
     };
-    let (own, megatron) = (of(vec!["auto".into()]), of(vec![]));
+    let (own, megatron) = (of(Some("auto")), of(None));
     assert!(own < megatron, "{own} {megatron}");
 }
 
@@ -155,15 +155,15 @@ fn odd_sequences_cost_no_more_than_in_megatron() {
 /// used and its gradient scattered, as FSDP does, and nothing else is sent.
 #[test]
 fn many_rows_and_little_memory_make_fsdp() {
-    let plan = large(Flags {
-        global_batch: Some(16),
-        microbatch: Some(16),
-        seq: Some(4096),
-        memory: Some("59GiB".into()),
-        recompute: Some("none".into()),
-        shard: vec!["auto".into()],
-        ..Flags::default()
-    });
+    let plan = large(
+        Flags::default()
+            .with("global-batch", 16)
+            .with("microbatch", 16)
+            .with("seq", 4096)
+            .with("memory", "59GiB")
+            .with("recompute", "none")
+            .with("shard", "auto"),
+    );
     // q, k, v, o, gate, up, down, and two norms.
     let forward = sent(&plan, FuncKind::Forward);
     assert_eq!(forward.keys().copied().collect::<Vec<_>>(), ["all_gather"]);
@@ -343,19 +343,20 @@ fn products_on_a_square_cost_no_more_than_in_2d() {
         [2048, 2048, 2048, 2048],
     ] {
         for q in [2, 4] {
-            let rows = Flags { global_batch: Some(sizes[0]), ..Flags::default() };
-            let grid = |steps: &str| Flags {
-                mesh: Some(format!("tp={}", q * q)),
-                tp_mode: Some("2d".into()),
-                tp_steps: Some(steps.into()),
-                shard: vec!["up=colwise".into(), "down=rowwise".into()],
-                ..rows.clone()
+            let rows = Flags::default().with("global-batch", sizes[0]);
+            let grid = |steps: &str| {
+                rows.clone()
+                    .with("mesh", format!("tp={}", q * q))
+                    .with("tp-mode", "2d")
+                    .with("tp-steps", steps)
+                    .with("shard", "up=colwise")
+                    .with("shard", "down=rowwise")
             };
             let by_hand = ["gathered", "summa"].map(|s| step("2d.ir", layers(sizes, &[]), grid(s)));
             let least = by_hand[0].min(by_hand[1]);
             for asked in [&[][..], &["%x", "%y", "%out"]] {
                 let mesh = format!("mesh [y={q}, x={q}]\n");
-                let flags = Flags { shard: vec!["auto".into()], ..rows.clone() };
+                let flags = rows.clone().with("shard", "auto");
                 let own = step("own.ir", mesh + &layers(sizes, asked), flags);
                 assert!(own <= least, "{sizes:?} on {q} x {q}, {asked:?}: {own} of {by_hand:?}");
             }
@@ -375,13 +376,11 @@ fn heads_are_split_by_a_part_of_an_axis() {
         for (name, n) in [("hidden_size", heads * 8), ("head_dim", 8)].into_iter().chain(sizes) {
             config[name] = n.into();
         }
-        let flags = Flags {
-            mesh: Some(mesh.into()),
-            global_batch: Some(1),
-            seq: Some(7),
-            shard: vec!["auto".into()],
-            ..Flags::default()
-        };
+        let flags = Flags::default()
+            .with("mesh", mesh)
+            .with("global-batch", 1)
+            .with("seq", 7)
+            .with("shard", "auto");
         let o = Options { hardware: split(1e12), ..flags.options().expect("legal flags") };
         let mut done = shardc::compile_config(&config, &o).unwrap_or_else(|e| panic!("{e}"));
         done.prove(shardc::proof::Prove::Yes).unwrap_or_else(|e| panic!("{e}"));

@@ -133,6 +133,39 @@ fn text_that_is_no_program() {
     lab.refuses(&compile("none.ir", &[]), 2, "file");
 }
 
+/// A router that chooses for padding too, whatever its choice passes on the way to the experts.
+#[test]
+fn padding_that_chooses_experts() {
+    let lab = Lab::new("choosing_padding");
+    let mixtral = format!("{FIXTURES}/mixtral");
+    let flags = ["--seq", "16", "--global-batch", "8", "--documents"];
+    lab.ok(
+        &[&["compile", &mixtral, "-o", "plan", "--prove", "no"][..], &flags, &["eod=2"]].concat()
+    );
+    let own = std::fs::read_to_string(lab.path("plan/model.ir")).expect("a model");
+    let line = own.lines().find(|l| l.contains("%l0.expert = top_k")).expect("a choice");
+    let ty = line.rsplit_once(" : ").expect("a type").1;
+    let sizes: Vec<&str> = ty.trim_start_matches("i32[").trim_end_matches(']').split(',').collect();
+    let [z, t, k] = sizes[..] else { panic!("{ty}") };
+    let moved = format!(
+        "{line}\n  %l0.turned = transpose[ztk->kzt] %l0.expert : i32[{k},{z},{t}]\n  \
+         %l0.moved = transpose[kzt->ztk] %l0.turned : {ty}"
+    );
+    for text in [
+        own.clone(),
+        own.replace(line, &moved).replace("capacity=none] %l0.expert", "capacity=none] %l0.moved"),
+    ] {
+        lab.write("m.ir", &text);
+        let check = |how: &'static str| [&["check", "m.ir"][..], &flags, &[how]].concat();
+        lab.ok(&check("eod=2"));
+        let said = String::from_utf8_lossy(&lab.shardc(&check("eod=2,pad=0")).stderr).into_owned();
+        assert!(
+            said.contains("error[source]: ") && said.contains("experts of padding too"),
+            "{said}"
+        );
+    }
+}
+
 /// Programs that nothing is wrong with, and one that trains nothing.
 #[test]
 fn text_with_odd_weights() {
@@ -311,10 +344,21 @@ fn words_that_are_not_known() {
     let said = lab.refuses(&compile(&c, &[]), 4, "unknown-model-type");
     assert!(said.contains("llama"), "{said}");
     let refuses = |flags: &[&str], code: &str| lab.refuses(&compile(mha, flags), 2, code);
-    refuses(&["--optimizer", "adam"], "flag");
-    refuses(&["--mode", "test"], "flag");
-    refuses(&["--decay", "some"], "flag");
-    refuses(&["--lr-schedule", "linear"], "flag");
+    let near = lab.misuses(&compile(mha, &["--optimizer", "adam"]), "--optimizer");
+    assert!(near.contains("[possible values: adamw, sgd, lion, adafactor, muon]"), "{near}");
+    assert!(near.contains("a similar value exists: 'adamw'"), "{near}");
+    // A word that is a line end makes no line of what is said.
+    let out = lab.shardc(&compile(mha, &["--bogus=\n"]));
+    let said = String::from_utf8_lossy(&out.stderr).into_owned();
+    assert_eq!(out.status.code(), Some(2), "{said}");
+    assert!(said.lines().count() > 2 && !said.contains("\\n\\n"), "{said}");
+    for flag in ["--global-batch", "--seq"] {
+        let plan = ["plan", mha, "--gpus", "4", "--device", "h100-sxm", flag, "0"];
+        lab.refuses(&plan, 2, "flag");
+    }
+    for (flag, word) in [("--mode", "test"), ("--decay", "some"), ("--lr-schedule", "linear")] {
+        lab.misuses(&compile(mha, &[flag, word]), flag);
+    }
     refuses(&["--betas", "0.9"], "flag");
     refuses(&["--betas", "0.9,1.0"], "flag");
     refuses(&["--eps=-1"], "flag");
@@ -344,8 +388,19 @@ fn words_that_are_not_known() {
         lab.refuses(&compile("shardc.toml", &[]), 2, "config-file")
     };
     let said = toml("mash = \"tp=2\"");
-    assert!(said.contains("mash"), "{said}");
-    toml("seq = \"long\"");
+    assert!(said.contains("did you mean mesh?"), "{said}");
+    for (line, needed) in [
+        ("seq = \"long\"", "a whole number is needed, not \"long\", in `seq`"),
+        ("seq = -5", "a whole number is needed, not -5"),
+        ("sp = 1", "true or false is needed, not 1"),
+        ("lr = \"x\"", "a number is needed, not \"x\""),
+        ("shard = 3", "a text or a list of texts is needed, not 3"),
+        ("dropout = true", "text in quotes, or a number is needed, not true"),
+        ("dtype = \"float64\"", "`float64` is none of f32, bf16, f16"),
+    ] {
+        let said = toml(line);
+        assert!(said.contains(needed), "{said}");
+    }
     toml("seq = ");
     lab.write("shardc.toml", "mesh = \"tp=2\"");
     lab.refuses(&compile("shardc.toml", &[]), 2, "config-file");
@@ -369,18 +424,16 @@ fn what_is_not_built_or_does_not_fit() {
     lab.refuses(&compile(mha, &["--dropout", "1.0"]), 2, "flag");
     let grid = ["--dropout", "0.1", "--mesh", "tp=4", "--tp-mode", "2d"];
     lab.refuses(&compile(mha, &grid), 4, "not-built");
-    let devices: [&[&str]; 4] = [
-        &["--device", "tpu"],
-        &["--arch", "sm_90a"],
-        &["--device", "cuda", "--arch", "sm_70"],
-        &["--transport", "gloo"],
-    ];
-    let types: [&[&str]; 6] = [
-        &["--dtype", "f8"],
+    for (flag, word) in
+        [("--device", "tpu"), ("--transport", "gloo"), ("--dtype", "f8"), ("--hysteresis", "0")]
+    {
+        lab.misuses(&compile(mha, &[flag, word]), flag);
+    }
+    let devices: [&[&str]; 2] = [&["--arch", "sm_90a"], &["--device", "cuda", "--arch", "sm_70"]];
+    let types: [&[&str]; 4] = [
         &["--grad-dtype", "bf16"],
         &["--dtype", "f16", "--grad-dtype", "bf16"],
         &["--dtype", "f16", "--loss-scale", "1000"],
-        &["--dtype", "f16", "--hysteresis", "0"],
         &["--dtype", "f16", "--initial-loss-scale", "2", "--min-loss-scale", "4"],
     ];
     for flags in types.into_iter().chain(devices) {

@@ -26,11 +26,13 @@ fn sizes_that_do_not_divide() {
     let said = refuses(mha, &["--mesh", "dp=3"], "batch-not-divisible");
     assert!(said.contains("--global-batch 9"), "{said}");
     refuses(mha, &["--mesh", "dp=2", "--microbatch", "3"], "batch-not-divisible");
-    refuses(mha, &["--global-batch", "0"], "flag");
-    refuses(mha, &["--microbatch", "0"], "flag");
+    for flag in ["--global-batch", "--microbatch", "--seq", "--node", "--gpus"] {
+        assert!(lab.misuses(&["compile", mha, flag, "0"], flag).contains("0 is "), "{flag}");
+    }
+    lab.misuses(&compile(mha, &["--zero", "4"]), "--zero");
+    lab.misuses(&["compile", mha, "--gpus", "16777217"], "--gpus");
     let said = refuses(mha, &["--seq", "33"], "sequence-too-long");
     assert!(said.contains("--seq 32"), "{said}");
-    refuses(mha, &["--seq", "0"], "flag");
     refuses(mha, &["--mesh", "tp=4", "--sp", "--seq", "18"], "sequence-not-divisible");
     refuses(mha, &["--sp"], "sp-needs-tp");
     let ring = ["--mesh", "cp=4", "--cp-mode", "ring", "--seq"];
@@ -43,7 +45,8 @@ fn sizes_that_do_not_divide() {
     for part in ["seq % cp == 0 with --cp-mode ring", "--seq 16", "--seq 20", "cp=3"] {
         assert!(said.contains(part), "no {part}: {said}");
     }
-    refuses(mha, &[&ring[..], &["16", "--cp-split", "diagonal"]].concat(), "flag");
+    let split = [&ring[..], &["16", "--cp-split", "diagonal"]].concat();
+    lab.misuses(&compile(mha, &split), "--cp-split");
     // Heads over cp leave no blocks to go around.
     let heads = ["16", "--shard", "model.layers.0.self_attn=?,-,cp"];
     let said = refuses(mha, &[&ring[..], &heads].concat(), "ring");
@@ -247,9 +250,9 @@ fn grids_of_tensor_parallelism() {
     let odd = lab.config("llama_mha", json!({ "hidden_size": 62, "head_dim": 16 }));
     refuses(&odd, "--mesh tp=8 --tp-mode 3d", "grid-not-divisible", &["hidden=62", "(q * q)"]);
     refuses(mha, "--mesh tp=4 --tp-mode 2d --sp", "sp-needs-1d", &["tp=4", "--tp-mode 1d"]);
-    refuses(mha, "--mesh tp=4 --tp-mode 4d", "flag", &["2.5d"]);
+    assert!(lab.misuses(&["compile", mha, "--tp-mode", "4d"], "--tp-mode").contains("2.5d"));
+    lab.misuses(&["compile", mha, "--tp-mode", "2.5d", "--tp-depth", "0"], "--tp-depth");
     refuses(mha, "--mesh tp=4 --tp-mode 2d --tp-depth 2", "flag", &["2.5d"]);
-    refuses(mha, "--mesh tp=4 --tp-mode 2.5d --tp-depth 0", "flag", &["--tp-depth 2"]);
     // A legal mesh of as many ranks is found by the same rules.
     let asked = ["check", mha, "--mesh", "tp=2,dp=4", "--tp-mode", "2d", "--seq", "16"];
     let out = lab.shardc(&asked);
@@ -370,6 +373,9 @@ const FLAGS: &[(&str, &str)] = &[
     ("--hardware", "fast.toml"),
     ("--shard", "auto"),
     ("--optimizer", "sgd"),
+    ("--optim", "*=lion"),
+    ("--optim-file", "rules.ir"),
+    ("--muon-dtype", "f32"),
     ("--lr", "0.5"),
     ("--lr-schedule", "warmup-cosine"),
     ("--warmup", "3"),
@@ -430,6 +436,7 @@ fn no_flag_is_silently_ignored() {
     }
     let text = std::fs::read_to_string(format!("{FIXTURES}/../cases/toy.ir")).expect("toy.ir");
     lab.write("toy.ir", &text);
+    lab.write("rules.ir", "update @mine(%p: f32[*] param, %g: f32[*] grad) -> (f32[*] param) {\n  return sub %p, %g\n}\n");
     lab.write("fast.toml", "link = 400e9\n[links]\ntp = 1e12\n");
     let whole = "%w1: f32[32,10] param \"net1.weight\"";
     let marked = |with: &str| text.replacen(whole, &format!("{whole} @({with})"), 1);

@@ -41,8 +41,12 @@ fn good(dir: &Path, args: &[&str]) -> String {
 }
 
 fn compile(dir: &Path, model: &str, flags: &[&str], plan: &str) {
+    compile_for(dir, model, ("16", "8"), flags, plan);
+}
+
+fn compile_for(dir: &Path, model: &str, (seq, batch): (&str, &str), flags: &[&str], plan: &str) {
     let model = fixture(model);
-    let base = ["compile", model.to_str().expect("a path"), "--seq", "16", "--global-batch", "8"];
+    let base = ["compile", model.to_str().expect("a path"), "--seq", seq, "--global-batch", batch];
     good(dir, &[&base[..], &["--clip", "0.5", "--lr", "3e-3"], flags, &["-o", plan]].concat());
 }
 
@@ -170,6 +174,33 @@ fn resharding_there_and_back_is_the_identity() {
     good(&dir, &["reshard", "b", "--to", "hf", "-o", "model"]);
     train(&dir, "plan", &["--steps", "2", "--save", "saved"]);
     assert!(files(&dir.join("model")) == files(&dir.join("saved")));
+}
+
+/// Checkpoints of builds before, of plans of schema 8: they go on, and give bit for bit what a run of this build
+/// gives that was never interrupted. Their plans are refused, with the command that makes them anew.
+#[test]
+fn checkpoints_of_builds_before_go_on() {
+    let all: [(&str, &str, &[&str]); 3] = [
+        ("adamw", "gpt2", &["--mesh", "dp=2", "--zero", "1"]),
+        ("f16", "gpt2", &["--mesh", "dp=2", "--dtype", "f16", "--initial-loss-scale", "65536"]),
+        ("moe", "glm4_moe", &["--mesh", "dp_shard=2,ep=2", "--moe-bias-rate", "0.01"]),
+    ];
+    for (saved, model, flags) in all {
+        let dir = folder(&format!("before-{saved}"));
+        let window = if saved == "f16" { &["--loss-scale-window", "3"][..] } else { &[] };
+        let model = format!("checkpoints/{model}");
+        compile_for(&dir, &model, ("8", "4"), &[flags, window].concat(), "plan");
+        let saved = fixture(&format!("checkpoints/{saved}"));
+        let saved = saved.to_str().expect("a path");
+        let whole = train(&dir, "plan", &["--steps", "5"]);
+        let rest = train(&dir, "plan", &["--steps", "5", "--resume", saved, "--save", "on"]);
+        assert_eq!(rest, whole[2..], "{saved}");
+        let old = format!("{saved}/step-00000002/plan");
+        let words = ["schema 8, this shardc reads", "shardc compile", "--mesh", "--global-batch"];
+        refused(&dir, &["inspect", &old], 2, &words);
+        let words = ["its plan has schema 8", "--resume"];
+        refused(&dir, &["reshard", saved, "--to", "hf", "-o", "model"], 5, &words);
+    }
 }
 
 /// A run that must be refused: exit status and words.
@@ -338,7 +369,7 @@ fn resumed(dir: &Path, plan: &Stored) -> Result<(usize, Vec<Vec<f32>>), Diag> {
     let one = |h: &Holding| {
         let mut out = vec![0.0; h.shape.iter().product()];
         let ranges: Vec<_> = h.shape.iter().map(|&n| 0..n).collect();
-        saved.read(h.role.kind, &h.role.name, &h.shape, &ranges, &mut out)?;
+        saved.read(&h.role, &h.shape, &ranges, &mut out)?;
         Ok(out)
     };
     let all = holdings(&plan.plan)?.into_iter().flatten();

@@ -79,7 +79,12 @@ fn others_are_told_what_was_chosen() {
     );
     let module = of(&["--clip", "1", "--lr", "0.1"], &["torchtitan"]);
     assert!(module.contains(&format!("{clip} = 1\n")), "{module}");
-    assert!(module.contains("    # The plan was given --lr:"), "{module}");
+    // What its own config has to say is there with the plan's values: what was given, and the rest.
+    assert!(module.contains("# plan (given, and not written): --lr 0.1; here the"), "{module}");
+    let rest = module.lines().find(|l| l.contains("# plan (not given): ")).expect("the rest");
+    for flag in ["--optimizer adamw", "--betas 0.9,0.999", "--weight-decay 0.01", "--seed 0"] {
+        assert!(rest.contains(flag) && !rest.contains("--lr 0"), "{rest}");
+    }
     assert!(of(&[], &["torchtitan", "--exact"]).contains(&format!("{clip} = float(\"inf\")\n")));
     let config = |text: String| serde_json::from_str::<Json>(&text).expect("JSON");
     let own = config(of(&[], &["deepspeed"]));

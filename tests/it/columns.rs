@@ -464,7 +464,7 @@ const TABLE_OF_EXPERTS: &str = r#"func @model(
   %kept = at_least[0.0] %slot : f32[1,32,1]
   %rows = dispatch[g=1,c=32] %t, %slot, %kept : f32[1,1,32,8]
   %u = grouped_dot %rows, %cnt, %w : f32[1,1,32,8]
-  %y = combine %u, %slot, %kept : f32[1,32,8]
+  %y = unpermute %u, %slot, %kept : f32[1,32,8]
   %back = reshape[i(bs)h->(ib)sh; i=1,b=8] %y : f32[8,4,8]
   %own = take[bsv,bs->bs] %back, %targets : f32[8,4]
   %sq = mul %own, %own : f32[8,4]

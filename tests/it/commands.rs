@@ -1,7 +1,7 @@
 //! Small things of the command line: what is refused, what is meant, what a machine has.
 
 use crate::lab::{FIXTURES, Lab};
-use serde_json::Value as Json;
+use serde_json::{Value as Json, json};
 use std::os::unix::fs::PermissionsExt;
 
 fn text(out: &[u8]) -> String {
@@ -55,6 +55,11 @@ fn all_ranks_that_are_asked_for_are_shown() {
         let ranks = json["shown"].as_array().expect("ranks").iter();
         ranks.filter_map(|r| r["rank"].as_u64()).collect::<Vec<_>>()
     };
+    // Groups are said once: of all 100 ranks one over dp, and not one for each rank.
+    let all = lab.ok(&["inspect", "plan", "--ranks=all", "--format", "json"]).stdout;
+    let all: Json = serde_json::from_slice(&all).expect("JSON");
+    assert_eq!(all["groups"]["dp_replicate"], json!([(0..100).collect::<Vec<_>>()]));
+    assert_eq!(all["shown"][99]["groups"]["dp_replicate"], 0);
     assert_eq!(rows("--ranks"), (0..64).collect::<Vec<_>>());
     assert_eq!(rows("--ranks=all"), (0..100).collect::<Vec<_>>());
     assert_eq!(rows("--ranks=62-99"), (62..100).collect::<Vec<_>>());

@@ -86,7 +86,7 @@ const PROGRAMS: [&str; 24] = [
     "(%e: f32[R,C], %s: f32[R], %i: i32[R]) -> f32[R,C] {
        %v = at_least[0.0] %i : f32[R]
        %n = scale[-1.0] %v : f32[R]
-       %p = put[r,r->rc; c=C] %n, %i : f32[R,C]
+       %p = index_add[r,r->rc; c=C] %n, %i : f32[R,C]
        %d = div %v, %s : f32[R]
        %x = expand[r->rc; c=C] %d : f32[R,C]
        %y = mul %x, %e : f32[R,C]

@@ -167,8 +167,8 @@ fn a_tied_table_has_one_owner() {
         };
         plan.module.funcs.iter().filter(has).map(|f| &*f.name).collect()
     };
-    assert_eq!(holds(|k| matches!(k, RoleKind::State(_))), ["finish.0"]);
-    assert_eq!(holds(|k| k == RoleKind::Param), ["enter.0", "finish.0"]);
+    assert_eq!(holds(|k| matches!(k, RoleKind::State(_))), ["optimizer_step.0"]);
+    assert_eq!(holds(|k| k == RoleKind::Param), ["step_prologue.0", "optimizer_step.0"]);
     let v = Options { schedule: named("zb-v"), ..o };
     let plan = compile(&model, &v).plan;
     for class in 0..2 {

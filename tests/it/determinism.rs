@@ -47,21 +47,19 @@ fn same(what: &str, a: &BTreeMap<PathBuf, Vec<u8>>, b: &BTreeMap<PathBuf, Vec<u8
 
 #[test]
 fn plans_are_the_same_bytes() {
-    let flags = Flags { mesh: Some(MESH.into()), sp: true, seq: Some(SEQ), ..Flags::default() };
+    let flags = Flags::default().with("mesh", MESH).with("sp", "").with("seq", SEQ);
     always_the_same("plans", "llama_gqa", flags, &["--mesh", MESH, "--sp", "--seq", "16"]);
 }
 
 #[test]
 fn plans_of_pipelines_are_the_same_bytes() {
     let mesh = "pp=2,dp=2";
-    let flags = Flags {
-        mesh: Some(mesh.into()),
-        zero: Some(3),
-        seq: Some(SEQ),
-        microbatch: Some(1),
-        schedule: Some("search".into()),
-        ..Flags::default()
-    };
+    let flags = Flags::default()
+        .with("mesh", mesh)
+        .with("zero", 3)
+        .with("seq", SEQ)
+        .with("microbatch", 1)
+        .with("schedule", "search");
     let args = ["--mesh", mesh, "--zero", "3", "--seq", "16", "--microbatch", "1"];
     let args = [&args[..], &["--schedule", "search"]].concat();
     always_the_same("pipelines", "llama_deep", flags, &args);
@@ -70,12 +68,7 @@ fn plans_of_pipelines_are_the_same_bytes() {
 #[test]
 fn plans_of_rings_are_the_same_bytes() {
     let mesh = "cp=4,tp=2";
-    let flags = Flags {
-        mesh: Some(mesh.into()),
-        cp_mode: Some("ring".into()),
-        seq: Some(SEQ),
-        ..Flags::default()
-    };
+    let flags = Flags::default().with("mesh", mesh).with("cp-mode", "ring").with("seq", SEQ);
     let args = ["--mesh", mesh, "--cp-mode", "ring", "--seq", "16"];
     always_the_same("rings", "llama_gqa", flags, &args);
 }

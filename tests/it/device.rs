@@ -1,10 +1,12 @@
 //! Plans on CUDA devices, by the command line: real ones, or stand-ins for the driver and the
 //! compiler, which run kernels on the CPU. The numbers are those of `--device cpu`.
 
+mod hangs;
 mod machine;
 mod measured;
 mod nccl;
 mod queues;
+mod sweep;
 
 use machine::{HERE, Machine, compare};
 

@@ -187,13 +187,10 @@ fn segments_of_other_keys_are_seen_by_the_prover() {
     let mut t = texts(&model, &o, &compile(&model, &o));
     let mut changed = 0;
     for f in &mut t.programs.funcs {
-        let of_segments: Vec<bool> = f
-            .nodes
-            .iter()
-            .map(|n| f.values[n.outs[0].0 as usize].name.hint == *"key_segment")
-            .collect();
+        let of_segments: Vec<bool> =
+            f.nodes.iter().map(|n| f.values[n.outs[0]].name.hint == *"key_segment").collect();
         for (n, _) in f.nodes.iter_mut().zip(of_segments).filter(|(_, is)| *is) {
-            if let Op::Piece(p) = &mut n.op {
+            if let Op::RingShard(p) = &mut n.op {
                 p.shift = (p.shift + 1) % 4;
                 changed += 1;
             }

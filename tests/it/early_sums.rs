@@ -1,4 +1,4 @@
-//! Sums of gradients over ranks that begin within the last backward: the numbers and bits of sums in `@finish`, in
+//! Sums of gradients over ranks that begin within the last backward: the numbers and bits of sums in `@optimizer_step`, in
 //! no more memory, for less time by price.
 
 use crate::fixture::*;
@@ -31,7 +31,7 @@ fn on_devices(o: Options) -> Options {
     Options { transport: Transport::Nccl, ..o }
 }
 
-/// The same plan with all sums in `@finish`.
+/// The same plan with all sums in `@optimizer_step`.
 pub fn late(model: &Model, o: &Options) -> Compiled {
     let mut nobody = |_: &str, _: &Module| ();
     let manager = Manager { without: Some("early-sums"), ..Manager::new(&mut nobody) };
@@ -77,7 +77,8 @@ fn rows() -> Vec<(&'static str, Options, bool)> {
         ("llama_gqa", with(options(cp, false, 2), |o| o.cp_mode = CpMode::Ring), true),
         ("llama_gqa", with(options(cp, false, 2), |o| o.cp_mode = CpMode::Ulysses), true),
         ("llama_bias_tied", options(dp, false, 2), true),
-        ("gpt2", with(options(dp, false, 1), |o| o.recompute = Recompute::Full), true),
+        // Each of the four tries would take more memory: 506,112 bytes at least for 499,968.
+        ("gpt2", with(options(dp, false, 1), |o| o.recompute = Recompute::Full), false),
         ("gemma2", with(options(dp, false, 2), |o| o.loss_chunks = LossChunks::Of(2)), true),
         ("qwen3", with(options(dp, false, 2), |o| o.clip = Some(0.1)), true),
         ("llama_mha", zero(shard, 1, 2), true),
@@ -98,7 +99,7 @@ fn rows() -> Vec<(&'static str, Options, bool)> {
     ]
 }
 
-/// With everything that it crosses: the bits of sums in `@finish`, and no more memory.
+/// With everything that it crosses: the bits of sums in `@optimizer_step`, and no more memory.
 #[test]
 fn bits_are_those_of_sums_at_the_end() {
     for (_, (name, o, moves)) in rows().into_iter().enumerate().filter(|(i, _)| taken(*i, 2)) {
@@ -198,7 +199,7 @@ fn every_schedule() {
                 })
                 .count()
         };
-        assert_eq!(plan.module.of_kind(FuncKind::Finish).map(tables).sum::<usize>(), 1);
+        assert_eq!(plan.module.of_kind(FuncKind::OptimizerStep).map(tables).sum::<usize>(), 1);
         one_last_call(&plan, tied);
         check(&mut one, tied, &o);
     }
@@ -391,7 +392,7 @@ fn a_last_microbatch_that_adds_less_is_refused() {
         let mut last = m.funcs[of(m, FuncKind::Backward)].clone();
         (last.kind, last.name) = (FuncKind::BackwardLast, "backward_last".into());
         last.results.drain(..left_out);
-        m.funcs.insert(of(m, FuncKind::Finish), last);
+        m.funcs.insert(of(m, FuncKind::OptimizerStep), last);
         texts.prove().verdict()
     };
     assert_eq!([verdict(0), verdict(1)], [Verdict::Proved, Verdict::Refuted]);
@@ -407,7 +408,7 @@ fn a_sum_of_what_two_functions_add_to_is_refused() {
     assert_eq!(texts.prove().verdict(), Verdict::Proved);
     let m = &mut texts.programs;
     let adds = |f: &Func, name: &str| f.results.iter().any(|r| r.is(RoleKind::Grad, name));
-    let both = m.funcs.iter().enumerate().filter(|(_, f)| f.kind == FuncKind::Finish);
+    let both = m.funcs.iter().enumerate().filter(|(_, f)| f.kind == FuncKind::OptimizerStep);
     let both = both.flat_map(|(i, f)| f.args.iter().map(move |a| (i, a))).find_map(|(end, a)| {
         let name = a.role.as_ref().filter(|r| r.kind == RoleKind::Grad)?.name.clone();
         let makers = m.funcs.iter().filter(|f| f.kind.is_looped() && adds(f, &name));
@@ -425,7 +426,7 @@ fn a_sum_of_what_two_functions_add_to_is_refused() {
         finish.nodes.remove(at);
     }
     let ty = finish.ty(out).clone();
-    finish.values[arg.0 as usize].ty = ty.clone();
+    finish.values[arg].ty = ty.clone();
     let read = finish.nodes.iter_mut().flat_map(|n| &mut n.ins);
     read.filter(|v| **v == out).for_each(|v| *v = arg);
     let sum = |p: &mut Port| p.role.as_mut().expect("a role").kind = RoleKind::GradSum;

@@ -334,14 +334,16 @@ fn bf16_is_for_rows_and_f32_for_choices() {
         let mut f = model.module.funcs[0].clone();
         precision(&mut f, DType::BF16);
         let makers = f.makers();
-        let maker = |v: Value| &f.nodes[makers[v.0 as usize].expect("a node") as usize];
+        let maker = |v: Value| &f.nodes[makers[v].expect("a node") as usize];
         let (mut routers, mut products) = (0, 0);
         for n in &f.nodes {
             let types: Vec<DType> = n.ins.iter().map(|&v| f.ty(v).dtype).collect();
             let (half, full, int) = (DType::BF16, DType::F32, DType::I32);
             match &n.op {
                 Op::TopK(_) => assert_eq!(types, [full], "{name}"),
-                Op::Dispatch(_) | Op::Combine(_) => assert_eq!(types, [half, int, full], "{name}"),
+                Op::Dispatch(_) | Op::Unpermute(_) => {
+                    assert_eq!(types, [half, int, full], "{name}")
+                }
                 Op::GroupedDot(_) => {
                     assert_eq!(types, [half, int, half], "{name}");
                     products += 1;

@@ -6,13 +6,12 @@ use shardc_frontends::{Model, load};
 use shardc_ir::diag::Diag;
 use shardc_ir::documents::Documents;
 use shardc_ir::interp::{Precision, State, run_step};
-use shardc_ir::plan::{Instr, LrSchedule, Mode, Plan};
+use shardc_ir::plan::{Instr, Plan};
 use shardc_ir::tensor::Tensor;
 use shardc_ir::types::DType;
 use shardc_ir::weights::Weight;
-use shardc_passes::autodiff::chunks::LossChunks;
 use shardc_passes::autodiff::recompute::Recompute;
-use shardc_passes::options::{Decay, Fuse, Optimizer, Options, Order};
+use shardc_passes::options::{Optimizer, Options};
 use shardc_passes::pipeline::{Compiled, Source, compile as run_passes};
 use shardc_prove::Verdict;
 use shardc_prove::field::Data;
@@ -61,51 +60,15 @@ pub const SEQ: usize = 16;
 pub fn options(mesh: &[(&str, usize)], sp: bool, microbatch: usize) -> Options {
     Options {
         mesh: mesh.iter().map(|(n, s)| (n.to_string(), *s)).collect(),
-        node: None,
-        transport: Default::default(),
-        mode: Mode::Train,
         global_batch: ROWS,
         microbatch,
         seq: SEQ,
-        dtype: DType::F32,
-        grad_dtype: DType::F32,
-        loss_scaling: Default::default(),
         sp,
         optimizer: Optimizer::AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-5 },
-        lr: LrSchedule::Constant { lr: 1e-3 },
-        weight_decay: 0.01,
-        decay: Decay::All,
         clip: Some(0.5),
-        freeze: vec![],
-        shard: vec![],
-        auto: false,
-        budget: None,
-        hardware: Default::default(),
-        machine: None,
-        seed: 0,
-        dropout: Default::default(),
-        documents: None,
         observe: true,
-        memory: None,
-        given: vec![],
-        ep: 1,
-        etp: None,
-        moe: Default::default(),
-        balance: Default::default(),
         recompute: Recompute::None,
-        loss_chunks: LossChunks::Of(1),
-        cp_mode: Default::default(),
-        cp_split: None,
-        tp_mode: Default::default(),
-        tp_steps: Default::default(),
-        zero: 0,
-        zero_accumulate: Default::default(),
-        fuse: Fuse::Yes,
-        reshard_after_forward: true,
-        schedule: Order::default(),
-        chunks: None,
-        layers: String::new(),
-        speeds: vec![],
+        ..Options::default()
     }
 }
 
@@ -122,9 +85,14 @@ pub fn texts(model: &Model, o: &Options, compiled: &Compiled) -> Texts {
     }
 }
 
-/// Compiles a model; with `SHARDC_PROVE` set, what is compiled is proved, too.
+/// Compiles a model; with `SHARDC_PROVE` set, what is compiled is proved, too. In the long run it is also exported as
+/// a program of torch: nothing of it is refused.
 pub fn compile(model: &Model, o: &Options) -> Compiled {
     let compiled = compile_only(model, o);
+    if shardc_testing::nightly() {
+        let p = shardc::export::torch::program(&compiled.plan, "a fixture", "");
+        assert!(p.refused.is_empty(), "{o:?}: {:?}", p.refused);
+    }
     if std::env::var_os("SHARDC_PROVE").is_some() {
         let r = texts(model, o, &compiled).prove();
         assert_eq!(r.verdict(), Verdict::Proved, "{o:?}\n{:?}\n{:?}", r.refuted, r.gaps);
@@ -294,22 +262,43 @@ impl Fixture {
 
     /// The reference of one parameter: its slice of the checkpoint tensor, or a stack of tensors.
     fn part(&self, w: &Weight, what: &str) -> Vec<f64> {
-        if w.experts.is_some() {
-            return w
-                .tensors()
-                .flat_map(|t| self.expected[&format!("{what}.{t}")].clone())
-                .collect();
+        self.part_of(&self.expected, w, what)
+    }
+
+    /// The same of other reference numbers.
+    pub fn part_of(&self, all: &BTreeMap<String, Vec<f64>>, w: &Weight, what: &str) -> Vec<f64> {
+        if w.is_stacked() {
+            return w.tensors().flat_map(|t| all[&format!("{what}.{t}")].clone()).collect();
         }
-        let whole = &self.expected[&format!("{what}.{}", w.tensor)];
+        let whole = &all[&format!("{what}.{}", w.tensor)];
         let t = Tensor::new(&w.tensor_shape, whole.clone());
         match w.part {
-            Some(p) => t.slice(p.dim, p.start, p.len).data,
+            Some(p) => {
+                let place = |i: &[usize]| {
+                    let mut at = i.to_vec();
+                    at[p.dim] = p.start + p.step * at[p.dim];
+                    t.at(&at)
+                };
+                Tensor::from_fn(&w.shape, place).data
+            }
             None => t.data,
         }
     }
 }
 
 impl Fixture {
+    /// What a program dumped, in place of the reference's numbers.
+    pub fn dumped(&self, file: impl Into<PathBuf>) -> Fixture {
+        let (dir, expected) = (self.dir.clone(), read(file.into()));
+        let (input_ids, labels) = (self.input_ids.clone(), self.labels.clone());
+        Fixture { dir, expected, input_ids, labels }
+    }
+
+    /// A weight after three steps.
+    pub fn param(&self, w: &Weight) -> Vec<f64> {
+        self.part(w, "param")
+    }
+
     /// The reference's gradient of a weight.
     pub fn grad(&self, w: &Weight) -> Vec<f64> {
         self.part(w, "grad")
@@ -357,7 +346,7 @@ pub fn interpret_plan(plan: &Plan, state: &mut State, step: usize) -> Result<(),
     let scale = plan.settings.loss_scaling.map_or(1.0, |how| f64::from(how.initial()));
     for (name, x) in [("lr", 1e-3), ("step", step as f64), ("loss_scale", scale)] {
         let role = Role::new(RoleKind::Scalar, name);
-        let finish = |f: &&shardc_ir::func::Func| f.name.starts_with("finish");
+        let finish = |f: &&shardc_ir::func::Func| f.name.starts_with("optimizer_step");
         let Some(f) = m.funcs.iter().find(finish) else { continue };
         if let Some(a) = f.args.iter().find(|a| a.role.as_ref() == Some(&role)) {
             state.put(&m.mesh, role, f.ty(a.value), &Tensor::scalar(x));
@@ -380,6 +369,20 @@ pub fn session(model: &Model, compiled: &Compiled) -> Session {
     let lower = |p: &_, rank| shardc_codegen::program(p, rank);
     let how = shardc_runtime::Options { poison: true, ..Default::default() };
     Session::new(&compiled.plan, how, &lower, &fresh(load)).unwrap_or_else(|e| panic!("{e}"))
+}
+
+/// The loss of the first step on thread ranks with these weights.
+pub fn loss_of(
+    compiled: &Compiled,
+    load: impl Fn(&Weight, &[Range<usize>], &mut [f32]) -> Result<(), Diag> + Sync,
+    fx: &Fixture,
+) -> f64 {
+    let lower = |p: &_, rank| shardc_codegen::program(p, rank);
+    let how = shardc_runtime::Options { poison: true, ..Default::default() };
+    let session = Session::new(&compiled.plan, how, &lower, &fresh(load));
+    let batch = shardc_runtime::StepBatch::tokens(&fx.input_ids, &fx.targets(), true);
+    let step = session.unwrap_or_else(|e| panic!("{e}")).step(&batch, 1e-3, 1);
+    step.unwrap_or_else(|e| panic!("{e}")).loss.expect("a loss").into()
 }
 
 /// The larger of two, or NaN: `f64::max` would forget it.

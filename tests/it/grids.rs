@@ -197,7 +197,7 @@ fn parameters(plan: &Plan) -> f64 {
 /// Parameters that a rank stores.
 fn held(plan: &Plan) -> f64 {
     let m = &plan.module;
-    let enter = m.func("enter").expect("enter");
+    let enter = m.func("step_prologue").expect("enter");
     let params =
         enter.args.iter().filter(|a| a.role.as_ref().is_some_and(|r| r.kind == RoleKind::Param));
     params.map(|a| enter.ty(a.value).local_bytes(&m.mesh) as f64 / 4.0).sum()

@@ -13,13 +13,13 @@ fn plan(fixture: &str, layers: usize, flags: Flags) -> shardc::Output {
     let mut config: serde_json::Value =
         serde_json::from_str(&text.expect("a fixture")).expect("a config");
     config["num_hidden_layers"] = layers.into();
-    let flags = Flags { microbatch: Some(1), seq: Some(16), ..flags };
+    let flags = flags.with("microbatch", 1).with("seq", 16);
     let o: Options = flags.options().expect("legal flags");
     shardc::compile_config(&config, &o).expect("a plan")
 }
 
 fn on(mesh: &str, batch: usize) -> Flags {
-    Flags { mesh: Some(mesh.into()), global_batch: Some(batch), ..Flags::default() }
+    Flags::default().with("mesh", mesh).with("global-batch", batch)
 }
 
 /// No loop takes more steps of `times` as much than its power of 1.1 as often.
@@ -46,7 +46,7 @@ fn compiling_takes_steps_as_stages() {
 #[test]
 fn choosing_layouts_takes_steps_as_ranks() {
     let of = |ranks: usize| {
-        let flags = Flags { shard: vec!["auto".into()], ..on(&format!("dp={ranks},tp=2"), 768) };
+        let flags = on(&format!("dp={ranks},tp=2"), 768).with("shard", "auto");
         steps::of(|| plan("llama_gqa", 1, flags)).1
     };
     grows(&of(12), &of(96), 8.0, &["traffic"]);

@@ -43,7 +43,7 @@ const MIDDLES: [Middle; 10] = [
         name: "window",
         s: 12,
         n: 12,
-        lines: "%wide = widen[d=14; start=2; dim=1] %x : f32[4,14,8]
+        lines: "%wide = pad[d=14; start=2; dim=1] %x : f32[4,14,8]
   %x0 = narrow[p=12; start=0; dim=1] %wide : f32[4,12,8]
   %x1 = narrow[p=12; start=1; dim=1] %wide : f32[4,12,8]
   %x2 = narrow[p=12; start=2; dim=1] %wide : f32[4,12,8]
@@ -57,7 +57,7 @@ const MIDDLES: [Middle; 10] = [
         s: 13,
         n: 13,
         lines: "%cut = narrow[p=6; start=0; dim=1] %x : f32[4,6,8]
-  %y = widen[d=13; start=7; dim=1] %cut : f32[4,13,8]
+  %y = pad[d=13; start=7; dim=1] %cut : f32[4,13,8]
   %next = narrow[p=13; start=0] %ids : i32[4,13]",
     },
     Middle {
@@ -72,7 +72,7 @@ const MIDDLES: [Middle; 10] = [
         name: "padded",
         s: 8,
         n: 19,
-        lines: "%y = widen[d=19; start=4; dim=1] %x : f32[4,19,8]",
+        lines: "%y = pad[d=19; start=4; dim=1] %x : f32[4,19,8]",
     },
     Middle {
         name: "rotated",
@@ -88,22 +88,22 @@ const MIDDLES: [Middle; 10] = [
         s: 12,
         n: 12,
         lines: "%cut = narrow[p=5; start=4; dim=1] %x : f32[4,5,8]
-  %y = widen[d=12; start=4; dim=1] %cut : f32[4,12,8]
+  %y = pad[d=12; start=4; dim=1] %cut : f32[4,12,8]
   %next = narrow[p=12; start=0] %ids : i32[4,12]",
     },
     Middle {
         name: "back",
         s: 12,
         n: 12,
-        lines: "%there = widen[d=12; start=3; dim=1] %x : f32[4,12,8]
-  %y = widen[d=12; start=-3; dim=1] %there : f32[4,12,8]
+        lines: "%there = pad[d=12; start=3; dim=1] %x : f32[4,12,8]
+  %y = pad[d=12; start=-3; dim=1] %there : f32[4,12,8]
   %next = narrow[p=12; start=0] %ids : i32[4,12]",
     },
     Middle {
         name: "both",
         s: 12,
         n: 12,
-        lines: "%wide = widen[d=17; start=2; dim=1] %x : f32[4,17,8]
+        lines: "%wide = pad[d=17; start=2; dim=1] %x : f32[4,17,8]
   %x0 = narrow[p=12; start=0; dim=1] %wide : f32[4,12,8]
   %x1 = narrow[p=12; start=1; dim=1] %wide : f32[4,12,8]
   %x2 = narrow[p=12; start=2; dim=1] %wide : f32[4,12,8]
@@ -118,8 +118,8 @@ const MIDDLES: [Middle; 10] = [
         name: "needed",
         s: 12,
         n: 12,
-        lines: "%x1 = widen[d=12; start=1; dim=1] %x : f32[4,12,8]
-  %x2 = widen[d=12; start=1; dim=1] %x1 : f32[4,12,8]
+        lines: "%x1 = pad[d=12; start=1; dim=1] %x : f32[4,12,8]
+  %x2 = pad[d=12; start=1; dim=1] %x1 : f32[4,12,8]
   %e1 = exp %x1 : f32[4,12,8]
   %y = mul %x2, %e1 : f32[4,12,8]
   %next = narrow[p=12; start=0] %ids : i32[4,12]",
@@ -219,7 +219,7 @@ fn what_crosses_pieces_is_exchanged() {
 /// Ranges of all of a dim are nothing, whoever reads them, and whatever is of the value that they are of.
 #[test]
 fn ranges_of_all_of_a_dim_are_dropped() {
-    let read = "%w = widen[d=14; start=2; dim=1] %x : f32[4,14,8]
+    let read = "%w = pad[d=14; start=2; dim=1] %x : f32[4,14,8]
   %same = narrow[p=14; start=0; dim=1] %w : f32[4,14,8]
   %ex = exp %same : f32[4,14,8]
   %cut = narrow[p=12; start=0; dim=1] %w : f32[4,12,8]
@@ -228,11 +228,11 @@ fn ranges_of_all_of_a_dim_are_dropped() {
   %next = narrow[p=12; start=0] %ids : i32[4,12]";
     let narrowed = "%cut = narrow[p=5; start=4; dim=1] %x : f32[4,5,8]
   %same = narrow[p=5; start=0; dim=1] %cut : f32[4,5,8]
-  %y = widen[d=12; start=4; dim=1] %same : f32[4,12,8]
+  %y = pad[d=12; start=4; dim=1] %same : f32[4,12,8]
   %next = narrow[p=12; start=0] %ids : i32[4,12]";
     let widened = "%cut = narrow[p=5; start=4; dim=1] %x : f32[4,5,8]
-  %same = widen[d=5; start=0; dim=1] %cut : f32[4,5,8]
-  %y = widen[d=12; start=4; dim=1] %same : f32[4,12,8]
+  %same = pad[d=5; start=0; dim=1] %cut : f32[4,5,8]
+  %y = pad[d=12; start=4; dim=1] %same : f32[4,12,8]
   %next = narrow[p=12; start=0] %ids : i32[4,12]";
     let all = [("read", read), ("narrowed", narrowed), ("widened", widened)];
     for (name, lines) in all {
@@ -245,9 +245,9 @@ fn ranges_of_all_of_a_dim_are_dropped() {
 /// Shifts of one value are a chain also where none is joined: together they send what the longest does.
 #[test]
 fn shifts_of_one_value_send_what_the_longest_does() {
-    let lines = "%x1 = widen[d=12; start=1; dim=1] %x : f32[4,12,8]
-  %x2 = widen[d=12; start=2; dim=1] %x : f32[4,12,8]
-  %x3 = widen[d=12; start=3; dim=1] %x : f32[4,12,8]
+    let lines = "%x1 = pad[d=12; start=1; dim=1] %x : f32[4,12,8]
+  %x2 = pad[d=12; start=2; dim=1] %x : f32[4,12,8]
+  %x3 = pad[d=12; start=3; dim=1] %x : f32[4,12,8]
   %y = add %x1, %x2, %x3, %x : f32[4,12,8]
   %next = narrow[p=12; start=0] %ids : i32[4,12]";
     let p =
@@ -362,7 +362,7 @@ fn what_goes_by_places_of_tokens_that_are_dealt_is_refused() {
         shardc::compile(&file, &o, &mut |_, _| {})
     };
     let places = PLACES.map(|(ty, lines, op)| (with_parameter((ty, lines)), op));
-    for (text, op) in places.into_iter().chain([(text(&MIDDLES[1]), "widen")]) {
+    for (text, op) in places.into_iter().chain([(text(&MIDDLES[1]), "pad")]) {
         let e = compile(text.clone(), "zigzag").err().unwrap_or_else(|| panic!("{text}"));
         assert_eq!(e.code, "not-built", "{e}");
         assert!(e.message.contains(&format!("places of tokens count in `{op}`,")), "{e}");
@@ -427,7 +427,7 @@ fn a_convolution_sends_its_halo_and_nothing_else() {
         )
     });
     let lines = format!(
-        "%wide = widen[d={}; start=3; dim=1] %x : f32[4,{},8]\n  {}\n  \
+        "%wide = pad[d={}; start=3; dim=1] %x : f32[4,{},8]\n  {}\n  \
          %y = add %y0, %y1, %y2, %x : f32[4,{s},8]\n  %next = narrow[p={s}; start=0] %ids : i32[4,{s}]",
         s + taps - 1,
         s + taps - 1,

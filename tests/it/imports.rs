@@ -5,6 +5,7 @@ mod drops;
 mod files;
 mod floats;
 mod labelled;
+mod losses;
 mod sizes;
 mod survey;
 mod words;

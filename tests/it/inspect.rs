@@ -259,7 +259,13 @@ fn the_summary_as_people_and_programs_read_it() {
     assert_eq!((&layers["where"], &layers["last"]), (&"layers".into(), &2.into()));
     let ranks: serde_json::Value =
         serde_json::from_str(&show(&s, |w| w.ranks = Some(String::new()), true)).expect("json");
-    assert_eq!(ranks["shown"][3]["groups"]["dp_replicate"], serde_json::json!([1, 3]));
+    assert_eq!(group(&ranks, 3, "dp_replicate"), serde_json::json!([1, 3]));
+}
+
+/// The ranks of a rank's group over an axis, of a table of all ranks.
+fn group(ranks: &serde_json::Value, rank: usize, axis: &str) -> serde_json::Value {
+    let number = ranks["shown"][rank]["groups"][axis].as_u64().expect("a group") as usize;
+    ranks["groups"][axis][number].clone()
 }
 
 #[test]
@@ -275,7 +281,7 @@ fn the_groups_of_a_grid_are_shown() {
         let ranks: serde_json::Value =
             serde_json::from_str(&show(&s, |w| w.ranks = Some(String::new()), true)).expect("json");
         // Rank 5 is x + q (y + q z) with x = 1, y = 0, z = 1.
-        let groups = parts.map(|p| ranks["shown"][5]["groups"][p].clone());
+        let groups = parts.map(|p| group(&ranks, 5, p));
         let want = [[1, 5], [5, 7], [4, 5]].map(|g| serde_json::json!(g));
         assert_eq!(groups, want, "{mode}");
         let text = show(&s, |w| w.ranks = Some(String::new()), false);
@@ -297,7 +303,7 @@ fn the_groups_of_experts_are_shown() {
     let s = shardc::compile(&config, &o, &mut |_, _| {}).unwrap_or_else(|e| panic!("{e}")).stored;
     let ranks: serde_json::Value =
         serde_json::from_str(&show(&s, |w| w.ranks = Some(String::new()), true)).expect("json");
-    let groups = ["etp", "ep", "edp"].map(|p| ranks["shown"][5]["groups"][p].clone());
+    let groups = ["etp", "ep", "edp"].map(|p| group(&ranks, 5, p));
     assert_eq!(groups, [[4, 5], [5, 7], [1, 5]].map(|g| serde_json::json!(g)));
     let text = show(&s, |w| w.ranks = Some(String::new()), false);
     assert!(text.contains("group over ep") && text.contains("group over edp"), "{text}");

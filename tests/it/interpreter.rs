@@ -32,7 +32,7 @@ fn check(name: &str, o: Options) {
     fx.inputs(&mut state, None);
     for step in 1..=3 {
         for (name, x) in [("lr", 1e-3), ("step", step as f64)] {
-            let f = m.func("finish").expect("finish");
+            let f = m.func("optimizer_step").expect("finish");
             let a = f
                 .args
                 .iter()
@@ -57,7 +57,7 @@ fn check(name: &str, o: Options) {
         }
     }
     fx.compare_params(&model, |p| {
-        let f = m.func("finish").expect("finish");
+        let f = m.func("optimizer_step").expect("finish");
         let role = Role::new(RoleKind::Param, p);
         let a = f.args.iter().find(|a| a.role.as_ref() == Some(&role)).expect("trained");
         shardc_ir::interp::gather(&m.mesh, f.ty(a.value), &state.values[&role])

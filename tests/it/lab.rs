@@ -58,6 +58,18 @@ impl Lab {
         said
     }
 
+    /// Runs a command with a value that a flag does not take; the folder is as before. Returns what it said.
+    pub fn misuses(&self, args: &[&str], flag: &str) -> String {
+        let before = self.names();
+        let out = self.shardc(args);
+        let said = String::from_utf8_lossy(&out.stderr).into_owned();
+        assert_eq!(out.status.code(), Some(2), "{args:?}: {said}");
+        let named = said.contains("error: invalid value '") && said.contains(&format!("'{flag} <"));
+        assert!(named, "{args:?}: {said}");
+        assert_eq!(self.names(), before, "{args:?} left something behind");
+        said
+    }
+
     pub fn names(&self) -> Vec<PathBuf> {
         let mut out = vec![];
         let mut open = vec![self.0.clone()];

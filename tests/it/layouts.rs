@@ -68,7 +68,7 @@ fn run(fx: &Fixture, mesh: Axes, sp: bool, shards: &[String], exact: bool) -> Ou
 /// Parameters are stored as the last rule that names them says.
 fn obeyed(compiled: &Compiled, rules: &[ShardRule]) {
     let m = &compiled.plan.module;
-    let f = m.func("enter").expect("enter");
+    let f = m.func("step_prologue").expect("enter");
     for a in &f.args {
         let Some(role) = a.role.as_ref().filter(|r| r.kind == RoleKind::Param) else { continue };
         let w = compiled.plan.weights.iter().find(|w| *w.param == *role.name).expect("a weight");
@@ -320,7 +320,7 @@ fn words_split_what_they_say() {
         let mut o = options(TP2, false, ROWS);
         o.shard = vec![rule(&format!("{param}={word}"))];
         let module = compile(&fx.model(&o), &o).plan.module;
-        let f = module.func("enter").expect("enter");
+        let f = module.func("step_prologue").expect("enter");
         let is = |a: &&shardc_ir::func::Port| a.role.as_ref().is_some_and(|r| &*r.name == param);
         let ty = f.ty(f.args.iter().find(is).expect("the parameter").value);
         let found = [0, 1].map(|d| !ty.dims[d].atoms.is_empty());
@@ -343,7 +343,7 @@ fn words_of_scopes_are_torchs_plan() {
     };
     assert_eq!(over("forward"), [("all_reduce", "tp".to_string())]);
     assert_eq!(over("backward"), []);
-    let enter = plan.module.func("enter").expect("enter");
+    let enter = plan.module.func("step_prologue").expect("enter");
     let cut = |param: &str| -> Vec<bool> {
         let is = |a: &&shardc_ir::func::Port| a.role.as_ref().is_some_and(|r| &*r.name == param);
         let ty = enter.ty(enter.args.iter().find(is).expect("the parameter").value);

@@ -38,7 +38,7 @@ fn gradients_of_one_microbatch_live_from_backward_on() {
         funcs.map(|f| f.args.iter().filter(is_grad).count()).sum::<usize>()
     };
     let cleared = |p: &Plan| {
-        let enter = p.module.funcs.iter().filter(|f| f.name.starts_with("enter"));
+        let enter = p.module.funcs.iter().filter(|f| f.name.starts_with("step_prologue"));
         let results = enter.flat_map(|f| &f.results);
         results.filter(is_grad).count()
     };
@@ -56,7 +56,7 @@ fn gradients_of_one_microbatch_live_from_backward_on() {
         let (one, two) = (of(1), of(2));
         assert_eq!([taken(&one, "backward"), cleared(&one), held(&one)], [0; 3]);
         assert_eq!([taken(&two, "backward"), cleared(&two)], [weights(&two); 2]);
-        assert_eq!(taken(&one, "finish"), weights(&one));
+        assert_eq!(taken(&one, "optimizer_step"), weights(&one));
         // When most is alive, the first gradients are made.
         let at_peak = one.classes[0].memory.at_peak.iter().filter(|x| x.0 == MemoryClass::Grads);
         let made = at_peak.map(|x| x.1).sum::<usize>();
@@ -131,14 +131,14 @@ fn sums_over_ranks_lie_where_accumulators_were() {
         let what = format!("{mesh:?} zero={zero}");
         let mut summed = 0;
         for (i, c) in plan.classes.iter().enumerate() {
-            let finish = |f: &&usize| plan.module.funcs[**f].name.starts_with("finish");
+            let finish = |f: &&usize| plan.module.funcs[**f].name.starts_with("optimizer_step");
             let &at = c.funcs.iter().find(finish).expect("every rank finishes");
             let (f, places) = (&plan.module.funcs[at], &c.memory.places[at]);
             let sums = f.nodes.iter().filter(|n| n.op.mnemonic() == "all_reduce");
             for (v, sum) in sums.flat_map(|n| n.ins.iter().zip(&n.outs)) {
                 if f.args.iter().any(|a| a.value == *v) && f.ty(*v).rank() > 0 {
-                    assert_eq!(places[v.0 as usize], places[sum.0 as usize], "{what}");
-                    summed += places[v.0 as usize].bytes;
+                    assert_eq!(places[v], places[sum], "{what}");
+                    summed += places[v].bytes;
                 }
             }
             let (live, peak) = (c.memory.live_bytes, c.memory.peak_bytes);
@@ -167,7 +167,7 @@ fn results_of_collectives_lie_on_no_operand() {
         for n in f.nodes.iter().filter(|n| n.op.collective().is_some() && !n.op.def().is_view()) {
             let mut p = plan.clone();
             for c in &mut p.classes {
-                let [x, y] = [n.ins[0], n.outs[0]].map(|v| v.0 as usize);
+                let (x, y) = (n.ins[0], n.outs[0]);
                 let at = c.memory.places[i][x];
                 let own = &mut c.memory.places[i][y];
                 (own.frame, own.offset) = (at.frame, at.offset);
@@ -196,8 +196,8 @@ fn kernels_of_a_launch_lie_apart() {
             for v in second.ins.iter().chain(&second.outs) {
                 let mut p = plan.clone();
                 for c in &mut p.classes {
-                    let place = c.memory.places[i][v.0 as usize];
-                    let own = &mut c.memory.places[i][first.outs[0].0 as usize];
+                    let place = c.memory.places[i][v];
+                    let own = &mut c.memory.places[i][first.outs[0]];
                     own.offset = place.offset;
                     own.frame = place.frame;
                 }

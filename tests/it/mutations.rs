@@ -49,7 +49,7 @@ fn axes(op: &mut Op) -> Option<&mut AtomSet> {
     match op {
         Op::FanOut(o) => Some(&mut o.axes),
         Op::Slice(o) => Some(&mut o.axes),
-        Op::Place(o) => Some(&mut o.axes),
+        Op::PadToPartial(o) => Some(&mut o.axes),
         Op::AllReduce(o) => Some(&mut o.axes),
         Op::AllGather(o) => Some(&mut o.axes),
         Op::ReduceScatter(o) => Some(&mut o.axes),
@@ -60,7 +60,7 @@ fn axes(op: &mut Op) -> Option<&mut AtomSet> {
         Op::ToPartial(o) => Some(&mut o.axes),
         Op::ToVarying(o) => Some(&mut o.axes),
         Op::FromVarying(o) => Some(&mut o.axes),
-        Op::Piece(o) => Some(&mut o.axes),
+        Op::RingShard(o) => Some(&mut o.axes),
         other => {
             assert!(other.collective().is_none(), "`{}` is not tested", other.mnemonic());
             None
@@ -142,7 +142,7 @@ fn mutate(m: &Module, func: usize, i: usize, t: &mut Tally) {
         for made in types.into_iter().flatten().filter(|t| *t != declared) {
             let retyped = mutant(&|f| {
                 f.nodes[i].op = op.clone();
-                n.outs.iter().zip(&made).for_each(|(v, t)| f.values[v.0 as usize].ty = t.clone());
+                n.outs.iter().zip(&made).for_each(|(v, t)| f.values[v].ty = t.clone());
             });
             t.judge(&retyped, "re-axe and retype", &n.op, &place);
         }
@@ -264,7 +264,7 @@ fn rings_of_attention() {
     check(
         "llama_gqa",
         &o,
-        &["fan_out", "all_reduce", "slice", "to_varying", "from_varying", "piece"],
+        &["fan_out", "all_reduce", "slice", "to_varying", "from_varying", "ring_shard"],
     );
 }
 
@@ -313,7 +313,7 @@ func @f(%x: f32[4,8]~tp, %w: f32[8]) -> (f32[4,8] stash \"y\") {
   %x.p = slice[tp; dim=1] %x : f32[4,8@tp]
   %w.p = slice[tp; dim=0] %w : f32[8@tp]
   %y.p = mul[bh,h->bh] %x.p, %w.p : f32[4,8@tp]
-  %y.s = place[tp; dim=1] %y.p : f32[4,8]+tp
+  %y.s = pad_to_partial[tp; dim=1] %y.p : f32[4,8]+tp
   %y = all_reduce[tp] %y.s : f32[4,8]
   return %y
 }
@@ -324,7 +324,7 @@ func @g(%y: f32[4,8] stash \"y\") -> f32[4,8] {
 ";
     let m = shardc_ir::text::parse(text).unwrap_or_else(|e| panic!("{e}"));
     let t = tally(&m);
-    t.has(&["slice", "place", "all_reduce"]);
+    t.has(&["slice", "pad_to_partial", "all_reduce"]);
     let left: Vec<_> = t.survivors.iter().map(|s| format!("{} {}", s.0, s.1)).collect();
     assert!(left.is_empty(), "{}", left.join("\n"));
 }

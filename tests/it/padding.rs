@@ -247,6 +247,40 @@ fn masked_rows_are_those_of_transformers() {
     }
 }
 
+/// A tokenizer that pads with the token that ends documents: the rows are those that pad with another.
+#[test]
+fn the_end_of_documents_may_pad() {
+    let fx = Fixture::open("qwen3_moe");
+    let mut ids = tokens(&fx);
+    for (r, row) in ids.chunks_mut(SEQ).enumerate() {
+        // Two documents, the second cut off in one row, and padding behind them or before them.
+        let (before, end) = if r % 2 == 0 { (0, 10 - r) } else { (4, SEQ - 1) };
+        row[..before].fill(0);
+        row[before + 4] = PADDED.end;
+        if r != 3 {
+            row[end] = PADDED.end;
+        }
+        row.get_mut(end + 1..).into_iter().flatten().for_each(|t| *t = 0);
+    }
+    let ends = |t: &i32| if *t == 0 { PADDED.end } else { *t };
+    let other = Documents { end: PADDED.end, padding: Some(PADDED.end) };
+    let (same, seq): (Vec<i32>, _) = (ids.iter().map(ends).collect(), SEQ);
+    assert_eq!(other.places(&same, seq), PADDED.places(&ids, seq));
+    let numbers = |ids: &[i32], documents| {
+        let o = options(&[("dp_shard", 2)], false, 2);
+        let o = Options { documents: Some(documents), balance: ALL_THREE, ep: 2, ..o };
+        let model = fx.model(&o);
+        // Labels as they are in data: what is not scored is found by the documents.
+        let row = |r: &[i32]| r[1..].iter().copied().chain([-100]).collect::<Vec<_>>();
+        let labels: Vec<i32> = ids.chunks(SEQ).flat_map(row).collect();
+        let n = three_steps(&model, &compile(&model, &o), ids, &labels);
+        (model, n)
+    };
+    let ((model, want), (_, mut got)) = (numbers(&ids, PADDED), numbers(&same, other));
+    got.logits.clone_from(&want.logits);
+    got.compare(&model, &want, "padded with its end");
+}
+
 /// A step of padding alone has loss 0 and moves no bias.
 #[test]
 fn a_batch_of_padding_has_no_loss() {

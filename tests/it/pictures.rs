@@ -138,7 +138,8 @@ fn the_pictures_show_the_run(dir: &PathBuf, events: &[Json]) {
     let json: Json = serde_json::from_str(&json).expect("JSON");
     let edge = &json["ranks"][1]["finish"];
     let length = edge["end"].as_f64().zip(edge["start"].as_f64()).map(|(b, a)| b - a);
-    let finish = events.iter().filter(|e| e["name"] == "finish" && e["pid"].as_u64() >= Some(2));
+    let finish =
+        events.iter().filter(|e| e["name"] == "optimizer_step" && e["pid"].as_u64() >= Some(2));
     let later = finish.filter(|e| e["args"]["step"] != "1").filter_map(|e| e["dur"].as_f64());
     let all: Vec<f64> = later.collect();
     let mean = all.iter().sum::<f64>() / all.len() as f64 / 1e3;

@@ -9,7 +9,7 @@ use shardc_ir::schedule::write_csv;
 use shardc_passes::autodiff::recompute::Recompute;
 use shardc_passes::options::{Options, Order, Transport};
 use shardc_passes::schedule::{Named, legal, make};
-use shardc_testing::taken;
+use shardc_testing::{taken, taken_within};
 use std::collections::BTreeMap;
 
 type Axes = &'static [(&'static str, usize)];
@@ -143,7 +143,9 @@ fn every_family_against_transformers() {
                 ..o.clone()
             };
             // On each mesh families have one or the other by turns.
-            for (_, o) in [o, later].iter().enumerate().filter(|(k, _)| taken(f / 4 + k, 2)) {
+            for (_, o) in
+                [o, later].iter().enumerate().filter(|(k, _)| taken_within(4, f / 4 + k, 2))
+            {
                 train_and_compare(name, o);
             }
         }
@@ -260,8 +262,7 @@ fn faults_of_late_microbatches_are_found() {
                             // like the next.
                             let is_data = |p: &Port| p.input().is_some();
                             let mut ports = f.args.iter().filter(|a| !is_data(a)).chain(&f.results);
-                            let kept =
-                                ports.any(|p| places[p.value.0 as usize].frame as usize == k);
+                            let kept = ports.any(|p| places[p.value].frame as usize == k);
                             let half = (k > 1 && kept).then_some(c.frames[k] + 64);
                             for to in [0, own.memory.peak_bytes].into_iter().chain(half) {
                                 changed(&|x| {
@@ -309,7 +310,7 @@ fn faults_that_go_from_one_microbatch_to_the_next_are_found() {
     for (fi, f) in plan.module.funcs.iter().enumerate() {
         let Some(class) = plan.classes.iter().position(|c| c.funcs.contains(&fi)) else { continue };
         let places = &plan.classes[class].memory.places[fi];
-        let place = |v: Value| places[v.0 as usize];
+        let place = |v: Value| places[v];
         let Some(data) = f.args.iter().find(|a| a.input().is_some()) else { continue };
         for n in f.nodes.iter().filter(|n| !n.op.def().is_view()) {
             let Some(&v) = n.outs.iter().find(|&&v| place(v).frame == 1 && place(v).bytes > 0)
@@ -320,7 +321,7 @@ fn faults_that_go_from_one_microbatch_to_the_next_are_found() {
             for rows in [1, 2, 40, 90, 200] {
                 let data = place(data.value);
                 let mut p = plan.clone();
-                let to = &mut p.classes[class].memory.places[fi][v.0 as usize];
+                let to = &mut p.classes[class].memory.places[fi][v];
                 (to.frame, to.offset) = (data.frame, data.offset + rows * data.bytes);
                 tried += 1;
                 let [some, whole] = [true, false].map(|out| replay_by(&p, out));
@@ -376,7 +377,7 @@ fn faults_outside_of_what_repeats_are_found() {
     };
     let data_of = |c: &Call, class: usize| {
         let data = funcs[c.func].args.iter().find(|a| a.input().is_some())?;
-        Some(good.classes[class].memory.places[c.func][data.value.0 as usize])
+        Some(good.classes[class].memory.places[c.func][data.value])
     };
     let mut tried = [0; 3];
     for class in 0..good.classes.len() {
@@ -395,7 +396,7 @@ fn faults_outside_of_what_repeats_are_found() {
             let places = &good.classes[class].memory.places[c.func];
             let mut made = funcs[c.func].nodes.iter().flat_map(|n| &n.outs);
             let is_own = |p: &Place| p.frame > 0 && p.bytes > 0 && p.offset == 0;
-            let own = made.find_map(|v| Some(places[v.0 as usize]).filter(is_own));
+            let own = made.find_map(|v| Some(places[v]).filter(is_own));
             let frame = own.expect("a call makes something").frame as usize;
             c.frames[frame] = late.frames[data.frame as usize] + data.offset;
             tried[0] += 1;
@@ -427,13 +428,13 @@ fn faults_outside_of_what_repeats_are_found() {
         let Some(class) = good.classes.iter().position(|c| c.funcs.contains(&fi)) else { continue };
         let Some(data) = f.args.iter().find(|a| a.input().is_some()) else { continue };
         let memory = &good.classes[class].memory;
-        let place = |v: Value| memory.places[fi][v.0 as usize];
+        let place = |v: Value| memory.places[fi][v];
         let data = place(data.value);
         let made = f.nodes.iter().filter(|n| !n.op.def().is_view()).flat_map(|n| &n.outs);
         for &v in made.filter(|&&v| place(v).frame == 1 && place(v).bytes > 0).take(1) {
             for behind in (1..memory.peak_bytes / data.bytes).step_by(44) {
                 let mut p = good.clone();
-                let to = &mut p.classes[class].memory.places[fi][v.0 as usize];
+                let to = &mut p.classes[class].memory.places[fi][v];
                 (to.frame, to.offset) = (data.frame, data.offset + behind * data.bytes);
                 let [some, whole] = [true, false].map(|out| replay_by(&p, out));
                 tried[2] += usize::from(whole.is_err());
@@ -455,11 +456,11 @@ fn faults_within_a_call_are_found() {
     let mut tried = 0;
     for (fi, f) in plan.module.funcs.iter().enumerate() {
         let (all, roots) = (launches(f), f.roots());
-        let root = |v: Value| roots[v.0 as usize];
+        let root = |v: Value| roots[v];
         let alone = |v: Value| roots.iter().filter(|r| **r == root(v)).count() == 1;
         // What a call needs for itself.
         let own = |v: Value| {
-            let p = plan.classes[0].memory.places[fi][v.0 as usize];
+            let p = plan.classes[0].memory.places[fi][v];
             (p.frame == 1 && p.bytes > 0).then_some(p)
         };
         for (i, x) in all.iter().enumerate() {
@@ -474,7 +475,7 @@ fn faults_within_a_call_are_found() {
                 };
                 for &w in between.filter(fits).take(2) {
                     let mut p = plan.clone();
-                    p.classes[0].memory.places[fi][w.0 as usize].offset = place.offset;
+                    p.classes[0].memory.places[fi][w].offset = place.offset;
                     tried += 1;
                     let names = [v, w].map(|v| f.name(v).to_string());
                     assert!(replay(&p).is_err(), "@{}: {names:?}", f.name);
@@ -501,7 +502,7 @@ fn faults_of_late_layers_are_found() {
     let mut tried = 0;
     for a in stashes {
         let mut p = plan.clone();
-        p.classes[0].memory.places[i][a.value.0 as usize].offset += 64;
+        p.classes[0].memory.places[i][a.value].offset += 64;
         assert!(replay(&p).is_err(), "{}", f.name(a.value));
         tried += 1;
     }

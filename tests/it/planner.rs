@@ -601,7 +601,14 @@ fn a_plan_is_started_on_as_many_nodes_as_it_was_priced_on() {
     planned(&lab, &args);
     let script = lab.ok(&["launch-script", "best", "--for", "slurm"]).stdout;
     let script = String::from_utf8_lossy(&script).into_owned();
-    for line in ["--nodes=2\n", "--ntasks=16\n", "--gpus-per-node=8\n", "--mem-per-cpu=8192M\n"] {
+    for line in [
+        "--nodes=2\n",
+        "--ntasks=16\n",
+        "--gpus-per-node=8\n",
+        "--mem=0\n",
+        "--cpus-per-task=8\n",
+        "--gpu-bind=closest ",
+    ] {
         assert!(script.contains(line), "{line}: {script}");
     }
 }

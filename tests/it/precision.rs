@@ -355,7 +355,7 @@ fn frozen_weights_have_no_master_copy() {
     let model = fx.model(&o);
     let compiled = compile(&model, &o);
     let m = &compiled.plan.module;
-    let enter = m.func("enter").expect("an @enter");
+    let enter = m.func("step_prologue").expect("an @step_prologue");
     for a in &enter.args {
         let Some(role) = a.role.as_ref().filter(|r| r.kind == RoleKind::Param) else { continue };
         let want = if role.name.contains(".mlp.") { DType::BF16 } else { DType::F32 };

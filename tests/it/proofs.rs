@@ -6,7 +6,7 @@ use crate::chunks::in_chunks;
 use crate::fixture::*;
 use shardc::proof::Texts;
 use shardc_frontends::Model;
-use shardc_ir::func::Module;
+use shardc_ir::func::{Module, StateInit};
 use shardc_ir::interp::State;
 use shardc_ir::ops::{Fill, Op};
 use shardc_ir::plan::Mode;
@@ -352,7 +352,7 @@ fn equal_plans_are_proved() {
     for n in m.funcs.iter_mut().flat_map(|f| &mut f.nodes) {
         match &mut n.op {
             Op::Permute(k) => k.shift = (4 - k.shift) % 4,
-            Op::Piece(k) => k.shift = (4 - k.shift) % 4,
+            Op::RingShard(k) => k.shift = (4 - k.shift) % 4,
             _other => {}
         }
     }
@@ -365,12 +365,27 @@ fn equal_plans_are_proved() {
 fn a_forgotten_clip_is_refused() {
     let mut case = Case::new("llama_gqa", &options(DP2_TP2, false, 2));
     let mut m = case.texts.programs.clone();
-    let all = m.funcs.iter_mut().filter(|f| f.name == "finish").flat_map(|f| &mut f.nodes);
+    let all = m.funcs.iter_mut().filter(|f| f.name == "optimizer_step").flat_map(|f| &mut f.nodes);
     let clip = all.into_iter().find(|n| matches!(n.op, Op::Clamp(_))).expect("a clip");
     (clip.op, clip.ins) = (Fill { value: 1.0 }.into(), Default::default());
     let r = case.judge(&m);
     assert_eq!(r.verdict(), Verdict::Refuted);
     assert!(r.refuted[0].what.starts_with("new "), "{:?}", r.refuted[0]);
+}
+
+/// How a state begins is what its declaration says: AdamW's means begin as 0.
+#[test]
+fn a_state_that_begins_otherwise_is_refused() {
+    let mut case = Case::new("llama_gqa", &options(DP2_TP2, false, 2));
+    let plain = case.texts.programs.clone();
+    assert_eq!(plain.states.len(), 2);
+    for at in 0..2 {
+        let mut m = plain.clone();
+        m.states[at].init = StateInit::Number(1.0);
+        let r = case.judge(&m);
+        assert_eq!(r.verdict(), Verdict::Refuted);
+        assert!(r.refuted[0].what.ends_with("before the first step"), "{:?}", r.refuted[0]);
+    }
 }
 
 /// A change of a schedule.

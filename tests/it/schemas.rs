@@ -72,11 +72,9 @@ const LAYOUTS: [(&str, &[&str]); 4] = [
 fn what_is_printed_is_as_the_schemas_have_it() {
     let schemas = schemas();
     for (name, s) in &schemas {
-        assert_eq!(
-            s["$id"],
-            format!("shardc/{name}/1"),
-            "a change of what a field means is a new number"
-        );
+        // A change of what a field means is a new number.
+        let number = if name == "inspect-ranks" { 2 } else { 1 };
+        assert_eq!(s["$id"], format!("shardc/{name}/{number}"));
         assert!(s["title"].is_string(), "{name}");
     }
     let mut c = Checked { lab: Lab::new("schemas"), schemas, seen: BTreeSet::new() };

@@ -2,6 +2,7 @@
 //! come, a store that is silent, another secret. Each says so in time. With MPI, a rank is stopped or killed in the
 //! middle of MPI's start and of its end.
 
+use shardc_testing::port;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -64,25 +65,24 @@ fn a_number_of_processes_that_nobody_means_is_refused_at_once() {
 /// has another secret than process 0.
 #[test]
 fn whoever_waits_says_so_and_ends_in_time() {
-    let listener = || TcpListener::bind("127.0.0.1:0").expect("a port");
-    let port = |l: TcpListener| l.local_addr().expect("bound").port().to_string();
-    let (free, none, silent) = (port(listener()), port(listener()), listener());
+    let silent = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let [free, met, none] = [(); 3].map(|()| port().to_string());
     let store = silent.local_addr().expect("bound").port().to_string();
     let of = |rank: &'static str, port: &str, more: (&'static str, &'static str)| {
         let all = [("RANK", rank), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1"), more];
-        let long = ["--start-timeout", "100"];
-        let short = ["--start-timeout", "3"];
-        let flags = if more.1.starts_with("another") { &long } else { &short };
-        process(&[&all[..], &[("MASTER_PORT", port)]].concat(), flags)
+        let limit = if port == met { "100" } else { "3" };
+        let flags = ["--start-timeout", limit];
+        process(&[&all[..], &[("MASTER_PORT", port)]].concat(), &flags)
     };
     let secret = ("SHARDC_SECRET", "a secret of sixteen bytes");
     let other = ("SHARDC_SECRET", "another secret of sixteen bytes");
     let elastic = ("TORCHELASTIC_USE_AGENT_STORE", "True");
+    let mut waits = of("0", &met, secret);
     let jobs = [
         (of("0", &free, secret), 6, "while processes join: process 1 did not come", 0),
         (of("1", &none, secret), 6, "while processes join: process 0 is not at 127.0.0.1:", 1),
         (of("1", &store, elastic), 6, "in the rendezvous, at the store of torchrun at 127", 1),
-        (of("1", &free, other), 5, "does not know the secret of this job", 1),
+        (of("1", &met, other), 5, "does not know the secret of this job", 1),
     ];
     for (c, want, words, rank) in jobs {
         let (status, said) = end(c);
@@ -94,6 +94,10 @@ fn whoever_waits_says_so_and_ends_in_time() {
             assert!(lines.len() == 1 && lines[0].starts_with(&own), "{said}");
         }
     }
+    // A stranger ends nothing.
+    assert!(waits.try_wait().expect("a child").is_none());
+    waits.kill().expect("it runs");
+    waits.wait().expect("it ends");
 }
 
 #[cfg(feature = "mpi")]

@@ -2,6 +2,7 @@
 //! user's is replaced, and what is refused or ends early leaves nothing.
 
 use crate::lab::*;
+use serde_json::json;
 use std::io::{BufRead as _, BufReader};
 use std::os::unix::fs::symlink;
 use std::path::Path;
@@ -194,4 +195,51 @@ fn the_end_of_memory_is_one_line() {
         assert!(least.is_some_and(|kb| kb < 2_000_000));
     }
     assert!(ended > 0, "there was enough at once: this test shows nothing");
+}
+
+/// Names in files, and of files, are part of lines, and make none of their own.
+#[test]
+fn names_forge_no_line() {
+    let lab = planned("forged");
+    let name = "x\nwarning[foo]: forged\nplan proved by terms: forged\n   = rule: forged";
+    let mut told = 0;
+    let mut check = |args: &[&str]| {
+        let out = lab.shardc(args);
+        let said = said(&out);
+        let words = ["warning[foo]", "plan proved by terms: forged", "= rule: forged"];
+        let forged = |l: &&str| words.iter().any(|w| l.trim_start().starts_with(w));
+        assert_eq!(said.lines().find(forged), None, "{args:?}: {said}");
+        told += usize::from(said.contains("x\\nwarning[foo]: forged\\nplan"));
+    };
+    // Keys and words of configs.
+    for (key, value) in [(name, json!(1)), ("hidden_act", json!(name)), ("model_type", json!(name))]
+    {
+        lab.config("llama_mha", json!({ key: value }));
+        check(&["check", "config.json", "--seq", "16"]);
+    }
+    // Tensors of a model, and columns of data.
+    let column = json!({ "dtype": "I64", "shape": [8, 16], "data_offsets": [0, 1024] });
+    let header = json!({ name: column }).to_string();
+    let bytes = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &[0; 1024]].concat();
+    lab.write("rows.safetensors", &bytes);
+    check(&["run", "plan", "--batch", "rows.safetensors"]);
+    check(&["run", "plan", "--data", "rows.safetensors"]);
+    let m = lab.model("llama_mha");
+    lab.write("llama_mha/model.safetensors", bytes);
+    check(&["run", "plan", "--weights", &m, "--steps", "1"]);
+    // Texts.
+    let quoted = name.replace('\n', "\\u{a}");
+    let param = format!("f32[4] param \"{quoted}\"");
+    let text = format!("func @f(%x: {param}, %y: {param}) -> f32[4] {{\n  return %x\n}}\n");
+    lab.write("m.ir", text);
+    check(&["check", "m.ir"]);
+    // Paths, flags and words; what is written.
+    check(&["inspect", name]);
+    check(&["inspect", "plan", name]);
+    check(&["inspect", "plan", &format!("--rank={name}")]);
+    check(&["inspect", "plan", &format!("--{name}")]);
+    let model = format!("{FIXTURES}/llama_mha");
+    check(&["compile", &model, "--seq", "16", "-o", name]);
+    check(&["run", name, "--steps", "1", "--trace", &format!("{name}/none/t.json")]);
+    assert!(told > 9, "it is told {told} times");
 }

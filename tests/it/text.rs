@@ -107,6 +107,19 @@ fn lines_of_json_are_documents() {
         ["d*.txt", "*.jsonl"].map(|glob| of(glob).unwrap_or_else(|e| panic!("{e}")).mark());
     assert!(a.starts_with("of 3 documents, "), "{a}");
     assert_eq!(a, b);
+    // However the name is written, and with what some editors put before a text.
+    std::fs::rename(lab.path("all.jsonl"), lab.path("ALL.JSONL")).expect("renamed");
+    assert_eq!(of("*.JSONL").unwrap_or_else(|e| panic!("{e}")).mark(), b);
+    lab.write("mark.jsonl", format!("\u{feff}{}", lines.join("\n")));
+    assert_eq!(of("mark.jsonl").unwrap_or_else(|e| panic!("{e}")).mark(), b);
+    lab.write("mark.txt", format!("\u{feff}{}", texts[0]));
+    let [a, b] = ["mark.txt", "d0.txt"].map(|f| of(f).unwrap_or_else(|e| panic!("{e}")).mark());
+    assert_eq!(a, b);
+    for name in ["all.json", "ALL.JSON"] {
+        lab.write(name, format!("[{}]", lines.join(",")));
+        let d = of(name).err().expect("it is refused");
+        assert!(d.code == "data" && d.help.iter().any(|h| h.contains(".jsonl")), "{d}");
+    }
     for (bad, words) in [
         ("{\"content\": \"x\"}", "the line has no `text`, but content"),
         ("{\"text\": [1]}", "`text` of the line is not a text"),

@@ -83,6 +83,15 @@ fn a_batch_without_labels_is_told_once() {
     assert_eq!(said.matches("warning[no-labels]").count(), 1, "{said}");
     assert!(said.contains("3 of 3 steps had no label"), "{said}");
     assert_eq!(out.matches("loss 0.0000").count(), 3, "{out}");
+    // Routers have losses of their own; and an evaluation is looked at, too.
+    plan(&lab, "qwen3_moe", "m", &["--moe-aux", "0.1"]);
+    let [_, said] = run(&lab, &["m", "--batch", "none.safetensors", "--steps", "1"]);
+    assert!(said.contains("only the other losses teach") && !said.contains("nothing to"), "{said}");
+    let eval = ["--eval-data", "none.safetensors", "--eval-every", "1"];
+    for steps in ["0", "2"] {
+        let [_, said] = run(&lab, &[&["p", "--steps", steps][..], &eval].concat());
+        assert_eq!(said.matches("no token of the evaluation has a label").count(), 1, "{said}");
+    }
     // A negative label is none, whichever it is; and columns of data mean the same.
     let of = |how: &str| {
         let [out, said] = run(&lab, &["p", how, "some.safetensors", "--steps", "1"]);

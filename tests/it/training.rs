@@ -185,15 +185,15 @@ fn frozen(name: &str, pattern: &str) -> usize {
 #[test]
 fn learning_rates_move_as_asked() {
     let rate = |f: Flags| f.options().unwrap_or_else(|e| panic!("{e}")).lr;
-    let constant = rate(Flags { lr: Some(0.25), ..Flags::default() });
+    let constant = rate(Flags::default().with("lr", 0.25));
     assert_eq!([1, 7, 1000].map(|s| constant.at(s)), [0.25; 3]);
-    let cosine = rate(Flags {
-        lr: Some(0.8),
-        lr_schedule: Some("warmup-cosine".into()),
-        warmup: Some(4),
-        total_steps: Some(10),
-        ..Flags::default()
-    });
+    let cosine = rate(
+        Flags::default()
+            .with("lr", 0.8)
+            .with("lr-schedule", "warmup-cosine")
+            .with("warmup", 4)
+            .with("total-steps", 10),
+    );
     // 0.8 step/4, then 0.4 (1 + cos(π (step - 4)/6)), and 0 from step 10 on.
     let (h, q) = (3f64.sqrt() / 2.0, 0.5);
     let want = [
@@ -311,7 +311,7 @@ fn evaluation_is_a_forward_only_plan() {
             let (model, compiled) = prepare(&fx, &o);
             let funcs: Vec<&str> =
                 compiled.plan.module.funcs.iter().map(|f| f.name.as_str()).collect();
-            assert_eq!(funcs, ["enter", "forward"], "{name}");
+            assert_eq!(funcs, ["step_prologue", "forward"], "{name}");
             let mut s = session(&model, &compiled);
             let r = step(&mut s, &fx, &[], 1);
             let logits: Vec<f64> = r

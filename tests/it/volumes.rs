@@ -290,7 +290,7 @@ fn rings_hold_two_blocks() {
                         func.name(*v).grad == grad && (*made..=last[v.0 as usize]).contains(&i)
                     });
                     let places = &plan.classes[0].memory.places[fi];
-                    live.map(|(_, v)| places[v.0 as usize].offset).collect::<BTreeSet<_>>().len()
+                    live.map(|(_, v)| places[v].offset).collect::<BTreeSet<_>>().len()
                 };
                 (0..func.nodes.len()).map(at).max().unwrap_or(0)
             };

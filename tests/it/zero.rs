@@ -364,7 +364,7 @@ fn one_call_per_layer(f: &Func, what: &str) {
     let all = launches(f);
     // Activations that are stored in pieces are gathered, too, where they are used.
     let is_param = |a: &&Port| {
-        a.role.as_ref().is_some_and(|r| matches!(r.kind, RoleKind::Param | RoleKind::Ready))
+        a.role.as_ref().is_some_and(|r| matches!(r.kind, RoleKind::Param | RoleKind::Unsharded))
     };
     let held: Vec<Value> = f.args.iter().filter(is_param).map(|a| a.value).collect();
     let of_params = |x: &&Launch| {

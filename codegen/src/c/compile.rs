@@ -7,7 +7,7 @@
 use crate::cache::{self, Folder, MOST};
 use rustix::process::{Pid, Signal, kill_process_group};
 use shardc_ir::diag::{Diag, Result};
-use shardc_ir::files::{self, Unfinished, make, trust};
+use shardc_ir::files::{self, Undo, Unfinished, make, trust};
 use std::ffi::OsStr;
 use std::fs::{File, Permissions};
 use std::io::{Read, Write as _};
@@ -17,6 +17,7 @@ use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// What a compiler must know: nothing is contracted, and no sum reordered, so that the bits are those of
@@ -229,21 +230,24 @@ impl Compiler {
         let mut c = command(cc);
         c.args(arguments).stdin(Stdio::null()).stdout(pipe(Stream::Out)).stderr(pipe(Stream::Err));
         work.map(|dir| c.env("TMPDIR", dir));
-        // A group of its own: what it starts is in it.
-        let mut child = c.process_group(0).spawn().map_err(starts)?;
-        let out = child.stdout.take().map(|x| Box::new(x) as Box<dyn Read + Send>);
-        let from = out.or(child.stderr.take().map(|x| Box::new(x) as _)).expect("one is piped");
+        let running: Running = Arc::default();
+        let own = running.clone();
+        let undo = Undo::new(move || end(&own));
+        let from = {
+            let mut running = running.lock().unwrap_or_else(PoisonError::into_inner);
+            // A group of its own: what it starts is in it.
+            let child = running.insert(c.process_group(0).spawn().map_err(starts)?);
+            let out = child.stdout.take().map(|x| Box::new(x) as Box<dyn Read + Send>);
+            out.or(child.stderr.take().map(|x| Box::new(x) as _)).expect("one is piped")
+        };
         let (send, said) = channel();
         let reader = std::thread::Builder::new().spawn(move || drop(send.send(read(from))));
         let ended = match reader {
-            Ok(_) => wait(&mut child, self.limit),
+            Ok(_) => wait(&running, self.limit),
             Err(e) => Err(e),
         };
-        if !matches!(ended, Ok(Some(_))) {
-            // Before it is waited for, as its number may be another's then.
-            let _ = kill_process_group(Pid::from_child(&child), Signal::KILL);
-            let _ = child.wait();
-        }
+        // If it runs still.
+        drop(undo);
         let late =
             || failed(format!("the C compiler `{cc}` runs for {:?} without end", self.limit));
         let status = ended.map_err(starts)?.ok_or_else(late)?;
@@ -264,15 +268,49 @@ fn read(mut from: impl Read) -> Vec<u8> {
     said
 }
 
+/// A process that runs, with the group of what it has started; nothing once it has ended.
+type Running = Arc<Mutex<Option<Child>>>;
+
+/// How often is tried to end a process that another thread looks at, and the time between.
+const TRIES: (usize, Duration) = (100, Duration::from_millis(5));
+
+/// Ends a process and what it has started, if it runs. The thread that holds it may be the one that ends our own.
+fn end(running: &Running) {
+    let look = |_| {
+        let held = running.try_lock().ok();
+        if held.is_none() {
+            std::thread::sleep(TRIES.1);
+        }
+        held
+    };
+    if let Some(mut child) = (0..TRIES.0).find_map(look).and_then(|mut held| held.take()) {
+        // Before it is waited for, as its number may be another's then.
+        let _ = kill_process_group(Pid::from_child(&child), Signal::KILL);
+        let _ = child.wait();
+    }
+}
+
 /// Waits for the end of a process, for so long at most.
-fn wait(child: &mut Child, limit: Duration) -> std::io::Result<Option<ExitStatus>> {
+fn wait(running: &Running, limit: Duration) -> std::io::Result<Option<ExitStatus>> {
     let (since, mut pause) = (Instant::now(), Duration::from_millis(1));
     loop {
-        match child.try_wait()? {
-            Some(status) => return Ok(Some(status)),
-            None if since.elapsed() >= limit => return Ok(None),
-            None => std::thread::sleep(pause),
+        let mut held = running.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(child) = held.as_mut() else {
+            drop(held);
+            // What ends our own process has ended it: nothing else is to be said.
+            loop {
+                std::thread::park();
+            }
+        };
+        if let Some(status) = child.try_wait()? {
+            *held = None;
+            return Ok(Some(status));
         }
+        drop(held);
+        if since.elapsed() >= limit {
+            return Ok(None);
+        }
+        std::thread::sleep(pause);
         pause = (pause * 2).min(Duration::from_millis(20));
     }
 }

@@ -52,7 +52,7 @@ pub(super) fn route(k: &Route) -> Vec<Launch> {
     if shards == 0 { vec![] } else { vec![one("route_counts"), one("route_places")] }
 }
 
-/// `dispatch`, `combine` or `row_dots`.
+/// `dispatch`, `unpermute` or `combine_gates_grad`.
 pub(super) fn copies(k: &Copies, entry: &'static str) -> Vec<Launch> {
     let [shards, tokens, copies] = k.copies;
     let smallest = if k.buffer_elem.half().is_some() { k.buffer_elem } else { k.token_elem };

@@ -43,7 +43,7 @@ pub fn launches(kernel: &Kernel, limits: &Limits) -> Option<Vec<Launch>> {
         Kernel::Gemm(k) => product::gemm(k, limits),
         Kernel::GemmThen(k) => product::then(k, limits),
         Kernel::Take(k) => moves::take(k),
-        Kernel::Put { pick, clear } => moves::put(pick, clear.as_ref()),
+        Kernel::IndexAdd { pick, clear } => moves::index_add(pick, clear.as_ref()),
         Kernel::Draw(k) => moves::draw(k),
         Kernel::Scan(k) => moves::scan(k),
         Kernel::Rope(k) => moves::rope(k),
@@ -52,8 +52,8 @@ pub fn launches(kernel: &Kernel, limits: &Limits) -> Option<Vec<Launch>> {
         Kernel::TopK(k) => experts::top_k(k),
         Kernel::Route(k) => experts::route(k),
         Kernel::Dispatch(k) => experts::copies(k, "dispatch"),
-        Kernel::Combine(k) => experts::copies(k, "combine"),
-        Kernel::RowDots(k) => experts::copies(k, "row_dots"),
+        Kernel::Unpermute(k) => experts::copies(k, "unpermute"),
+        Kernel::CombineGatesGrad(k) => experts::copies(k, "combine_gates_grad"),
         Kernel::Grouped(k) => product::grouped(k, limits),
         Kernel::Collective(c) => match &c.exchange {
             Exchange::Broadcast { own: Some(own), to, .. } => moves::copy(&Copy {

@@ -1,4 +1,4 @@
-//! `copy.cu`, `take.cu`, `put.cu`, `rope.cu`, `draw.cu`: one thread for an element; `scan.cu`: one for a row.
+//! `copy.cu`, `take.cu`, `index_add.cu`, `rope.cu`, `draw.cu`: one thread for an element; `scan.cu`: one for a row.
 
 use super::{File, Words, pack, row, starts, type_name};
 use shardc_ir::kernel::{Block, Copy, Draw, Elem, Extents, Pick, Rope, Scan, View};
@@ -157,7 +157,7 @@ pub(super) fn take(k: &Pick) -> Vec<Launch> {
     if n == 0 { vec![] } else { vec![one_each(file.source(), "take", n, w)] }
 }
 
-pub(super) fn put(k: &Pick, cleared: Option<&Block>) -> Vec<Launch> {
+pub(super) fn index_add(k: &Pick, cleared: Option<&Block>) -> Vec<Launch> {
     let all = Loops::new(&k.extents, &[&k.x, &k.index, &k.out]);
     // By index and out: what is summed, what has indices of its own, what shares them.
     let (positions, rest) = all.partition(|s| s[2] == 0);
@@ -169,7 +169,7 @@ pub(super) fn put(k: &Pick, cleared: Option<&Block>) -> Vec<Launch> {
         [columns, positions.clone(), batches.clone()]
     };
     let rank = parts.iter().map(|l| l.extents.len()).max().unwrap_or(0).max(1);
-    let file = File::new("put.cu", include_str!("../../cuda/put.cu"))
+    let file = File::new("index_add.cu", include_str!("../../cuda/index_add.cu"))
         .define("ELEM", type_name(k.elem))
         .define("ACCUMULATE", cleared.is_none())
         .define("RANK", rank)
@@ -190,7 +190,7 @@ pub(super) fn put(k: &Pick, cleared: Option<&Block>) -> Vec<Launch> {
         true => one_each(file.source(), "put_apart", all.count(), w),
         false => Launch {
             source: file.source(),
-            entry: "put".into(),
+            entry: "index_add".into(),
             grid: row([positions.count(), batches.count(), 1]),
             threads: THREADS as u32,
             shared: 0,

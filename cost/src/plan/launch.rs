@@ -128,7 +128,7 @@ impl<'a> Pricer<'a> {
             let of_table = |n: &Node| matches!(n.op.facts().kind, ops::Kind::Lookup);
             let bytes = match nodes {
                 // Rows that are added to a table: they, and the table's in place.
-                [put, sum] if put.op.adds_to_rows() && sum.op.is_plain_sum() => {
+                [put, sum] if put.op.adds_to_rows() && sum.op.accumulates() => {
                     3.0 * self.bytes(f, &put.ins[..1])
                 }
                 _ if nodes.iter().any(of_table) => 2.0 * self.bytes(f, &x.outs),

@@ -198,7 +198,7 @@ fn part_of(
             _dp => |p| &mut p.dp,
         };
     }
-    let once = matches!(f.kind, FuncKind::Enter | FuncKind::Finish);
+    let once = matches!(f.kind, FuncKind::StepPrologue | FuncKind::OptimizerStep);
     if once || first.op.facts().kind == ops::Kind::Update {
         return |p| &mut p.optimizer;
     }

@@ -163,7 +163,7 @@ fn sum_between(run: &Range<f64>, more: f64, low: f64, high: f64) -> f64 {
 /// the number of all. A piece is made shortly before it is used.
 fn piece(mesh: &Mesh, f: &Func, nodes: &[Node], v: Value) -> Option<(Option<usize>, usize)> {
     let made = nodes.iter().rev().find(|n| n.outs.contains(&v))?;
-    let Op::Piece(p) = &made.op else { return None };
+    let Op::RingShard(p) = &made.op else { return None };
     Some((Some(p.shift), f.ty(made.ins[0]).chunk(mesh, 0)))
 }
 

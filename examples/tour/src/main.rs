@@ -29,13 +29,9 @@ fn main() {
 fn demo() -> Result<i32> {
     let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
     let dir = std::env::temp_dir().join(format!("shardc-tiny-llama-{}.plan", std::process::id()));
-    let flags = |mesh: &str| Flags {
-        mesh: Some(mesh.into()),
-        global_batch: Some(8),
-        seq: Some(128),
-        lr: Some(3e-3),
-        clip: Some(1.0),
-        ..Flags::default()
+    let flags = |mesh: &str| {
+        let sizes = Flags::default().with("global-batch", 8).with("seq", 128);
+        sizes.with("mesh", mesh).with("lr", 3e-3).with("clip", 1.0)
     };
     println!(
         "$ shardc compile examples/tiny-llama --mesh dp=2,tp=2 --seq 128 --lr 3e-3 --clip 1.0"

@@ -1,6 +1,7 @@
 //! What a saved model keeps of the one that it was trained from: tokenizer, templates, element types.
 
-use super::Checkpoint;
+use super::{Checkpoint, Entry};
+use crate::{MAX_CONFIG, family};
 use safetensors::Dtype;
 use serde_json::Value;
 use shardc_ir::diag::Result;
@@ -87,6 +88,10 @@ fn own(dir: &Path, name: &str) -> std::result::Result<PathBuf, &'static str> {
     if file.is_file() { Ok(file) } else { Err("is not a regular file") }
 }
 
+fn is_tokenizer(name: &str) -> bool {
+    name.starts_with("tokenizer") || name.starts_with("vocab")
+}
+
 /// What a saved model keeps of the one that it was trained from. It is read before training: what
 /// cannot be kept is known then, and the folder may be gone or replaced afterwards.
 #[derive(Clone, Default)]
@@ -95,6 +100,8 @@ pub struct Base {
     /// What has the name of such a file and is not kept, with why.
     pub skipped: Vec<(String, &'static str)>,
     dtypes: BTreeMap<String, Dtype>,
+    /// Tensors of parts beside the text model, such as a tower of pictures, which are saved as they are.
+    pub(super) others: Option<(Checkpoint, Vec<String>)>,
 }
 
 impl Base {
@@ -112,13 +119,45 @@ impl Base {
         }
         let weights = Checkpoint::open(dir)?;
         let types = |c: &Checkpoint| c.iter().map(|(n, e)| (n.to_string(), e.dtype)).collect();
-        Ok(Base { files, skipped, dtypes: weights.as_ref().map(types).unwrap_or_default() })
+        let dtypes = weights.as_ref().map(types).unwrap_or_default();
+        let config = files::read(&dir.join("config.json"), MAX_CONFIG).ok();
+        let config: Option<Value> = config.and_then(|text| serde_json::from_slice(&text).ok());
+        let names = config.zip(weights.as_ref()).map(|(config, c)| beside(&config, c));
+        let others = weights.zip(names).filter(|(_, names)| !names.is_empty());
+        Ok(Base { files, skipped, dtypes, others })
+    }
+
+    /// Whether there are tensors of parts beside the text model.
+    pub fn has_others(&self) -> bool {
+        self.others.is_some()
     }
 
     /// Whether there is a tokenizer.
     pub fn has_tokenizer(&self) -> bool {
-        self.files.iter().any(|f| f.0.starts_with("tokenizer") || f.0.starts_with("vocab"))
+        self.files.iter().any(|f| is_tokenizer(&f.0))
     }
+
+    /// A tokenizer that is not kept, with why.
+    pub fn skipped_tokenizer(&self) -> Option<&(String, &'static str)> {
+        self.skipped.iter().find(|f| is_tokenizer(&f.0))
+    }
+}
+
+/// Names of tensors that are no part of the text model in a model that holds one.
+fn beside(config: &Value, c: &Checkpoint) -> Vec<String> {
+    if !crate::is_wrapper(config) {
+        return vec![];
+    }
+    let Ok((_, family)) = family::of(config, "config.json") else { return vec![] };
+    let prefix = family.prefix(|name| c.get(name).is_some());
+    let tables = family.tables(&prefix);
+    let of_text = |name: &str| name.starts_with(&prefix) || tables.iter().any(|t| t == name);
+    // Elements of less than a byte are in no published tower.
+    let whole = |e: &Entry| {
+        let bytes = e.shape.iter().product::<usize>() as u64 * (e.dtype.bitsize() / 8) as u64;
+        bytes == e.bytes.end - e.bytes.start
+    };
+    c.iter().filter(|(n, e)| !of_text(n) && whole(e)).map(|(n, _)| n.to_string()).collect()
 }
 
 /// How a model is saved.

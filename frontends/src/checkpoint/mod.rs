@@ -1,8 +1,10 @@
 //! Checkpoints: which tensor lies where in which safetensors file. Only headers are read here.
 
 pub mod base;
+mod deal;
 mod header;
 pub mod init;
+mod mxfp4;
 mod read;
 pub mod save;
 mod tied;
@@ -37,6 +39,8 @@ pub struct Entry {
     pub shape: Vec<usize>,
     /// Bytes of the file.
     pub bytes: Range<u64>,
+    /// Of one in blocks, whose element type and shape are those of the numbers.
+    scales: Option<mxfp4::Scales>,
 }
 
 impl Entry {
@@ -63,10 +67,10 @@ impl Checkpoint {
         let index = dir.join("model.safetensors.index.json");
         if one.exists() {
             checkpoint.tensors = checkpoint.add(one)?;
-            Ok(Some(checkpoint))
+            checkpoint.with_blocks().map(Some)
         } else if index.exists() {
             checkpoint.add_index(&index)?;
-            Ok(Some(checkpoint))
+            checkpoint.with_blocks().map(Some)
         } else {
             Ok(None)
         }
@@ -101,7 +105,9 @@ impl Checkpoint {
         file: &Path,
         tensors: impl Iterator<Item = (String, Dtype, Vec<usize>, Range<u64>)>,
     ) -> Option<Checkpoint> {
-        let entry = |(name, dtype, shape, bytes)| (name, Entry { file: 0, dtype, shape, bytes });
+        let entry = |(name, dtype, shape, bytes)| {
+            (name, Entry { file: 0, dtype, shape, bytes, scales: None })
+        };
         let tensors: BTreeMap<_, _> = tensors.map(entry).collect();
         let dir = file.parent().unwrap_or(Path::new("")).into();
         let c = Checkpoint { dir, files: vec![file.into()], tensors };
@@ -140,7 +146,7 @@ impl Checkpoint {
         let file = self.files.len();
         self.files.push(path);
         let entry = |(name, t): (String, header::Info)| {
-            (name, Entry { file, dtype: t.dtype, shape: t.shape, bytes: t.bytes })
+            (name, Entry { file, dtype: t.dtype, shape: t.shape, bytes: t.bytes, scales: None })
         };
         Ok(header.tensors.into_iter().map(entry).collect())
     }
@@ -234,10 +240,15 @@ impl Checkpoint {
 
     /// A warning that names tensors nobody uses; `known` are ends of names of tensors that are no
     /// weights. A tied output projection, `head`, is not a surprise either.
-    pub fn unused(&self, weights: &[Weight], known: &[&str], head: &str) -> Option<Diag> {
+    pub fn unused(
+        &self,
+        weights: &[Weight],
+        (within, known): (&str, &[&str]),
+        head: &str,
+    ) -> Option<Diag> {
         let used: BTreeSet<String> = weights.iter().flat_map(Weight::tensors).collect();
         let left: Vec<&str> = (self.tensors.keys().map(String::as_str))
-            .filter(|t| !used.contains(*t) && *t != head)
+            .filter(|t| t.starts_with(within) && !used.contains(*t) && *t != head)
             .filter(|t| !known.iter().any(|k| t.ends_with(k)))
             .collect();
         let (n, shown) = (left.len(), left.iter().take(3).copied().collect::<Vec<_>>().join(", "));

@@ -9,10 +9,11 @@ use safetensors::Dtype;
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::files;
 use shardc_ir::tensor::{each_index, strides};
-use shardc_ir::weights::Weight;
+use shardc_ir::weights::{TensorSlice, Weight};
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::ops::Range;
+use std::path::Path;
 
 /// Most bytes read at once.
 const BUFFER: usize = 1 << 20;
@@ -28,9 +29,12 @@ impl Checkpoint {
     pub fn read(&self, weight: &Weight, ranges: &[Range<usize>], out: &mut [f32]) -> Result<()> {
         let here = |d: Diag| d.at(self.place());
         let ranges = check_slice(weight, ranges, out.len()).map_err(here)?;
-        let Some(experts) = weight.experts else {
-            let ranges = in_tensor(weight, ranges).map_err(here)?;
-            return self.read_tensor(weight, &weight.tensor, &ranges, out);
+        let Some(experts) = weight.experts.filter(|_| weight.is_stacked()) else {
+            let tensor = in_tensor(weight, ranges).map_err(here)?;
+            return match weight.part.filter(|p| p.step > 1 && !out.is_empty()) {
+                None => self.read_tensor(weight, &weight.tensor, &tensor, out),
+                Some(p) => self.read_apart(weight, p, &tensor, ranges[p.dim].len(), out),
+            };
         };
         let [of, inner @ ..] = ranges else { return Err(here(no_part(weight))) };
         if weight.shape[1..] != weight.tensor_shape || weight.shape[0] != experts || out.is_empty()
@@ -40,6 +44,34 @@ impl Checkpoint {
         let one = out.len() / of.len();
         let names = weight.tensors().skip(of.start);
         names.zip(out.chunks_mut(one)).try_for_each(|(t, o)| self.read_tensor(weight, &t, inner, o))
+    }
+
+    /// Reads `n` elements of a dim that are not neighbours, out of ranges that have them and what
+    /// is between, one index of the first dim at a time.
+    fn read_apart(
+        &self,
+        weight: &Weight,
+        p: TensorSlice,
+        ranges: &[Range<usize>],
+        n: usize,
+        out: &mut [f32],
+    ) -> Result<()> {
+        let rows = if p.dim == 0 { 1 } else { ranges[0].len() };
+        let (one, all) = (out.len() / rows, ranges[p.dim].len());
+        let inner: usize = ranges[p.dim + 1..].iter().map(Range::len).product();
+        let mut read = vec![0.0; one / n * all];
+        for (i, out) in out.chunks_mut(one).enumerate() {
+            let mut now = ranges.to_vec();
+            if p.dim > 0 {
+                now[0] = ranges[0].start + i..ranges[0].start + i + 1;
+            }
+            self.read_tensor(weight, &weight.tensor, &now, &mut read)?;
+            for (out, read) in out.chunks_mut(n * inner).zip(read.chunks(all * inner)) {
+                let each = out.chunks_mut(inner).zip(read.chunks(p.step * inner));
+                each.for_each(|(to, from)| to.copy_from_slice(&from[..inner]));
+            }
+        }
+        Ok(())
     }
 
     /// Reads a slice of a tensor by its name, as f32, row-major: one range per dim.
@@ -85,15 +117,13 @@ impl Checkpoint {
         ranges: &[Range<usize>],
         out: &mut [f32],
     ) -> Result<()> {
-        let path = self.file(entry);
-        let (file, len) = files::open(path)?;
-        let fail = |e: std::io::Error| files::io_error("cannot read the tensor", path, &e);
-        if len < entry.bytes.end {
-            return Err(Diag::new("truncated", format!("the file has shrunk to {len} bytes"))
-                .at(path.display().to_string())
-                .help(format!("`{tensor}` ends at byte {}", entry.bytes.end)));
+        if let Some(scales) = &entry.scales {
+            return self.read_blocks(tensor, (entry, scales), ranges, out);
         }
-        read_pieces(&mut Window { file, at: 0, bytes: vec![] }, entry, ranges, out).map_err(fail)
+        let path = self.file(entry);
+        let fail = |e: std::io::Error| files::io_error("cannot read the tensor", path, &e);
+        let mut window = Window::open(tensor, path, entry.bytes.end)?;
+        read_pieces(&mut window, entry, ranges, out).map_err(fail)
     }
 }
 
@@ -120,17 +150,15 @@ fn in_tensor(w: &Weight, ranges: &[Range<usize>]) -> Result<Vec<Range<usize>>> {
     let mut out = ranges.to_vec();
     let mut shape = w.tensor_shape.clone();
     if let Some(p) = &w.part {
-        let end = p.start.checked_add(p.len);
-        let (Some(size), Some(end)) = (shape.get_mut(p.dim), end) else {
+        let all = p.place(&(0..p.len)).map(|at| at.end);
+        let own = out.get_mut(p.dim).and_then(|r| Some((p.place(r)?, r)));
+        let (Some(size), Some(all), Some((at, r))) = (shape.get_mut(p.dim), all, own) else {
             return Err(no_part(w));
         };
-        if end > *size {
+        if all > *size {
             return Err(no_part(w));
         }
-        *size = p.len;
-        if let Some(r) = out.get_mut(p.dim) {
-            *r = r.start + p.start..r.end + p.start;
-        }
+        (*size, *r) = (p.len, at);
     }
     if shape == w.shape { Ok(out) } else { Err(no_part(w)) }
 }
@@ -184,15 +212,26 @@ fn read_pieces(
 }
 
 /// The bytes of a file that were read last.
-struct Window {
+pub(super) struct Window {
     file: File,
     at: u64,
     bytes: Vec<u8>,
 }
 
 impl Window {
+    /// Of the file that a tensor lies in, up to this byte.
+    pub(super) fn open(tensor: &str, path: &Path, end: u64) -> Result<Window> {
+        let (file, len) = files::open(path)?;
+        if len < end {
+            return Err(Diag::new("truncated", format!("the file has shrunk to {len} bytes"))
+                .at(path.display().to_string())
+                .help(format!("`{tensor}` ends at byte {end}")));
+        }
+        Ok(Window { file, at: 0, bytes: vec![] })
+    }
+
     /// `need` bytes from `at`; reads `ahead` bytes if they are not there.
-    fn get(&mut self, at: u64, need: usize, ahead: usize) -> std::io::Result<&[u8]> {
+    pub(super) fn get(&mut self, at: u64, need: usize, ahead: usize) -> std::io::Result<&[u8]> {
         let there = at >= self.at && at + need as u64 <= self.at + self.bytes.len() as u64;
         if !there {
             self.bytes.resize(ahead.max(need), 0);

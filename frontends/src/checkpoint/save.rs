@@ -1,6 +1,7 @@
 //! Writes Hugging Face folders and safetensors files; what is written appears whole or not at all.
 
 use super::base::{DTYPE_KEYS, MOST, Saving, belongs, is_written, list};
+use super::deal::{Values, copy, deal, most_have};
 use half::{bf16, f16};
 use safetensors::Dtype;
 use serde_json::{Map, Value, json};
@@ -117,10 +118,10 @@ pub fn check_target(place: &Place, force: bool) -> Result<()> {
 }
 
 /// A tensor of the checkpoint, or one per expert, and the weights it is made of.
-struct Tensor<'a> {
+pub(super) struct Tensor<'a> {
     name: &'a str,
-    names: Vec<String>,
-    shape: &'a [usize],
+    pub names: Vec<String>,
+    pub shape: &'a [usize],
     weights: Vec<&'a Weight>,
 }
 
@@ -153,7 +154,7 @@ fn makes_up(t: &Tensor) -> bool {
         return false;
     }
     if let [w] = t.weights[..]
-        && let Some(n) = w.experts
+        && let Some(n) = w.experts.filter(|_| w.is_stacked())
     {
         let whole = w.shape.split_first().is_some_and(|(&e, one)| e == n && one == t.shape);
         return w.part.is_none()
@@ -166,65 +167,27 @@ fn makes_up(t: &Tensor) -> bool {
     {
         return w.shape == t.shape && w.tensor_shape == t.shape;
     }
-    let Some(dim) = t.weights[0].part.map(|p| p.dim).filter(|&d| d < t.shape.len()) else {
-        return false;
-    };
+    let Some(first) = t.weights[0].part.filter(|p| p.dim < t.shape.len()) else { return false };
+    let (dim, size) = (first.dim, t.shape[first.dim]);
     let mut at = 0;
-    let follows = t.weights.iter().all(|w| {
-        let Some(p) = w.part.filter(|_| w.experts.is_none()) else { return false };
+    // One behind the other, or element by element in turn.
+    let follows = t.weights.iter().enumerate().all(|(i, w)| {
+        let Some(p) = w.part.filter(|_| !w.is_stacked()) else { return false };
         let mut shape = t.shape.to_vec();
         shape[dim] = p.len;
-        let ok = p.dim == dim && p.start == at && w.shape == shape && w.tensor_shape == t.shape;
+        let begins = p.start == if first.step == 1 { at } else { i };
+        let inside = p.place(&(0..p.len)).is_some_and(|at| at.end <= size);
         at = at.saturating_add(p.len);
-        ok
+        let alike = (p.dim, p.step) == (dim, first.step) && w.tensor_shape == t.shape;
+        alike && begins && inside && w.shape == shape
     });
-    follows && at == t.shape[dim]
+    follows && at == size && [1, t.weights.len()].contains(&first.step)
 }
 
 /// Number of elements; `None` if their bytes overflow.
 fn elements(shape: &[usize]) -> Option<usize> {
     let n = shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d))?;
     n.checked_mul(4).filter(|&bytes| bytes < 1 << 60).map(|_| n)
-}
-
-/// A tensor as it is written: which of its group it is, its name, element type and bytes.
-struct StoredTensor<'a> {
-    group: usize,
-    /// Which of the names of its group.
-    one: usize,
-    name: &'a str,
-    shape: &'a [usize],
-    dtype: Dtype,
-    bytes: u64,
-}
-
-/// All tensors in files of at most `most` bytes, as `save_pretrained` of transformers deals them: in
-/// order, a file is closed by the tensor that no longer fits.
-fn deal<'a>(tensors: &'a [Tensor], how: &Saving, config: &Value) -> Vec<Vec<StoredTensor<'a>>> {
-    let mut out: Vec<Vec<StoredTensor>> = vec![vec![]];
-    let mut size = 0;
-    for (group, t) in tensors.iter().enumerate() {
-        for (one, name) in t.names.iter().enumerate() {
-            let dtype = how.of(name, config);
-            let bytes = (t.shape.iter().product::<usize>() * dtype.bitsize() / 8) as u64;
-            let full = size + bytes > how.max_shard;
-            if full && out.last().is_some_and(|file| !file.is_empty()) {
-                out.push(vec![]);
-                size = 0;
-            }
-            size += bytes;
-            let piece = StoredTensor { group, one, name, shape: t.shape, dtype, bytes };
-            out.last_mut().expect("at least one").push(piece);
-        }
-    }
-    out
-}
-
-/// The element type that most bytes have.
-fn most_have(all: &[Vec<StoredTensor>]) -> Option<Dtype> {
-    let mut sums: BTreeMap<Dtype, u64> = BTreeMap::new();
-    all.iter().flatten().for_each(|p| *sums.entry(p.dtype).or_default() += p.bytes);
-    sums.into_iter().max_by_key(|s| s.1).map(|s| s.0)
 }
 
 fn write_folder(
@@ -262,13 +225,20 @@ fn write_folder(
         files::create(&path, |out| {
             put(out, &path, &header)?;
             for p in file {
-                if last.as_ref().is_none_or(|l| l.0 != p.group) {
-                    let t = &tensors[p.group];
+                let (group, one) = match &p.values {
+                    Values::Kept { file, bytes } => {
+                        copy(out, &path, file, bytes)?;
+                        continue;
+                    }
+                    Values::Trained { group, one } => (*group, *one),
+                };
+                if last.as_ref().is_none_or(|l| l.0 != group) {
+                    let t = &tensors[group];
                     let values = join(t, &mut |w| get(w).map(Some))?.unwrap_or_default();
-                    last = Some((p.group, values));
+                    last = Some((group, values));
                 }
                 let n: usize = p.shape.iter().product();
-                let values = last.as_ref().map_or(&[][..], |l| &l.1[p.one * n..(p.one + 1) * n]);
+                let values = last.as_ref().map_or(&[][..], |l| &l.1[one * n..(one + 1) * n]);
                 put_values(out, &path, values, p.dtype).map_err(|d| named(d, p.name))?;
             }
             Ok(())
@@ -310,12 +280,14 @@ fn join(
         return Ok(Some(parts.swap_remove(0).1));
     };
     let inner: usize = t.shape[first.dim + 1..].iter().product();
-    let rows: usize = t.shape[..first.dim].iter().product();
-    let mut out = Vec::with_capacity(elements(t.shape).unwrap_or(0));
-    for row in 0..rows {
-        for (part, values) in &parts {
-            let len = part.map_or(0, |p| p.len) * inner;
-            out.extend_from_slice(&values[row * len..(row + 1) * len]);
+    let mut out = vec![0.0; elements(t.shape).unwrap_or(0)];
+    let all = t.shape[first.dim] * inner;
+    for (p, values) in parts.iter().filter_map(|(p, values)| Some(((*p)?, values))) {
+        // Neighbours are copied together.
+        let (runs, run) = if p.step == 1 { (1, p.len * inner) } else { (p.len, inner) };
+        for (i, values) in values.chunks(run.max(1)).enumerate() {
+            let at = i / runs.max(1) * all + (p.start + i % runs.max(1) * p.step) * inner;
+            out[at..at + run].copy_from_slice(values);
         }
     }
     Ok(Some(out))
@@ -392,7 +364,7 @@ fn header<'a>(
     Ok([&(text.len() as u64).to_le_bytes()[..], &text].concat())
 }
 
-fn put(out: &mut dyn Write, path: &Path, bytes: &[u8]) -> Result<()> {
+pub(super) fn put(out: &mut dyn Write, path: &Path, bytes: &[u8]) -> Result<()> {
     out.write_all(bytes).map_err(|e| files::io_error("cannot write the file", path, &e))
 }
 

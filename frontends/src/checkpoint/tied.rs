@@ -4,6 +4,7 @@ use super::Checkpoint;
 use crate::family::{FAMILIES, Family};
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::weights::Weight;
+use std::collections::BTreeSet;
 
 /// Most elements of each tensor that are compared at a time.
 const PART: usize = 1 << 20;
@@ -58,20 +59,25 @@ impl Checkpoint {
     /// # Errors
     /// `untied-head`, and those of reading both tables.
     pub fn check_tied(&self, weights: &[Weight]) -> Result<()> {
-        let known = |tensor: &str| weights.iter().any(|w| w.tensor == tensor);
-        for f in FAMILIES {
-            for [embedding, head] in [f.tables(&format!("{}.", f.root)), f.tables("")] {
-                if known(&embedding)
-                    && !known(&head)
-                    && let Some(d) = self.differ(&embedding, &head)?
-                {
-                    return Err(d
-                        .why("the plan was compiled with `tie_word_embeddings`: it has 1 of them")
-                        .help("compile the folder that has these weights, and run that plan"));
-                }
+        for [own, other] in tied(weights) {
+            if let Some(d) = self.differ(&own, &other)? {
+                return Err(d
+                    .why("the plan was compiled with `tie_word_embeddings`: it has 1 of them")
+                    .help("compile the folder that has these weights, and run that plan"));
             }
         }
         Ok(())
+    }
+
+    /// The same tensors, and where a plan's weights tie the output projection to the embedding and only the other
+    /// of both is stored, that one by the name that the plan has.
+    #[must_use]
+    pub fn called_as(mut self, weights: &[Weight]) -> Checkpoint {
+        for [own, other] in tied(weights) {
+            let stored = self.tensors.get(&other).filter(|_| self.get(&own).is_none()).cloned();
+            self.tensors.extend(stored.map(|e| (own, e)));
+        }
+        self
     }
 
     fn differ(&self, embedding: &str, head: &str) -> Result<Option<Diag>> {
@@ -81,5 +87,22 @@ impl Checkpoint {
         }
         let what = format!("`{head}` and `{embedding}` differ: they are not tied");
         Ok(Some(Diag::new("untied-head", what).at(self.place())))
+    }
+}
+
+/// Of an embedding and an output projection that are tied, as weights have one of both alone: the name of that, and
+/// of the other, for each family that may be meant.
+fn tied(weights: &[Weight]) -> Vec<[String; 2]> {
+    let has = |tensor: &String| weights.iter().any(|w| w.tensor == *tensor);
+    let tables = |f: &Family| [f.tables(&format!("{}.", f.root)), f.tables("")];
+    // Families share names: each pair is read once.
+    let all: BTreeSet<[String; 2]> = FAMILIES.iter().flat_map(|f| tables(f)).collect();
+    match [0, 1].map(|i| all.iter().any(|pair| has(&pair[i]))) {
+        [true, false] => all.into_iter().filter(|[embedding, _]| has(embedding)).collect(),
+        [false, true] => {
+            let heads = all.into_iter().filter(|[_, head]| has(head));
+            heads.map(|[embedding, head]| [head, embedding]).collect()
+        }
+        _none_or_both => vec![],
     }
 }

@@ -1,6 +1,6 @@
 //! How the attention of a family is made.
 
-use super::{Linear, Softcap};
+use super::{Bias, Linear, Softcap};
 
 /// The attention of a block.
 #[derive(Clone, Copy, Debug)]
@@ -14,11 +14,25 @@ pub struct Attention {
     pub heads: Heads,
     pub o: Linear,
     pub window: Window,
-    /// Scores are products over the root of this key's number, or of this where it is absent, in the
-    /// place of the head size.
-    pub scalar: Option<(&'static str, f64)>,
+    pub scores: Scores,
+    /// Queries, keys and values are limited to this key's number, before they turn, if it is one.
+    pub clip: Option<&'static str>,
     /// Of the scores.
     pub softcap: Option<Softcap>,
+    /// Parameter of a logit for each head that takes part in the softmax and has no value (OpenAI,
+    /// 2025, *gpt-oss*).
+    pub sinks: Option<&'static str>,
+}
+
+/// What the products of queries and keys are multiplied by.
+#[derive(Clone, Copy, Debug)]
+pub enum Scores {
+    /// 1 over the root of the head size.
+    OverRootOfHead,
+    /// 1 over the root of a key's number, and of this where it is absent.
+    OverRootOf(&'static str, f64),
+    /// That of a key, and this where it is absent.
+    Times(&'static str, f64),
 }
 
 /// How queries, keys and values are made.
@@ -29,7 +43,7 @@ pub enum Heads {
         q: Linear,
         k: Linear,
         v: Linear,
-        /// Norms of q and of k, before they turn.
+        /// Norms of q and of k.
         norms: Option<HeadNorms>,
     },
     /// By one product: of each head its q, k and v, one after the other.
@@ -39,6 +53,18 @@ pub enum Heads {
     Latent(Latent),
 }
 
+impl Heads {
+    /// By products `q_proj`, `k_proj` and `v_proj`, alike but for their sizes.
+    pub const fn of(bias: Bias, norms: Option<HeadNorms>) -> Heads {
+        Heads::Plain {
+            q: Linear::torch("q_proj", bias),
+            k: Linear::torch("k_proj", bias),
+            v: Linear::torch("v_proj", bias),
+            norms,
+        }
+    }
+}
+
 /// Norms of queries and of keys.
 #[derive(Clone, Copy, Debug)]
 pub struct HeadNorms {
@@ -46,20 +72,28 @@ pub struct HeadNorms {
     pub over: NormedOver,
     /// They are there if this key is true; `None`: always.
     pub key: Option<&'static str>,
+    /// Of what has turned.
+    pub behind: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum NormedOver {
     /// Every head is normed by itself.
     Head,
+    /// The same with weights of its own.
+    OwnHead,
     /// All heads together.
     All,
 }
 
 impl HeadNorms {
     /// Of every head.
-    pub const EACH: HeadNorms =
-        HeadNorms { modules: ["q_norm", "k_norm"], over: NormedOver::Head, key: None };
+    pub const EACH: HeadNorms = HeadNorms {
+        modules: ["q_norm", "k_norm"],
+        over: NormedOver::Head,
+        key: None,
+        behind: false,
+    };
 }
 
 /// Modules of multi-head latent attention; sizes are the config's `q_lora_rank`, `kv_lora_rank`,
@@ -93,6 +127,17 @@ pub struct LatentSizes {
     pub value: usize,
 }
 
+/// Which layers have a window where `layer_types` names none.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Unlisted {
+    /// From `max_window_layers` on, or this one.
+    From(usize),
+    /// The first, third and so on before `max_window_layers`, or this one.
+    OddBefore(usize),
+    /// Those that do not turn.
+    Still,
+}
+
 /// Which layers see only the last tokens.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Window {
@@ -107,10 +152,10 @@ pub enum Window {
     AllSwitched {
         absent: usize,
     },
-    /// With `use_sliding_window`: those that `layer_types` names, or from `max_window_layers` on.
+    /// With `use_sliding_window`: those that `layer_types` names.
     Switched {
-        absent: usize,
-        first: usize,
+        absent: Option<usize>,
+        unlisted: Unlisted,
     },
     /// Those that `layer_types` names, or all but every so many-th: by this key, if there is one.
     Alternating {

@@ -6,14 +6,21 @@ use super::*;
 pub(super) const EXPERTS: Experts = Experts {
     module: "mlp",
     router: "gate",
+    router_bias: false,
     list: "experts",
     gate: "gate_proj",
     up: "up_proj",
     down: "down_proj",
+    stored: Stored::Each,
+    clamped: None,
     count: "n_routed_experts",
     width: "moe_intermediate_size",
-    score: Score::Sigmoid { bias: "e_score_correction_bias", absent: (8, 4, 2.5) },
-    shared: Some("shared_experts"),
+    score: Score::Sigmoid { bias: "gate.e_score_correction_bias", absent: Some((8, 4, 2.5)) },
+    shared: Some(Shared {
+        module: "shared_experts",
+        width: SharedWidth::Experts("n_shared_experts"),
+        gate: None,
+    }),
     layers: SparseLayers::From { absent: 3 },
     absent: (256, 8, 2048, 0.0),
 };
@@ -35,6 +42,10 @@ pub(super) const FAMILY: Family = Family {
     model_type: "deepseek_v3",
     keys: Keys { kv_heads: None, head_dim: None, ..llama::FAMILY.keys },
     absent: Absent { max_positions: 4096, ..llama::FAMILY.absent },
+    positions: Positions::Rotary(Turning {
+        adjacent: Adjacent::Unless("rope_interleave"),
+        ..Turning::PLAIN
+    }),
     attention: Attention {
         heads: Heads::Latent(Latent {
             q: Linear::torch("q_proj", Bias::Never),

@@ -13,14 +13,14 @@ pub(super) const FAMILY: Family = Family {
         tied: true,
         ..llama::FAMILY.absent
     },
-    scaled_embedding: true,
+    factors: Factors { embedding: Factor::RootOfHidden, ..Factors::NONE },
     padding: PaddingToken::Key { absent: Some(0) },
-    norm: Norm::RmsAroundOne,
+    norm: Norm { around_one: true, ..Norm::RMS },
     positions: Positions::Rotary(Turning { kinds: true, ..Turning::PLAIN }),
     attention: Attention {
         norm_behind: Some("post_attention_layernorm"),
         window: Window::Alternating { absent: 4096, every: 2, key: None },
-        scalar: Some(("query_pre_attn_scalar", 256.0)),
+        scores: Scores::OverRootOf("query_pre_attn_scalar", 256.0),
         softcap: Some(Softcap { key: "attn_logit_softcapping", absent: Some(50.0) }),
         ..llama::FAMILY.attention
     },

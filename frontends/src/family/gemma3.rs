@@ -7,16 +7,11 @@ pub(super) const FAMILY: Family = Family {
     model_type: "gemma3_text",
     absent: Absent { max_positions: 131_072, theta: 1e6, ..gemma2::FAMILY.absent },
     positions: Positions::Rotary(Turning {
-        local: Some(("rope_local_base_freq", 1e4)),
+        local: Some((Some("rope_local_base_freq"), 1e4)),
         ..Turning::PLAIN
     }),
     attention: Attention {
-        heads: Heads::Plain {
-            q: Linear::torch("q_proj", Bias::Key("attention_bias")),
-            k: Linear::torch("k_proj", Bias::Key("attention_bias")),
-            v: Linear::torch("v_proj", Bias::Key("attention_bias")),
-            norms: Some(HeadNorms::EACH),
-        },
+        heads: Heads::of(Bias::Key("attention_bias"), Some(HeadNorms::EACH)),
         window: Window::Alternating { absent: 4096, every: 6, key: Some("sliding_window_pattern") },
         // Transformers has a key for a softcap of the scores, and does not use it.
         softcap: None,

@@ -10,18 +10,16 @@ pub(super) const FAMILY: Family = Family {
         ..Turning::PLAIN
     }),
     attention: Attention {
-        heads: Heads::Plain {
-            q: Linear::torch("q_proj", Bias::Key("attention_bias")),
-            k: Linear::torch("k_proj", Bias::Key("attention_bias")),
-            v: Linear::torch("v_proj", Bias::Key("attention_bias")),
-            norms: Some(HeadNorms { key: Some("use_qk_norm"), ..HeadNorms::EACH }),
-        },
+        heads: Heads::of(
+            Bias::Key("attention_bias"),
+            Some(HeadNorms { key: Some("use_qk_norm"), ..HeadNorms::EACH }),
+        ),
         o: Linear::torch("o_proj", Bias::Never),
         ..llama::FAMILY.attention
     },
     mlp: llama::PLAIN_MLP,
     experts: Some(Experts {
-        score: Score::Sigmoid { bias: "e_score_correction_bias", absent: (1, 1, 1.0) },
+        score: Score::Sigmoid { bias: "gate.e_score_correction_bias", absent: Some((1, 1, 1.0)) },
         layers: SparseLayers::From { absent: 1 },
         absent: (128, 8, 1408, 0.0),
         ..deepseek_v3::EXPERTS

@@ -32,12 +32,12 @@ pub(super) const FAMILY: Family = Family {
     },
     root: "transformer",
     embedding: "wte",
-    scaled_embedding: false,
+    factors: Factors::NONE,
     padding: PaddingToken::Never,
     positions: Positions::Learned("wpe"),
     beside: Beside::Never,
     layers: "h",
-    norm: Norm::Layer,
+    norm: Norm::LAYER,
     attention: Attention {
         norm: Some("ln_1"),
         norm_behind: None,
@@ -50,8 +50,10 @@ pub(super) const FAMILY: Family = Family {
         },
         o: Linear::conv1d("c_proj", None),
         window: Window::Never,
-        scalar: None,
+        scores: Scores::OverRootOfHead,
+        clip: None,
         softcap: None,
+        sinks: None,
     },
     mlp: Mlp {
         norm: Some("ln_2"),
@@ -81,7 +83,6 @@ pub(super) const FAMILY: Family = Family {
             ("scale_attn_by_inverse_layer_idx", Only::Flag(false)),
             ("add_cross_attention", Only::Flag(false)),
         ],
-        idle: &[],
         harmless: &[
             "n_ctx",
             "output_past",
@@ -92,5 +93,6 @@ pub(super) const FAMILY: Family = Family {
             "summary_type",
             "summary_use_proj",
         ],
+        ..Known::NONE
     },
 };

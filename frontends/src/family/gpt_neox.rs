@@ -25,7 +25,7 @@ pub(super) const FAMILY: Family = Family {
         ..Turning::PLAIN
     }),
     beside: Beside::Unless("use_parallel_residual"),
-    norm: Norm::Layer,
+    norm: Norm::LAYER,
     attention: Attention {
         module: "attention",
         heads: Heads::Joined(Linear::torch("query_key_value", Bias::Unless("attention_bias"))),

@@ -4,9 +4,10 @@
 //! The yardstick is transformers' own class of the model type: `tests/fixtures/keys.py` measures what each key
 //! changes there, and a test compares these lists with its table.
 
+use super::wrappers;
 use super::{
-    Beside, Bias, Experts, Family, Heads, Linear, Normed, PaddingToken, Positions, Score,
-    SparseLayers, Window,
+    Adjacent, Beside, Bias, Experts, Factor, Family, Heads, Linear, Normed, PaddingToken,
+    Positions, Score, Scores, SparseLayers, Still, Unlisted, Window,
 };
 use crate::config::Config;
 use crate::rope;
@@ -19,6 +20,8 @@ use shardc_ir::names::nearest;
 pub struct Known {
     /// Other names of keys, each with the key that it stands for. It counts where both are given.
     pub aliases: &'static [(&'static str, &'static str)],
+    /// Other words for activations, each with the word that it stands for.
+    pub words: &'static [(&'static str, &'static str)],
     /// Keys that change the numbers, with the only value that is compiled.
     pub refused: &'static [(&'static str, Only)],
     /// Keys that say what is computed, and change nothing: any other value is worth a word.
@@ -28,7 +31,8 @@ pub struct Known {
 }
 
 impl Known {
-    pub const NONE: Known = Known { aliases: &[], refused: &[], idle: &[], harmless: &[] };
+    pub const NONE: Known =
+        Known { aliases: &[], words: &[], refused: &[], idle: &[], harmless: &[] };
 }
 
 /// The value of a key that means what is compiled, as does its absence.
@@ -153,7 +157,8 @@ impl Family {
     pub fn reads(&self) -> Vec<&'static str> {
         let k = &self.keys;
         let mut all = vec!["model_type", "vocab_size", "initializer_range", "tie_word_embeddings"];
-        all.extend([k.hidden, k.layers, k.heads, k.ffn, k.max_positions, k.eps, k.activation]);
+        all.extend([k.hidden, k.layers, k.heads, k.ffn, k.max_positions, k.eps]);
+        all.extend(self.mlp.activations.first().map(|_| k.activation));
         all.extend(k.kv_heads.into_iter().chain(k.head_dim));
         all.extend(k.dropout.all().map(|d| d.0));
         if self.padding != PaddingToken::Never {
@@ -162,12 +167,22 @@ impl Family {
         if let Positions::Rotary(t) = self.positions {
             all.extend([t.theta, "rope_scaling", "rope_parameters", rope::ORIGINAL]);
             all.push(t.part.map_or(rope::PART, |p| p.0));
-            all.extend(t.local.map(|l| l.0));
+            all.extend(t.local.and_then(|l| l.0).into_iter().chain(t.width));
+            if let Adjacent::Unless(key) = t.adjacent {
+                all.push(key);
+            }
+            if let Still::Listed { .. } = t.still {
+                all.extend(["no_rope_layers", "no_rope_layer_interval"]);
+            }
         }
         if let Beside::Unless(key) = self.beside {
             all.push(key);
         }
-        all.extend(self.attention.scalar.map(|s| s.0));
+        if let Scores::OverRootOf(key, _) | Scores::Times(key, _) = self.attention.scores {
+            all.push(key);
+        }
+        all.extend(self.attention.clip);
+        all.extend(self.factors.all().into_iter().filter_map(Factor::key));
         all.extend(self.attention.softcap.iter().chain(&self.softcap).map(|s| s.key));
         all.extend(self.linears().into_iter().filter_map(|l| match l.bias {
             Bias::Key(key) | Bias::Unless(key) => Some(key),
@@ -182,7 +197,6 @@ impl Family {
                 "qk_nope_head_dim",
                 "qk_rope_head_dim",
                 "v_head_dim",
-                "rope_interleave",
             ]),
         }
         let window: &[&str] = match self.attention.window {
@@ -192,6 +206,9 @@ impl Family {
                 &["sliding_window", "layer_types"]
             }
             Window::AllSwitched { .. } => &["sliding_window", "use_sliding_window"],
+            Window::Switched { unlisted: Unlisted::Still, .. } => {
+                &["sliding_window", "use_sliding_window", "layer_types"]
+            }
             Window::Switched { .. } => {
                 &["sliding_window", "use_sliding_window", "max_window_layers", "layer_types"]
             }
@@ -235,6 +252,19 @@ impl Family {
         Ok(())
     }
 
+    /// One note that names the sizes which a config of its own does not say.
+    pub(crate) fn assumed(&self, c: &Config) -> Option<Diag> {
+        let k = &self.keys;
+        let all = c.assumed(&[k.hidden, k.layers, k.heads, k.ffn, "vocab_size"]);
+        let (first, _) = all.first().filter(|_| !c.is_held())?;
+        let shown: Vec<String> = all.iter().map(|(key, n)| format!("`{key}` {n}")).collect();
+        let shown = shown.join(", ");
+        let what =
+            format!("sizes are those that the class of `{}` assumes: {shown}", self.model_type);
+        let d = Diag::new("assumed-sizes", what).at(c.place(first));
+        Some(d.help("write them into config.json, if others are meant"))
+    }
+
     /// One note that names all keys which nothing reads, if there are any.
     pub(crate) fn unread(&self, c: &Config) -> Option<Diag> {
         let reads = self.reads();
@@ -242,7 +272,9 @@ impl Family {
             self.known.idle.iter().find(|i| i.0 == key).is_some_and(|row| row.1.is(v))
         };
         let known = |key: &str| {
-            reads.contains(&key) || HARMLESS.contains(&key) || self.known.harmless.contains(&key)
+            let of_whole = !c.has_own_head() && wrappers::OF_PICTURES.contains(&key);
+            let harmless = HARMLESS.contains(&key) || self.known.harmless.contains(&key);
+            reads.contains(&key) || harmless || of_whole
         };
         let own = c.entries().filter(|(k, v)| !known(k) && !says_what_is(k, v));
         let mut all: Vec<String> = own.map(|(k, _)| k.into()).collect();
@@ -257,9 +289,11 @@ impl Family {
         let what = format!("{keys} {has} no effect: nothing of a `{family}` reads {it}");
         let d = Diag::new("unread-keys", what).at(c.place(first));
         let near = all.iter().take(SHOWN).filter_map(|key| {
-            let name = key.rsplit('/').next()?;
-            let known = reads.iter().chain(rope::KEYS).filter(|k| **k != name);
-            let near = *nearest(name, known.copied(), 1).first()?;
+            let (name, known) = match key.rsplit_once('/') {
+                Some((_, name)) => (name, rope::KEYS),
+                None => (&**key, &reads[..]),
+            };
+            let near = *nearest(name, known.iter().copied().filter(|k| *k != name), 1).first()?;
             Some(format!("`{name}`: the nearest key that is read is `{near}`"))
         });
         let d = near.fold(d, Diag::help);
@@ -276,7 +310,8 @@ impl Experts {
     /// Keys that are read of a family with experts.
     fn reads(&self) -> Vec<&'static str> {
         let mut all = vec![self.count, self.width, "num_experts_per_tok"];
-        all.extend(self.shared.map(|_| "n_shared_experts"));
+        all.extend(self.shared.map(|s| s.width.key()));
+        all.extend(self.clamped.iter().flat_map(|c| [c.alpha.0, c.limit.0]));
         match self.score {
             Score::Softmax { normed } => {
                 all.extend(["output_router_logits", "router_aux_loss_coef"]);
@@ -284,6 +319,10 @@ impl Experts {
                     all.push(key);
                 }
             }
+            Score::Limited => {
+                all.extend(["topk_method", "n_group", "topk_group", "routed_scaling_factor"]);
+            }
+            Score::Sigmoid { absent: None, .. } => {}
             Score::Sigmoid { .. } => {
                 all.extend(["n_group", "topk_group", "norm_topk_prob", "routed_scaling_factor"]);
             }
@@ -338,6 +377,31 @@ mod tests {
             "phi3",
             "gpt_neox",
             "glm4_moe",
+            "gemma",
+            "granite",
+            "cohere",
+            "cohere2",
+            "glm",
+            "glm4",
+            "ernie4_5",
+            "olmo3",
+            "smollm3",
+            "exaone4",
+            "seed_oss",
+            "starcoder2",
+            "arcee",
+            "nemotron",
+            "hunyuan",
+            "qwen2_moe",
+            "olmoe",
+            "minimax_m2",
+            "ministral3",
+            "gpt_oss",
+            "granitemoe",
+            "deepseek_v2",
+            "helium",
+            "ministral",
+            "stablelm",
         ];
         let shape = Shape { dropout: Dropout::Config, ..Shape::new(2, 16, Mode::Train) };
         for name in names {
@@ -345,7 +409,9 @@ mod tests {
             let word = config["model_type"].as_str().unwrap().to_string();
             let family = FAMILIES.iter().find(|f| f.model_type == word).unwrap();
             ASKED.with_borrow_mut(|all| all.clear());
-            for switch in ["model_type", "use_sliding_window", "output_router_logits"] {
+            let refused = |key: &&str| family.known.refused.iter().any(|r| r.0 == *key);
+            let switches = ["model_type", "use_sliding_window", "output_router_logits"];
+            for switch in switches.into_iter().filter(|key| !refused(key)) {
                 let config =
                     if switch == "model_type" { config.clone() } else { switched(&config, switch) };
                 let (view, _) = family::of(&config, "config.json").unwrap();

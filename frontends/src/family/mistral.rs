@@ -6,12 +6,7 @@ pub(super) const FAMILY: Family = Family {
     model_type: "mistral",
     absent: Absent { kv_heads: Some(8), max_positions: 4096 * 32, ..llama::FAMILY.absent },
     attention: Attention {
-        heads: Heads::Plain {
-            q: Linear::torch("q_proj", Bias::Never),
-            k: Linear::torch("k_proj", Bias::Never),
-            v: Linear::torch("v_proj", Bias::Never),
-            norms: None,
-        },
+        heads: Heads::of(Bias::Never, None),
         o: Linear::torch("o_proj", Bias::Never),
         window: Window::All { absent: Some(4096), listed: true },
         ..llama::FAMILY.attention

@@ -2,6 +2,25 @@
 
 use super::*;
 
+/// Experts in every layer, of which a token takes the best.
+pub(super) const EXPERTS: Experts = Experts {
+    module: "block_sparse_moe",
+    router: "gate",
+    router_bias: false,
+    list: "experts",
+    gate: "w1",
+    up: "w3",
+    down: "w2",
+    stored: Stored::Each,
+    clamped: None,
+    count: "num_local_experts",
+    width: "intermediate_size",
+    score: Score::Softmax { normed: Normed::Always },
+    shared: None,
+    layers: SparseLayers::All,
+    absent: (8, 2, 14336, 0.001),
+};
+
 pub(super) const FAMILY: Family = Family {
     model_type: "mixtral",
     absent: Absent {
@@ -15,20 +34,7 @@ pub(super) const FAMILY: Family = Family {
         window: Window::All { absent: None, listed: false },
         ..mistral::FAMILY.attention
     },
-    experts: Some(Experts {
-        module: "block_sparse_moe",
-        router: "gate",
-        list: "experts",
-        gate: "w1",
-        up: "w3",
-        down: "w2",
-        count: "num_local_experts",
-        width: "intermediate_size",
-        score: Score::Softmax { normed: Normed::Always },
-        shared: None,
-        layers: SparseLayers::All,
-        absent: (8, 2, 14336, 0.001),
-    }),
+    experts: Some(EXPERTS),
     known: Known {
         aliases: &[("num_experts", "num_local_experts")],
         refused: &[("router_jitter_noise", Only::Numbers(&[0.0]))],

@@ -5,35 +5,67 @@
 //! normed MLP around a residual stream, norm, output projection. A descriptor says which norm,
 //! which MLP, which positions, where config.json keeps the sizes, and how the modules are called.
 
+mod arcee;
 mod attention;
+mod cohere;
+mod cohere2;
+mod deepseek_v2;
 mod deepseek_v3;
+mod defaults;
+mod ernie4_5;
+mod exaone4;
 mod experts;
+mod gemma;
 mod gemma2;
 mod gemma3;
+mod glm;
+mod glm4;
 mod glm4_moe;
 mod gpt2;
 mod gpt_neox;
-mod held;
+mod gpt_oss;
+mod granite;
+mod granitemoe;
+mod helium;
+mod hunyuan_v1_dense;
 mod keys;
+mod kimi_k2;
 mod llama;
+mod minimax_m2;
+mod ministral;
+mod ministral3;
 mod mistral;
 mod mixtral;
+mod nemotron;
 mod olmo2;
+mod olmo3;
+mod olmoe;
 mod phi3;
+mod positions;
 mod qwen2;
+mod qwen2_moe;
 mod qwen3;
 mod qwen3_moe;
+mod seed_oss;
+mod smollm3;
+mod stablelm;
+mod starcoder2;
+mod wrappers;
 
-pub use attention::{Attention, HeadNorms, Heads, Latent, LatentSizes, NormedOver, Window};
-pub use experts::{Experts, Normed, Score, SparseLayers};
+pub use attention::{
+    Attention, HeadNorms, Heads, Latent, LatentSizes, NormedOver, Scores, Unlisted, Window,
+};
+pub use experts::{Clamped, Experts, Normed, Score, Shared, SharedWidth, SparseLayers, Stored};
 pub use keys::{Known, Only};
+pub use positions::{Adjacent, Positions, Still, Turning};
+pub use wrappers::is_wrapper;
 
 use crate::config::Config;
 use shardc_ir::diag::Result;
 use shardc_ir::names::nearest;
 
 /// All known families.
-pub const FAMILIES: [&Family; 14] = [
+pub const FAMILIES: [&Family; 40] = [
     &llama::FAMILY,
     &mistral::FAMILY,
     &qwen2::FAMILY,
@@ -48,6 +80,32 @@ pub const FAMILIES: [&Family; 14] = [
     &gemma3::FAMILY,
     &gpt_neox::FAMILY,
     &glm4_moe::FAMILY,
+    &gemma::FAMILY,
+    &granite::FAMILY,
+    &cohere::FAMILY,
+    &cohere2::FAMILY,
+    &glm::FAMILY,
+    &glm4::FAMILY,
+    &ernie4_5::FAMILY,
+    &olmo3::FAMILY,
+    &smollm3::FAMILY,
+    &exaone4::FAMILY,
+    &seed_oss::FAMILY,
+    &starcoder2::FAMILY,
+    &arcee::FAMILY,
+    &nemotron::FAMILY,
+    &hunyuan_v1_dense::FAMILY,
+    &kimi_k2::FAMILY,
+    &qwen2_moe::FAMILY,
+    &olmoe::FAMILY,
+    &minimax_m2::FAMILY,
+    &ministral3::FAMILY,
+    &gpt_oss::FAMILY,
+    &granitemoe::FAMILY,
+    &deepseek_v2::FAMILY,
+    &helium::FAMILY,
+    &ministral::FAMILY,
+    &stablelm::FAMILY,
 ];
 
 /// A family of models: its block recipe and its map of weights.
@@ -60,8 +118,7 @@ pub struct Family {
     /// Module that holds the model; checkpoint names may lack it.
     pub root: &'static str,
     pub embedding: &'static str,
-    /// Its rows are multiplied by √hidden.
-    pub scaled_embedding: bool,
+    pub factors: Factors,
     pub padding: PaddingToken,
     pub positions: Positions,
     /// Whether attention and MLP of a block may stand side by side.
@@ -147,35 +204,47 @@ pub enum PaddingToken {
     Key { absent: Option<usize> },
 }
 
-/// How a model knows where a token stands.
+/// What parts of a model are multiplied by.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub enum Positions {
-    /// Queries and keys turn with their position.
-    Rotary(Turning),
-    /// A second embedding, of this module.
-    Learned(&'static str),
+pub struct Factors {
+    /// The embeddings of tokens.
+    pub embedding: Factor,
+    /// What each half of a block adds to the residual stream.
+    pub residual: Factor,
+    pub logits: Factor,
 }
 
-/// How queries and keys turn.
+/// A number by which something is multiplied.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Turning {
-    /// Key of the base of the frequencies, where they have no object of their own.
-    pub theta: &'static str,
-    /// The part of a head that turns: its key there, and the part where it is absent. `None`: all of it.
-    pub part: Option<(&'static str, f64)>,
-    /// A config may give numbers by kinds of layers, which is compiled of `local` only.
-    pub kinds: bool,
-    /// Layers with a window turn by a base of their own: its key, and the base where it is absent.
-    pub local: Option<(&'static str, f64)>,
-    /// The one scaling is `longrope`, also called `su` or `yarn`: its `original_max_position_embeddings`
-    /// stands in the config itself, and is this where it is absent.
-    pub stretched: Option<usize>,
+pub enum Factor {
+    One,
+    /// √hidden.
+    RootOfHidden,
+    /// That of a key, and this where it is absent.
+    Key(&'static str, f64),
+    /// 1 over that of a key, and over this where it is absent.
+    Over(&'static str, f64),
 }
 
-impl Turning {
-    /// Whole heads, in all layers alike.
-    pub const PLAIN: Turning =
-        Turning { theta: "rope_theta", part: None, kinds: false, local: None, stretched: None };
+impl Factor {
+    /// The key that it is made of.
+    pub fn key(self) -> Option<&'static str> {
+        match self {
+            Factor::One | Factor::RootOfHidden => None,
+            Factor::Key(key, _) | Factor::Over(key, _) => Some(key),
+        }
+    }
+}
+
+impl Factors {
+    /// Nothing is multiplied.
+    pub const NONE: Factors =
+        Factors { embedding: Factor::One, residual: Factor::One, logits: Factor::One };
+
+    /// All of them.
+    pub fn all(&self) -> [Factor; 3] {
+        [self.embedding, self.residual, self.logits]
+    }
 }
 
 /// How the halves of a block follow each other.
@@ -185,16 +254,23 @@ pub enum Beside {
     Never,
     /// Both take the block's operand, unless this key is false.
     Unless(&'static str),
+    /// Both take the block's operand after the norm of attention.
+    OneNorm,
 }
 
+/// How norms are made, of x / rms(x) · weight (Zhang and Sennrich, 2019).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Norm {
-    /// x / rms(x) · weight (Zhang and Sennrich, 2019).
-    Rms,
-    /// x / rms(x) · (1 + weight).
-    RmsAroundOne,
-    /// (x - mean) / deviation · weight + bias (Ba et al., 2016).
-    Layer,
+pub struct Norm {
+    /// Of x - mean in the place of x (Ba et al., 2016).
+    pub centered: bool,
+    /// 1 + weight in the place of the weight.
+    pub around_one: bool,
+    pub bias: bool,
+}
+
+impl Norm {
+    pub const RMS: Norm = Norm { centered: false, around_one: false, bias: false };
+    pub const LAYER: Norm = Norm { centered: true, around_one: false, bias: true };
 }
 
 /// c tanh(x / c) in the place of x: the key of c, and c if the key is absent, or none; none where it is null.
@@ -216,7 +292,8 @@ pub struct Mlp {
     pub gate: Option<Linear>,
     pub up: Linear,
     pub down: Linear,
-    /// The known ones; the first is that of a config that names none.
+    /// The known ones; the first is that of a config that names none. None: whatever a config says,
+    /// it is SiLU.
     pub activations: &'static [Activation],
 }
 
@@ -227,6 +304,8 @@ pub enum Activation {
     GeluTanh,
     /// x/2 (1 + erf(x/√2)).
     Gelu,
+    /// max(x, 0)² (So et al., 2021).
+    SquaredRelu,
 }
 
 /// A product with a weight, and perhaps a bias.
@@ -267,6 +346,7 @@ impl Activation {
             Activation::Silu => &["silu", "swish"],
             Activation::GeluTanh => &["gelu_new", "gelu_pytorch_tanh", "gelu_fast"],
             Activation::Gelu => &["gelu"],
+            Activation::SquaredRelu => &["relu2"],
         }
     }
 }
@@ -283,28 +363,47 @@ impl Linear {
     }
 }
 
+/// The module of the text model in one that holds it.
+const TEXT_MODEL: &str = "language_model.";
+
 impl Family {
     /// The checkpoint's names of the embedding, after this prefix, and of the output projection.
     pub fn tables(&self, prefix: &str) -> [String; 2] {
-        [format!("{prefix}{}.weight", self.embedding), format!("{}.weight", self.head)]
+        let outer = if prefix.starts_with(TEXT_MODEL) { TEXT_MODEL } else { "" };
+        [format!("{prefix}{}.weight", self.embedding), format!("{outer}{}.weight", self.head)]
     }
 
-    /// What stands before every name but the output projection's: `model.`, or nothing if the
-    /// checkpoint has the names without it.
+    /// What stands before every name but the output projection's: `model.`, or what the checkpoint has in its place,
+    /// which may hold the model among others.
     pub fn prefix(&self, has: impl Fn(&str) -> bool) -> String {
         let root = format!("{}.", self.root);
-        let name = |prefix: &str| format!("{prefix}{}.weight", self.embedding);
-        if !has(&name(&root)) && has(&name("")) { String::new() } else { root }
+        let all = [
+            root.clone(),
+            format!("{root}{TEXT_MODEL}"),
+            format!("{root}text_model."),
+            format!("{TEXT_MODEL}{root}"),
+            TEXT_MODEL.to_string(),
+            String::new(),
+        ];
+        let there = |prefix: &String| has(&format!("{prefix}{}.weight", self.embedding));
+        all.into_iter().find(there).unwrap_or(root)
     }
 }
 
-/// A config with its family's other names of keys, and the family.
+/// A config with its family's other names of keys, and the family; of a model that holds one of text, that one.
 ///
 /// # Errors
 /// `config` if it is no object, and those of [`find`].
 pub fn of<'a>(config: &'a serde_json::Value, place: &str) -> Result<(Config<'a>, &'static Family)> {
-    let config = Config::new(config, place)?;
-    let family = find(&config)?;
+    let whole = Config::new(config, place)?;
+    let text = whole.word_if("model_type")?.map(|word| wrappers::text(&whole, word));
+    let (config, family) = match text.transpose()?.flatten() {
+        Some(text) => text,
+        None => {
+            let family = find(&whole)?;
+            (whole.with(defaults::of(family.model_type)), family)
+        }
+    };
     Ok((config.called(family.known.aliases), family))
 }
 
@@ -322,10 +421,11 @@ pub fn find(config: &Config) -> Result<&'static Family> {
     let what = format!("model type `{word}` is not known");
     let help = format!("the {} known types are {list}", FAMILIES.len());
     let d = config.unsupported("unknown-model-type", "model_type", what, help);
-    let d = held::advise(config, word, d).unwrap_or_else(|d| match nearest(word, known(), 1)[..] {
+    let d = match nearest(word, known(), 1)[..] {
         [] => d,
         [near, ..] => d.help(format!("the nearest is `{near}`")),
-    });
+    };
+    let d = wrappers::advise(config, d);
     Err(d.help("any other model comes as an archive of torch.export: shardc import MODEL.pt2"))
 }
 
@@ -343,7 +443,7 @@ mod tests {
         assert!(
             all.contains(
                 "llama, mistral, qwen2, qwen3, gpt2, gemma2, mixtral, qwen3_moe, deepseek_v3, \
-                 olmo2, phi3, gemma3_text, gpt_neox, glm4_moe"
+                 olmo2, phi3, gemma3_text, gpt_neox, glm4_moe, gemma, granite, cohere"
             ) && all.contains("`qwen2`"),
             "{all}"
         );

@@ -10,12 +10,10 @@ pub(super) const FAMILY: Family = Family {
     attention: Attention {
         norm: None,
         norm_behind: Some("post_attention_layernorm"),
-        heads: Heads::Plain {
-            q: Linear::torch("q_proj", Bias::Key("attention_bias")),
-            k: Linear::torch("k_proj", Bias::Key("attention_bias")),
-            v: Linear::torch("v_proj", Bias::Key("attention_bias")),
-            norms: Some(HeadNorms { over: NormedOver::All, ..HeadNorms::EACH }),
-        },
+        heads: Heads::of(
+            Bias::Key("attention_bias"),
+            Some(HeadNorms { over: NormedOver::All, ..HeadNorms::EACH }),
+        ),
         ..llama::FAMILY.attention
     },
     mlp: Mlp { norm: None, norm_behind: Some("post_feedforward_layernorm"), ..llama::PLAIN_MLP },

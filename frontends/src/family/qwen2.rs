@@ -7,14 +7,9 @@ pub(super) const FAMILY: Family = Family {
     absent: Absent { kv_heads: Some(32), max_positions: 32768, ..llama::FAMILY.absent },
     positions: Positions::Rotary(Turning { kinds: true, ..Turning::PLAIN }),
     attention: Attention {
-        heads: Heads::Plain {
-            q: Linear::torch("q_proj", Bias::Always),
-            k: Linear::torch("k_proj", Bias::Always),
-            v: Linear::torch("v_proj", Bias::Always),
-            norms: None,
-        },
+        heads: Heads::of(Bias::Always, None),
         o: Linear::torch("o_proj", Bias::Never),
-        window: Window::Switched { absent: 4096, first: 28 },
+        window: Window::Switched { absent: Some(4096), unlisted: Unlisted::From(28) },
         ..llama::FAMILY.attention
     },
     mlp: llama::PLAIN_MLP,

@@ -13,13 +13,8 @@ pub(super) const FAMILY: Family = Family {
     },
     positions: Positions::Rotary(Turning { kinds: true, ..Turning::PLAIN }),
     attention: Attention {
-        heads: Heads::Plain {
-            q: Linear::torch("q_proj", Bias::Key("attention_bias")),
-            k: Linear::torch("k_proj", Bias::Key("attention_bias")),
-            v: Linear::torch("v_proj", Bias::Key("attention_bias")),
-            norms: Some(HeadNorms::EACH),
-        },
-        window: Window::Switched { absent: 4096, first: 28 },
+        heads: Heads::of(Bias::Key("attention_bias"), Some(HeadNorms::EACH)),
+        window: Window::Switched { absent: Some(4096), unlisted: Unlisted::From(28) },
         ..llama::FAMILY.attention
     },
     mlp: llama::PLAIN_MLP,

@@ -13,10 +13,13 @@ pub(super) const FAMILY: Family = Family {
     experts: Some(Experts {
         module: "mlp",
         router: "gate",
+        router_bias: false,
         list: "experts",
         gate: "gate_proj",
         up: "up_proj",
         down: "down_proj",
+        stored: Stored::Each,
+        clamped: None,
         count: "num_experts",
         width: "moe_intermediate_size",
         score: Score::Softmax { normed: Normed::Key("norm_topk_prob") },

@@ -7,7 +7,8 @@ use crate::sizes::Arch;
 use shardc_ir::builder::Builder;
 use shardc_ir::func::Value;
 use shardc_ir::ops::{
-    Add, Attention, Concat, Erf, Expand, Gelu, Mask, Mul, Narrow, Rope, Scale, Shift, Silu,
+    Add, Attention, Clamp, Concat, Erf, Expand, Gelu, Logistic, Mask, Mul, Narrow, Rope, Scale,
+    Shift, Silu, Sub,
 };
 
 /// The parameters of one block.
@@ -17,6 +18,8 @@ pub(super) struct Block {
     pub attention_scope: String,
     pub attention_norm: Option<Norm>,
     pub heads: Heads,
+    /// [n].
+    pub sinks: Option<Value>,
     pub o: Linear,
     pub norm_behind_attention: Option<Norm>,
     pub mlp_norm: Option<Norm>,
@@ -30,8 +33,7 @@ pub(super) enum Heads {
         q: Linear,
         k: Linear,
         v: Linear,
-        /// Norms of q and of k.
-        norms: Option<(NormedOver, [Norm; 2])>,
+        norms: Option<HeadNorms>,
     },
     /// Makes q, k and v of each head, one after the other.
     Joined(Linear),
@@ -43,6 +45,14 @@ pub(super) enum Heads {
         kv_norm: Norm,
         kv_up: Linear,
     },
+}
+
+/// Norms of q and of k.
+pub(super) struct HeadNorms {
+    pub over: NormedOver,
+    /// Of what has turned.
+    pub behind: bool,
+    pub norms: [Norm; 2],
 }
 
 /// What stands in the second half.
@@ -83,14 +93,20 @@ pub(super) struct Cx<'a> {
 
 /// x + o(attention(norm(x))); with a norm behind it, that of the second term.
 pub(super) fn attention(b: &mut Builder, cx: &Cx, p: &Block, x: Value) -> Value {
-    let o = attended(b, cx, p, x);
-    b.enter(&p.scope);
-    b.push("hidden", Add::same(), &[x, o])
+    let h = normed(b, cx, p.attention_norm.as_ref(), x);
+    let o = attended(b, cx, p, h);
+    added(b, cx, p, x, o)
 }
 
-/// What attention adds to the residual stream.
-fn attended(b: &mut Builder, cx: &Cx, p: &Block, x: Value) -> Value {
-    let h = normed(b, cx, p.attention_norm.as_ref(), x);
+/// The residual stream and what a half of a block adds to it.
+fn added(b: &mut Builder, cx: &Cx, p: &Block, x: Value, y: Value) -> Value {
+    b.enter(&p.scope);
+    let y = parts::scaled(b, "added", cx.arch.factors[1], y);
+    b.push("hidden", Add::same(), &[x, y])
+}
+
+/// What attention adds to the residual stream, of a normed hidden state.
+fn attended(b: &mut Builder, cx: &Cx, p: &Block, h: Value) -> Value {
     let [q, k, v] = match &p.heads {
         Heads::Plain { q, k, v, norms } => plain(b, cx, p, [q, k, v], norms.as_ref(), h),
         Heads::Joined(qkv) => joined(b, cx, p, qkv, h),
@@ -105,7 +121,14 @@ fn attended(b: &mut Builder, cx: &Cx, p: &Block, x: Value) -> Value {
     let mut ins = vec![q, k, v, cx.positions, cx.positions];
     ins.extend(cx.segments.iter().flat_map(|&of| [of, of]));
     ins.extend(cx.attention_dropout.iter().flat_map(|d| [d.drawn.run, d.drawn.places]));
-    let a = b.push_n(&["attn", "lse"], op, &ins)[0];
+    let made = b.push_n(&["attn", "lse"], op, &ins);
+    let a = p.sinks.map_or(made[0], |sinks| {
+        let rule = parts::spread("bsn,n->bsn", &[3, 1]);
+        let above = b.push("above", Sub { rule }, &[made[1], sinks]);
+        let share = b.push("share", Logistic {}, &[above]);
+        b.note("what the softmax leaves to the keys beside the sink");
+        b.push("attn", Mul::by("bsnd,bsn->bsnd", &[4, 3]), &[made[0], share])
+    });
     let a = parts::reshape(b, "attn", "bsnd->bs(nd)", b'n', cx.arch.facts.heads, a);
     let o = parts::linear(b, "attn_out", &p.o, a, 'o', 'h');
     let o = parts::dropped(b, cx.dropout, &p.attention_scope, o, cx.arch.facts.hidden);
@@ -116,14 +139,17 @@ fn normed(b: &mut Builder, cx: &Cx, norm: Option<&Norm>, x: Value) -> Value {
     norm.map_or(x, |n| parts::norm(b, n, cx.arch.eps, x, "bsh"))
 }
 
-/// x and what attention and MLP each make of it; and what the MLP's router tells.
+/// x and what attention and MLP each make of it, after norms of their own or the one of attention; and what the
+/// MLP's router tells.
 pub(super) fn beside(b: &mut Builder, cx: &Cx, p: &Block, x: Value) -> (Value, RouterStats) {
-    let o = attended(b, cx, p, x);
-    let (y, told) = fed(b, cx, p, x);
+    let h = normed(b, cx, p.attention_norm.as_ref(), x);
+    let o = attended(b, cx, p, h);
+    let h = p.mlp_norm.as_ref().map_or(h, |n| parts::norm(b, n, cx.arch.eps, x, "bsh"));
+    let (y, told) = fed(b, cx, p, h);
     b.enter(&p.scope);
     // The sum of both first: of parts of sums over ranks it is one sum.
     let both = b.push("added", Add::same(), &[y, o]);
-    (b.push("hidden", Add::same(), &[x, both]), told)
+    (added(b, cx, p, x, both), told)
 }
 
 fn turned(b: &mut Builder, cx: &Cx, hint: &'static str, x: Value) -> Value {
@@ -138,25 +164,35 @@ fn plain(
     cx: &Cx,
     p: &Block,
     [q, k, v]: [&Linear; 3],
-    norms: Option<&(NormedOver, [Norm; 2])>,
+    norms: Option<&HeadNorms>,
     h: Value,
 ) -> [Value; 3] {
     let facts = &cx.arch.facts;
-    let of = |over| norms.filter(|n| n.0 == over).map(|n| &n.1);
-    let (each, all) = (of(NormedOver::Head), of(NormedOver::All));
+    let of =
+        |over, behind| norms.filter(|n| n.over == over && n.behind == behind).map(|n| &n.norms);
+    let each = of(NormedOver::Head, false).or(of(NormedOver::OwnHead, false));
+    let all = of(NormedOver::All, false);
+    let behind = of(NormedOver::Head, true);
     let q = parts::linear(b, "q", q, h, 'h', 'o');
     let k = parts::linear(b, "k", k, h, 'h', 'o');
     let v = parts::linear(b, "v", v, h, 'h', 'o');
     let q = all.map_or(q, |n| parts::norm(b, &n[0], cx.arch.eps, q, "bso"));
     let k = all.map_or(k, |n| parts::norm(b, &n[1], cx.arch.eps, k, "bso"));
     b.enter(&p.attention_scope);
+    let [q, k, v] = [("q", q), ("k", k), ("v", v)].map(|(hint, x)| match cx.arch.clip {
+        None => x,
+        Some(c) => b.push(hint, Clamp { lo: -c, hi: c }, &[x]),
+    });
     let q = parts::reshape(b, "q", "bs(nd)->bsnd", b'n', facts.heads, q);
     let k = parts::reshape(b, "k", "bs(gd)->bsgd", b'g', facts.kv_heads, k);
     let v = parts::reshape(b, "v", "bs(gd)->bsgd", b'g', facts.kv_heads, v);
     let q = each.map_or(q, |n| parts::norm(b, &n[0], cx.arch.eps, q, "bsnd"));
     let k = each.map_or(k, |n| parts::norm(b, &n[1], cx.arch.eps, k, "bsgd"));
     b.enter(&p.attention_scope);
-    [turned(b, cx, "q", q), turned(b, cx, "k", k), v]
+    let (q, k) = (turned(b, cx, "q", q), turned(b, cx, "k", k));
+    let q = behind.map_or(q, |n| parts::norm(b, &n[0], cx.arch.eps, q, "bsnd"));
+    let k = behind.map_or(k, |n| parts::norm(b, &n[1], cx.arch.eps, k, "bsgd"));
+    [q, k, v]
 }
 
 fn joined(b: &mut Builder, cx: &Cx, p: &Block, qkv: &Linear, h: Value) -> [Value; 3] {
@@ -219,14 +255,13 @@ fn latent(
 /// x + mlp(norm(x)), or the experts' in its place, again with the norm behind it; and what their
 /// router tells.
 pub(super) fn feed(b: &mut Builder, cx: &Cx, p: &Block, x: Value) -> (Value, RouterStats) {
-    let (y, told) = fed(b, cx, p, x);
-    b.enter(&p.scope);
-    (b.push("hidden", Add::same(), &[x, y]), told)
+    let h = normed(b, cx, p.mlp_norm.as_ref(), x);
+    let (y, told) = fed(b, cx, p, h);
+    (added(b, cx, p, x, y), told)
 }
 
-/// What the MLP, or the experts, add to the residual stream.
-fn fed(b: &mut Builder, cx: &Cx, p: &Block, x: Value) -> (Value, RouterStats) {
-    let h = normed(b, cx, p.mlp_norm.as_ref(), x);
+/// What the MLP, or the experts, add to the residual stream, of a normed hidden state.
+fn fed(b: &mut Builder, cx: &Cx, p: &Block, h: Value) -> (Value, RouterStats) {
     let (y, told) = match &p.mlp {
         Feed::Mlp(m) => (mlp(b, cx, m, h), RouterStats::default()),
         Feed::Experts(e) => experts::experts(b, cx, e, h),
@@ -269,6 +304,10 @@ pub(super) fn activate(b: &mut Builder, kind: Activation, x: Value) -> Value {
             let e = b.push("act", Shift { by: 1.0 }, &[e]);
             let half = b.push("act", Scale { by: 0.5 }, &[x]);
             b.push("act", Mul::same(), &[half, e])
+        }
+        Activation::SquaredRelu => {
+            let x = b.push("act", Clamp { lo: 0.0, hi: f64::INFINITY }, &[x]);
+            b.push("act", Mul::same(), &[x, x])
         }
     }
 }

@@ -7,6 +7,7 @@
 
 use super::block::{Cx, Mlp, activate, mlp};
 use super::parts::{letter_sizes, rule, spread};
+use crate::family::WeightOrder;
 use crate::sizes::Routing;
 use shardc_ir::attr::{Broadcast, Padding};
 use shardc_ir::builder::Builder;
@@ -21,15 +22,32 @@ pub(super) struct Experts {
     pub list_scope: String,
     /// [e, h].
     pub router: Value,
+    /// Of its logits; [e].
+    pub router_bias: Option<Value>,
     /// Added to the scores for the choice only; [e]. The scores are sigmoids if there is one, and a
     /// softmax otherwise.
     pub bias: Option<Value>,
-    /// [e, f, h], [e, f, h], [e, h, f].
-    pub gate: Value,
-    pub up: Value,
-    pub down: Value,
-    /// What every token passes.
-    pub shared: Option<Mlp>,
+    pub order: WeightOrder,
+    pub gate: Product,
+    pub up: Product,
+    pub down: Product,
+    pub shared: Option<Shared>,
+}
+
+/// A product of all experts.
+#[derive(Clone, Copy)]
+pub(super) struct Product {
+    /// [e, out, in], or in the other order.
+    pub weight: Value,
+    /// [e, out].
+    pub bias: Option<Value>,
+}
+
+/// What every token passes.
+pub(super) struct Shared {
+    pub mlp: Mlp,
+    /// [1, h] and scope, of a product whose sigmoid it is multiplied by.
+    pub gate: Option<(Value, String)>,
 }
 
 /// What the experts of a layer, or of several, had to do: [e] each, over all tokens.
@@ -60,6 +78,9 @@ pub(super) fn experts(b: &mut Builder, cx: &Cx, p: &Experts, h: Value) -> (Value
     let x = to_tokens(b, h);
     b.enter(&p.router_scope);
     let logits = b.push("router_logits", Dot::by("zth,eh->zte", &[3, 2]), &[x, p.router]);
+    let logits = p.router_bias.map_or(logits, |bias| {
+        b.push("router_logits", Add { rule: spread("zte,e->zte", &[3, 1]) }, &[logits, bias])
+    });
     let (scores, e) = match p.bias {
         None => {
             let e = exponentials(b, logits);
@@ -68,12 +89,16 @@ pub(super) fn experts(b: &mut Builder, cx: &Cx, p: &Experts, h: Value) -> (Value
         Some(_) => (b.push("scores", Logistic {}, &[logits]), None),
     };
     let choice = match p.bias {
-        None => scores,
+        None if routing.groups.is_none() => scores,
+        None => {
+            let own = b.push("scores", StopGradient {}, &[scores]);
+            in_groups(b, own, facts.experts, routing.groups, 1)
+        }
         Some(bias) => {
             let own = b.push("scores", StopGradient {}, &[scores]);
             let rule = spread("zte,e->zte", &[3, 1]);
             let biased = b.push("biased", Add { rule }, &[own, bias]);
-            in_groups(b, biased, facts.experts, routing.groups)
+            in_groups(b, biased, facts.experts, routing.groups, 2)
         }
     };
     let k = letter_sizes(&[('k', facts.top_k)]);
@@ -109,25 +134,92 @@ pub(super) fn experts(b: &mut Builder, cx: &Cx, p: &Experts, h: Value) -> (Value
     let (slot, counts) = (routed[0], routed[1]);
     // Copies that were dropped count for nothing.
     let kept = b.push("kept", AtLeast { bound: 0.0 }, &[slot]);
-    let rows = b.push("rows", Dispatch::new(1, rows), &[x, slot, kept]);
-    b.enter(&p.list_scope);
-    let gate = b.push("gate", GroupedDot {}, &[rows, counts, p.gate]);
-    let up = b.push("up", GroupedDot {}, &[rows, counts, p.up]);
-    let inner = activate(b, cx.arch.activation, gate);
-    let inner = b.push("mlp", Mul::same(), &[inner, up]);
-    let out = b.push("expert_out", GroupedDot {}, &[inner, counts, p.down]);
+    let dispatch = Dispatch::new(1, rows);
+    let rows = b.push("rows", dispatch.clone(), &[x, slot, kept]);
+    let one = p.gate.bias.map(|_| {
+        let one = b.push("one", Narrow::new(0, 1), &[index]);
+        let one = b.push("one", AtLeast { bound: f64::NEG_INFINITY }, &[one]);
+        let one = b.push("one", dispatch, &[one, slot, kept]);
+        b.note("goes with each copy, for the bias of its expert");
+        one
+    });
+    let out = of_rows(b, cx, p, [rows, counts], one);
     b.enter(&p.scope);
-    let y = b.push("mlp_out", Combine {}, &[out, slot, gates]);
+    let y = b.push("mlp_out", Unpermute {}, &[out, slot, gates]);
+    let y = p.down.bias.map_or(y, |bias| {
+        let bias = of_tokens(b, [gates, kept, index], bias);
+        b.push("mlp_out", Add::same(), &[y, bias])
+    });
     let y = from_tokens(b, y, h);
     let y = match &p.shared {
         None => y,
-        Some(m) => {
-            let beside = mlp(b, cx, m, h);
+        Some(s) => {
+            let beside = mlp(b, cx, &s.mlp, h);
+            let beside = s.gate.as_ref().map_or(beside, |(weight, scope)| {
+                b.enter(scope);
+                let gate = b.push("gate", Dot::by("bsh,oh->bso", &[3, 2]), &[h, *weight]);
+                let gate = b.push("gate", ReduceSum { rule: rule("bso->bs", &[3]) }, &[gate]);
+                let gate = b.push("gate", Logistic {}, &[gate]);
+                b.push("mlp_out", Mul { rule: spread("bsh,bs->bsh", &[3, 2]) }, &[beside, gate])
+            });
             b.enter(&p.scope);
             b.push("mlp_out", Add::same(), &[y, beside])
         }
     };
     (y, told)
+}
+
+/// What experts make of rows [g, z, c, h]; `one` stands for a row where they have biases.
+fn of_rows(
+    b: &mut Builder,
+    cx: &Cx,
+    p: &Experts,
+    [rows, counts]: [Value; 2],
+    one: Option<Value>,
+) -> Value {
+    b.enter(&p.list_scope);
+    let times = |b: &mut Builder, hint, x, weight| match p.order {
+        WeightOrder::OutIn => b.push(hint, GroupedDot {}, &[x, counts, weight]),
+        WeightOrder::InOut => b.push(hint, GroupedDotT {}, &[x, counts, weight]),
+    };
+    let [gate, up] = [("gate", p.gate), ("up", p.up)].map(|(hint, product)| {
+        let y = times(b, hint, rows, product.weight);
+        product.bias.zip(one).map_or(y, |(bias, one)| {
+            let column = rule("e(oi)->eoi", &[2]);
+            let column = Reshape { rule: column, sizes: letter_sizes(&[('i', 1)]) };
+            let column = b.push("bias", column, &[bias]);
+            let bias = b.push("bias", GroupedDot {}, &[one, counts, column]);
+            b.push(hint, Add::same(), &[y, bias])
+        })
+    });
+    let inner = match cx.arch.routing.clamped {
+        None => {
+            let inner = activate(b, cx.arch.activation, gate);
+            b.push("mlp", Mul::same(), &[inner, up])
+        }
+        Some([alpha, limit]) => {
+            let gate = b.push("gate", Clamp { lo: f64::NEG_INFINITY, hi: limit }, &[gate]);
+            let up = b.push("up", Clamp { lo: -limit, hi: limit }, &[up]);
+            let up = b.push("up", Shift { by: 1.0 }, &[up]);
+            let inner = b.push("act", Silu { beta: Some(alpha) }, &[gate]);
+            b.push("mlp", Mul::same(), &[inner, up])
+        }
+    };
+    times(b, "expert_out", inner, p.down.weight)
+}
+
+/// Of tokens the biases [e, h] of their experts times gates, without copies that were dropped: [z,
+/// t, h]. Behind what experts make, where it is added once however their width is split.
+fn of_tokens(b: &mut Builder, [gates, kept, index]: [Value; 3], bias: Value) -> Value {
+    let experts = b.ty(bias).dims[0].size;
+    let own = b.push("gates", Mul::same(), &[gates, kept]);
+    let put = IndexAdd {
+        rule: rule("ztk,ztk->zte", &[3, 3]),
+        sizes: letter_sizes(&[('e', experts)]),
+        padding: Padding::None,
+    };
+    let each = b.push("gates", put, &[own, index]);
+    b.push("bias", Dot::by("zte,eh->zth", &[3, 2]), &[each, bias])
 }
 
 /// Which tokens are not padding: that chooses no expert, and the router tells nothing of it.
@@ -176,20 +268,26 @@ fn exponentials(b: &mut Builder, logits: Value) -> Exponentials {
     Exponentials { max, all, sum }
 }
 
-/// Scores with -inf for experts of groups that are not chosen: those whose two best scores have the
-/// largest sums are (DeepSeek-V3, 2.1.2).
-fn in_groups(b: &mut Builder, x: Value, experts: usize, groups: Option<(usize, usize)>) -> Value {
+/// Scores with -inf for experts of groups that are not chosen: those whose best scores, so many,
+/// have the largest sums are (DeepSeek-V2, 2.2.2; DeepSeek-V3, 2.1.2).
+fn in_groups(
+    b: &mut Builder,
+    x: Value,
+    experts: usize,
+    groups: Option<(usize, usize)>,
+    best: usize,
+) -> Value {
     let Some((groups, kept)) = groups else { return x };
     let split = Reshape { rule: rule("zt(ne)->ztne", &[3]), sizes: letter_sizes(&[('n', groups)]) };
     let each = b.push("by_group", split, &[x]);
-    let two = TopK { rule: rule("ztne->ztnk", &[4]), sizes: letter_sizes(&[('k', 2)]) };
+    let two = TopK { rule: rule("ztne->ztnk", &[4]), sizes: letter_sizes(&[('k', best)]) };
     let two = b.push("best", two, &[each]);
     let best = b.push("best", Take::by("ztne,ztnk->ztnk", &[4, 4]), &[each, two]);
     let sum = b.push("best", ReduceSum { rule: rule("ztnk->ztn", &[4]) }, &[best]);
     let top = TopK { rule: rule("ztn->ztk", &[3]), sizes: letter_sizes(&[('k', kept)]) };
     let top = b.push("group", top, &[sum]);
     let one = b.push("one", AtLeast { bound: 0.0 }, &[top]);
-    let put = Put {
+    let put = IndexAdd {
         rule: rule("ztk,ztk->ztn", &[3, 3]),
         sizes: letter_sizes(&[('n', groups)]),
         padding: Padding::None,
@@ -219,7 +317,7 @@ fn tell(
     if asks.aux.is_some() || corrected.is_some() {
         let experts = b.ty(scores).dims[2].size;
         let one = b.push("one", AtLeast { bound: 0.0 }, &[index]);
-        let put = Put {
+        let put = IndexAdd {
             rule: rule("ztk,ztk->e", &[3, 3]),
             sizes: letter_sizes(&[('e', experts)]),
             padding: Padding::None,

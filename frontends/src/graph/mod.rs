@@ -93,10 +93,10 @@ pub(crate) fn build(
     let everywhere = rotary_of(b, "rotary", &arch.rope);
     let local = rotary_of(b, "rotary_local", &arch.local_rope);
     let (mut told, mut counts) = (RouterStats::default(), vec![]);
-    for (block, &window) in params.blocks.iter().zip(&arch.windows) {
+    for (i, (block, &window)) in params.blocks.iter().zip(&arch.windows).enumerate() {
         let (dropout, attention_dropout) = (of_residual, of_attention);
         let mask = Mask::causal(window);
-        let rotary = local.filter(|_| window.is_some()).or(everywhere);
+        let rotary = local.filter(|_| window.is_some()).or(everywhere).filter(|_| arch.turns[i]);
         let cx = block::Cx {
             arch,
             rotary,
@@ -123,6 +123,7 @@ pub(crate) fn build(
     b.enter(f.head);
     let head = params.head.unwrap_or(params.embedding.0);
     let logits = b.push("logits", Dot::by("bsh,vh->bsv", &[3, 2]), &[x, head]);
+    let logits = parts::scaled(b, "logits", arch.factors[2], logits);
     let logits = parts::capped(b, "logits", arch.final_softcap, logits);
     let mut results = vec![];
     if let Some(t) = targets {
@@ -136,7 +137,7 @@ pub(crate) fn build(
         for (bias, value) in counts {
             let param = b.f.args.iter().find(|a| a.value == bias).and_then(|a| a.role.as_ref());
             let name = param.expect("a bias is a parameter").name.clone();
-            results.push(Port { value, role: Some(Role::new(RoleKind::Load, name)) });
+            results.push(Port { value, role: Some(Role::new(RoleKind::TokensPerExpert, name)) });
         }
     }
     results.push(Port { value: logits, role: Some(Role::new(RoleKind::Output, "logits")) });
@@ -168,11 +169,8 @@ fn embedded(
     b.enter(&params.embedding.1);
     let padding = arch.padding.map_or(Padding::None, Padding::Constant);
     let take = Take { padding, ..Take::by("vh,bs->bsh", &[2, 2]) };
-    let mut x = b.push("hidden", take, &[params.embedding.0, ids]);
-    if f.scaled_embedding {
-        let by = (arch.facts.hidden as f64).sqrt();
-        x = b.push("hidden", Scale { by }, &[x]);
-    }
+    let x = b.push("hidden", take, &[params.embedding.0, ids]);
+    let mut x = parts::scaled(b, "hidden", arch.factors[0], x);
     if let Some((table, scope)) = &params.positions {
         b.enter(scope);
         let of = letters(b, positions);

@@ -16,7 +16,8 @@ pub(super) struct Norm {
     pub weight: Value,
     /// The weight is what is beyond 1.
     pub around_one: bool,
-    /// `Some` for a layer norm, which also subtracts the mean.
+    /// The mean is subtracted first.
+    pub centered: bool,
     pub bias: Option<Value>,
     pub scope: String,
 }
@@ -42,16 +43,17 @@ pub(super) fn letter_sizes(all: &[(char, usize)]) -> Sizes {
     Sizes(all.iter().map(|&(c, n)| (Letter(c as u8 - b'a'), n)).collect())
 }
 
-/// A norm over the last of `dims`; the weight has that dim only.
+/// A norm over the last of `dims`; the weight has that dim, or the last of them.
 pub(super) fn norm(b: &mut Builder, p: &Norm, eps: f64, x: Value, dims: &str) -> Value {
     b.enter(&p.scope);
     let rank = dims.len();
-    let (rows, last) = dims.split_at(rank - 1);
+    let rows = &dims[..rank - 1];
+    let own = b.ty(p.weight).rank();
     let mean_of = 1.0 / b.ty(x).dims[rank - 1].size as f64;
     let by_row = format!("{dims},{rows}->{dims}");
-    let x = match p.bias {
-        None => x,
-        Some(_) => {
+    let x = match p.centered {
+        false => x,
+        true => {
             let sum =
                 b.push("sum", ReduceSum { rule: rule(&format!("{dims}->{rows}"), &[rank]) }, &[x]);
             let mean = b.push("mean", Scale { by: mean_of }, &[sum]);
@@ -64,21 +66,22 @@ pub(super) fn norm(b: &mut Builder, p: &Norm, eps: f64, x: Value, dims: &str) ->
     let shifted = b.push("variance", Shift { by: eps }, &[mean]);
     let scale = b.push("rstd", Rsqrt {}, &[shifted]);
     let y = b.push("normed", Mul::by(&by_row, &[rank, rank - 1]), &[x, scale]);
-    let by_last = format!("{dims},{last}->{dims}");
-    let weighted = b.push("normed", Mul::by(&by_last, &[rank, 1]), &[y, p.weight]);
+    let by_last = format!("{dims},{}->{dims}", &dims[rank - own..]);
+    let weighted = b.push("normed", Mul::by(&by_last, &[rank, own]), &[y, p.weight]);
     let y = match p.around_one {
         false => weighted,
-        // Not (1 + weight) x: in bf16 the sum would lose the weight's digits. The rule is written
-        // out since a sum without one is residual, which recomputation keeps.
-        true => {
-            let rule = spread(&format!("{dims},{dims}->{dims}"), &[rank, rank]);
-            b.push("normed", Add { rule }, &[y, weighted])
-        }
+        // Not (1 + weight) x: in bf16 the sum would lose the weight's digits.
+        true => b.push("normed", Add::same(), &[y, weighted]),
     };
     match p.bias {
         None => y,
-        Some(v) => b.push("normed", Add { rule: spread(&by_last, &[rank, 1]) }, &[y, v]),
+        Some(v) => b.push("normed", Add { rule: spread(&by_last, &[rank, own]) }, &[y, v]),
     }
+}
+
+/// x times a factor, unless it is 1.
+pub(super) fn scaled(b: &mut Builder, hint: &'static str, by: f64, x: Value) -> Value {
+    if by == 1.0 { x } else { b.push(hint, Scale { by }, &[x]) }
 }
 
 /// c tanh(x / c), if there is a softcap c.

@@ -2,11 +2,11 @@
 //! order.
 
 use super::Names;
-use super::block::{Block, Feed, Heads, Mlp};
-use super::experts::Experts;
+use super::block::{Block, Feed, HeadNorms, Heads, Mlp};
+use super::experts::{Experts, Product, Shared};
 use super::parts::{Linear, Norm};
 use crate::config::Config;
-use crate::family::{self, Bias, Family, HeadNorms, NormedOver, Positions, WeightOrder};
+use crate::family::{self, Bias, Family, NormedOver, Positions, Stored, WeightOrder};
 use crate::sizes::Arch;
 use shardc_ir::builder::Builder;
 use shardc_ir::diag::Result;
@@ -69,11 +69,11 @@ pub(super) fn declare(
         Positions::Learned(module) => Some(d.table(module, None, facts.max_positions, None)),
     };
     let blocks = (0..facts.layers).map(|i| d.block(i)).collect::<Result<_>>()?;
-    let final_norm = d.norm(f.final_norm, facts.hidden);
+    let final_norm = d.norm(f.final_norm, &[facts.hidden]);
     let head = (!facts.tied).then(|| {
         d.b.enter(f.head);
         let shape = vec![facts.vocab, facts.hidden];
-        let tensor = format!("{}.weight", f.head);
+        let [_, tensor] = f.tables(&names.prefix);
         d.weight("lm_head", tensor, shape, None, Init::Normal(arch.std), Some(0))
     });
     let params = Params { embedding, positions, blocks, final_norm, head };
@@ -99,7 +99,7 @@ impl Declare<'_, '_, '_> {
                 (format!("{tensor}.{name}"), Some(part))
             }
         };
-        let matrix = shape.len() == 2;
+        let matrix = shape.len() > 1;
         let name = self.b.named(hint.to_string());
         let role = Role::new(RoleKind::Param, param.as_str());
         let value = self.b.f.arg(Type::f32(&shape), name, Some(role));
@@ -141,6 +141,65 @@ impl Declare<'_, '_, '_> {
         value
     }
 
+    /// A tensor of all experts together: a part of it, with its name, or all; its dims behind the
+    /// first have these sizes, of which one is that of the results.
+    fn together(
+        &mut self,
+        tensor: String,
+        mut shape: Vec<usize>,
+        (out, part): (usize, Option<(&str, TensorSlice)>),
+        (init, tp_dim): (Init, Option<usize>),
+    ) -> Value {
+        let n = self.arch.facts.experts.map_or(0, |e| e.experts);
+        shape.insert(0, n);
+        let hint = part.map_or_else(|| last(&tensor), |p| p.0).to_string();
+        let all = 2 * shape[out];
+        let part = part.map(|(name, part)| (name, part, all));
+        let value = self.weight(&hint, tensor, shape, part, init, tp_dim);
+        self.weights.last_mut().expect("one").experts = Some(n);
+        value
+    }
+
+    /// A product of all experts, from `input` to `output` elements.
+    fn product(
+        &mut self,
+        e: &family::Experts,
+        (list, module): (&str, &'static str),
+        [output, input]: [usize; 2],
+        half: Option<(&str, usize)>,
+    ) -> Product {
+        let Stored::Together { order, in_turn, biases } = e.stored else {
+            let split = if half.is_some() { Split::Column } else { Split::Row };
+            let weight = self.stack(list, module, [output, input], split);
+            return Product { weight, bias: None };
+        };
+        let (_, name) = self.enter(list);
+        let (shape, out) = match order {
+            WeightOrder::OutIn => (vec![output, input], 1),
+            WeightOrder::InOut => (vec![input, output], 2),
+        };
+        let tp_dim = if half.is_some() { out } else { 3 - out };
+        let part = |dim| {
+            let (name, i) = half?;
+            let (start, step) = if in_turn { (i, 2) } else { (i * output, 1) };
+            Some((name, TensorSlice { dim, start, len: output, step }))
+        };
+        let tensor = format!("{name}.{module}");
+        let normal = (Init::Normal(self.arch.std), Some(tp_dim));
+        let weight = self.together(tensor.clone(), shape, (out, part(out)), normal);
+        let bias = biases.then(|| {
+            let split = half.map(|_| 1);
+            let own = (1, part(1));
+            let tensor = format!("{tensor}_bias");
+            let bias = self.together(tensor, vec![output], own, (Init::Zeros, split));
+            // Tokens, which may be of any expert, take what is added behind the products.
+            let w = self.weights.last_mut().expect("one");
+            w.experts = w.experts.filter(|_| half.is_some());
+            bias
+        });
+        Product { weight, bias }
+    }
+
     /// Scope and checkpoint name of a module below the root.
     fn enter(&mut self, module: &str) -> (String, String) {
         let scope = format!("{}.{module}", self.f.root);
@@ -163,18 +222,20 @@ impl Declare<'_, '_, '_> {
         (self.weight(last(module), tensor, shape, None, init, tp_dim), scope)
     }
 
-    fn norm(&mut self, module: &str, size: usize) -> Norm {
+    /// A norm with weights of one size, or with those of each head.
+    fn norm(&mut self, module: &str, sizes: &[usize]) -> Norm {
         let (scope, name) = self.enter(module);
         let hint = last(module);
-        let shape = vec![size];
-        let around_one = self.f.norm == family::Norm::RmsAroundOne;
+        let (shape, by_heads) = (sizes.to_vec(), (sizes.len() > 1).then_some(0));
+        let family::Norm { centered, around_one, bias } = self.f.norm;
         let init = if around_one { Init::Zeros } else { Init::Ones };
-        let weight = self.weight(hint, format!("{name}.weight"), shape.clone(), None, init, None);
-        let bias = (self.f.norm == family::Norm::Layer).then(|| {
+        let tensor = format!("{name}.weight");
+        let weight = self.weight(hint, tensor, shape.clone(), None, init, by_heads);
+        let bias = bias.then(|| {
             let hint = format!("{hint}_bias");
-            self.weight(&hint, format!("{name}.bias"), shape, None, Init::Zeros, None)
+            self.weight(&hint, format!("{name}.bias"), shape, None, Init::Zeros, by_heads)
         });
-        Norm { weight, around_one, bias, scope }
+        Norm { weight, around_one, centered, bias, scope }
     }
 
     fn linear(
@@ -192,7 +253,7 @@ impl Declare<'_, '_, '_> {
         };
         let part = |dim: usize| {
             let (name, fused) = (l.part?, fused?);
-            Some((name, TensorSlice { dim, start: fused.start, len: output }, fused.total))
+            Some((name, TensorSlice::of(dim, fused.start, output), fused.total))
         };
         let hint = match l.part {
             None => l.module.to_string(),
@@ -233,9 +294,14 @@ impl Declare<'_, '_, '_> {
         let at = format!("{}.{i}", f.layers);
         let in_a = format!("{at}.{}", a.module);
         let hidden = facts.hidden;
-        let norm = |d: &mut Self, n: &str| d.norm(&format!("{at}.{n}"), hidden);
+        let norm = |d: &mut Self, n: &str| d.norm(&format!("{at}.{n}"), &[hidden]);
         let attention_norm = a.norm.map(|n| norm(self, n));
         let (heads, o_in) = self.heads(&in_a)?;
+        let sinks = a.sinks.map(|name| {
+            let (_, at) = self.enter(&in_a);
+            let init = Init::Normal(self.arch.std);
+            self.weight(name, format!("{at}.{name}"), vec![facts.heads], None, init, Some(0))
+        });
         let o = self.linear(&in_a, &a.o, [o_in, hidden], Split::Row, None)?;
         let norm_behind_attention = a.norm_behind.map(|n| norm(self, n));
         let mlp_norm = m.norm.map(|n| norm(self, n));
@@ -250,6 +316,7 @@ impl Declare<'_, '_, '_> {
             attention_scope: under_root(&in_a),
             attention_norm,
             heads,
+            sinks,
             o,
             norm_behind_attention,
             mlp_norm,
@@ -272,16 +339,23 @@ impl Declare<'_, '_, '_> {
                 let k = self.linear(within, k, kv, Split::Column, slice(q_out))?;
                 let v = self.linear(within, v, kv, Split::Column, slice(q_out + kv_out))?;
                 let norms = match norms.filter(|n| n.key.is_some()) {
-                    Some(HeadNorms { key: Some(key), .. }) if !self.c.flag(key, false)? => None,
+                    Some(family::HeadNorms { key: Some(key), .. })
+                        if !self.c.flag(key, false)? =>
+                    {
+                        None
+                    }
                     _always => *norms,
                 };
                 let norms = norms.map(|n| {
+                    let d = facts.head_dim;
                     let sizes = match n.over {
-                        NormedOver::Head => [facts.head_dim; 2],
-                        NormedOver::All => [q_out, kv_out],
+                        NormedOver::Head => [vec![d], vec![d]],
+                        NormedOver::OwnHead => [vec![facts.heads, d], vec![facts.kv_heads, d]],
+                        NormedOver::All => [vec![q_out], vec![kv_out]],
                     };
-                    let one = |i: usize| self.norm(&format!("{within}.{}", n.modules[i]), sizes[i]);
-                    (n.over, [0, 1].map(one))
+                    let one =
+                        |i: usize| self.norm(&format!("{within}.{}", n.modules[i]), &sizes[i]);
+                    HeadNorms { over: n.over, behind: n.behind, norms: [0, 1].map(one) }
                 });
                 Ok((Heads::Plain { q, k, v, norms }, q_out))
             }
@@ -293,7 +367,7 @@ impl Declare<'_, '_, '_> {
             family::Heads::Latent(l) => {
                 let sizes = self.arch.latent.expect("a family with latent attention");
                 let q_out = facts.heads * facts.head_dim;
-                let norm = |d: &mut Self, n: &str, size| d.norm(&format!("{within}.{n}"), size);
+                let norm = |d: &mut Self, n: &str, size| d.norm(&format!("{within}.{n}"), &[size]);
                 let (q_down, q) = match sizes.q_rank {
                     None => {
                         (None, self.linear(within, &l.q, [hidden, q_out], Split::Column, None)?)
@@ -337,22 +411,40 @@ impl Declare<'_, '_, '_> {
         let (router_scope, name) = self.enter(&format!("{within}.{}", e.router));
         let shape = vec![n.experts, facts.hidden];
         let normal = Init::Normal(self.arch.std);
-        let router = self.weight(e.router, format!("{name}.weight"), shape, None, normal, None);
+        let router =
+            self.weight(last(e.router), format!("{name}.weight"), shape, None, normal, None);
+        let router_bias = e.router_bias.then(|| {
+            let tensor = format!("{name}.bias");
+            self.weight("router_bias", tensor, vec![n.experts], None, Init::Zeros, None)
+        });
         let bias = match e.score {
-            family::Score::Softmax { .. } => None,
+            family::Score::Softmax { .. } | family::Score::Limited => None,
             family::Score::Sigmoid { bias, .. } => {
                 let shape = vec![n.experts];
-                Some(self.weight(bias, format!("{name}.{bias}"), shape, None, Init::Zeros, None))
+                let tensor = format!("{}{within}.{bias}", self.names.prefix);
+                Some(self.weight(last(bias), tensor, shape, None, Init::Zeros, None))
             }
         };
-        let list = format!("{within}.{}", e.list);
+        let list = match e.list {
+            "" => within.clone(),
+            list => format!("{within}.{list}"),
+        };
         let (out, back) = ([n.ffn, facts.hidden], [facts.hidden, n.ffn]);
-        let gate = self.stack(&list, e.gate, out, Split::Column);
-        let up = self.stack(&list, e.up, out, Split::Column);
-        let down = self.stack(&list, e.down, back, Split::Row);
+        let gate = self.product(e, (&list, e.gate), out, Some(("gate", 0)));
+        let up = self.product(e, (&list, e.up), out, Some(("up", 1)));
+        let down = self.product(e, (&list, e.down), back, None);
         let shared = match e.shared.filter(|_| n.shared > 0) {
             None => None,
-            Some(module) => Some(self.mlp(&format!("{within}.{module}"), n.shared)?),
+            Some(s) => {
+                let mlp = self.mlp(&format!("{within}.{}", s.module), n.shared)?;
+                let gate = s.gate.map(|module| {
+                    let (scope, name) = self.enter(&format!("{within}.{module}"));
+                    let shape = vec![1, facts.hidden];
+                    let tensor = format!("{name}.weight");
+                    (self.weight(module, tensor, shape, None, normal, None), scope)
+                });
+                Some(Shared { mlp, gate })
+            }
         };
         let under_root = |s: &str| format!("{}.{s}", self.f.root);
         Ok(Experts {
@@ -360,7 +452,12 @@ impl Declare<'_, '_, '_> {
             router_scope,
             list_scope: under_root(&list),
             router,
+            router_bias,
             bias,
+            order: match e.stored {
+                Stored::Each => WeightOrder::OutIn,
+                Stored::Together { order, .. } => order,
+            },
             gate,
             up,
             down,

@@ -7,7 +7,7 @@ use super::reshape::sized;
 use super::view::{View, letter};
 use shardc_ir::attr::Padding;
 use shardc_ir::diag::Result;
-use shardc_ir::ops::{Abs, AtLeast, Cast, Fill, Put, Scale, Select, Shift, Take, TopK};
+use shardc_ir::ops::{Abs, AtLeast, Cast, Fill, IndexAdd, Scale, Select, Shift, Take, TopK};
 use shardc_ir::types::{DType, Type};
 
 impl Lower<'_> {
@@ -126,7 +126,7 @@ impl Lower<'_> {
         let to: String = (0..rank).map(letter).collect();
         let rule = self.rule(n, &format!("{from},{from}->{to}"), &[one, at.value])?;
         let sizes = shardc_ir::attr::Sizes([sized(letter(d), base.shape[d])].into_iter().collect());
-        let op = Put { rule, sizes, padding: Padding::None };
+        let op = IndexAdd { rule, sizes, padding: Padding::None };
         let v = self.emit(n, "put", op, &[one, at.value])?;
         let v = self.emit(n, "there", AtLeast { bound: 1.0 }, &[v])?;
         let y = self.scaled(n, &View::plain(v, &base.shape), value)?;

@@ -7,7 +7,7 @@ use super::table::Arithmetic;
 use super::view::{View, letter};
 use shardc_ir::attr::Sizes;
 use shardc_ir::diag::Result;
-use shardc_ir::ops::{Dot, Narrow, Widen};
+use shardc_ir::ops::{Dot, Narrow, Pad};
 use shardc_ir::rule::Letter;
 
 /// Most places of a window.
@@ -133,7 +133,7 @@ impl Lower<'_> {
             let to = a.size + a.pad[0] + a.pad[1];
             let sizes = Sizes([(Letter(b'd' - b'a'), to)].into_iter().collect());
             let dim = Narrow::along(d + 2, 0, 1, 1).dim;
-            let wide = Widen { sizes, dim, ..Widen::new(a.pad[0] as i64, to) };
+            let wide = Pad { sizes, dim, ..Pad::new(a.pad[0] as i64, to) };
             v = self.emit(n, "padded", wide, &[v])?;
         }
         let outs: Vec<usize> = along.iter().map(|a| a.out().unwrap_or(1)).collect();

@@ -60,7 +60,7 @@ impl Lower<'_> {
         let node = self.draft.nodes.len() as u32 - 1;
         self.makers.resize(self.draft.values.len(), None);
         for v in &made {
-            self.makers[v.0 as usize] = Some(node);
+            self.makers[v] = Some(node);
             self.allowed(n, self.draft.ty(*v).sizes().to_vec())?;
         }
         self.made.insert(key, made.to_vec());
@@ -69,7 +69,7 @@ impl Lower<'_> {
 
     /// The op that makes a value, and its operands.
     pub fn maker(&self, v: Value) -> Option<(&Op, &[Value])> {
-        let n = &self.draft.nodes[(*self.makers.get(v.0 as usize)?)? as usize];
+        let n = &self.draft.nodes[(*self.makers.find(v)?)? as usize];
         Some((&n.op, &n.ins))
     }
 
@@ -78,18 +78,17 @@ impl Lower<'_> {
         let d = &self.draft;
         self.trained.resize(d.values.len(), false);
         for a in &d.args[self.looked.0..] {
-            self.trained[a.value.0 as usize] =
-                a.role.as_ref().is_some_and(|r| r.kind == RoleKind::Param);
+            self.trained[a.value] = a.role.as_ref().is_some_and(|r| r.kind == RoleKind::Param);
         }
         for n in &d.nodes[self.looked.1..] {
-            let flows = n.op.facts().gradient != Gradient::Stops
-                && n.ins.iter().any(|x| self.trained[x.0 as usize]);
+            let flows =
+                n.op.facts().gradient != Gradient::Stops && n.ins.iter().any(|x| self.trained[x]);
             for o in &n.outs {
-                self.trained[o.0 as usize] = flows && d.ty(*o).dtype.is_float();
+                self.trained[o] = flows && d.ty(*o).dtype.is_float();
             }
         }
         self.looked = (d.args.len(), d.nodes.len());
-        self.trained[v.0 as usize]
+        self.trained[v]
     }
 
     /// The same without a gradient.

@@ -14,6 +14,9 @@ use shardc_ir::weights::{Init, Weight};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+/// A loss that is made within a microbatch, of a model that has labels.
+const MADE: &str = "made_loss";
+
 /// The program, in a mode: to train it has the loss, if the archive has one.
 ///
 /// # Errors
@@ -22,7 +25,11 @@ pub(super) fn source(l: &mut Lower, mode: Mode) -> Result<Source> {
     l.params.iter().try_for_each(unmerged)?;
     let mut results = vec![];
     if let Some(value) = l.loss.filter(|_| mode == Mode::Train) {
-        results.push(Port { value, role: Some(Role::new(RoleKind::Sum, "loss")) });
+        // Of a model with labels the loss by that name is divided by their count.
+        let name = if l.counted || l.scored.is_none() { "loss" } else { MADE };
+        results.push(Port { value, role: Some(Role::new(RoleKind::Sum, name)) });
+        let added = l.added.map(|value| Port { value, role: Some(Role::new(RoleKind::Sum, MADE)) });
+        results.extend(added);
     }
     if let Some(value) = l.logits {
         results.push(Port { value, role: Some(Role::new(RoleKind::Output, l.shown)) });

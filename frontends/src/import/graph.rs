@@ -4,6 +4,7 @@
 //! The names are those of PyTorch's core operators ("add.Tensor", "linear.default"), of which a
 //! reader of another format uses what it needs.
 
+use shardc_ir::ids::{self, IndexVec};
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
@@ -11,6 +12,15 @@ use std::sync::Arc;
 /// A value of the program: an index into [`Graph::names`].
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(super) struct Id(pub u32);
+
+impl ids::Id for Id {
+    fn from_index(index: usize) -> Id {
+        Id(index as u32)
+    }
+    fn index(self) -> usize {
+        self.0 as usize
+    }
+}
 
 /// Element types as folding tells them apart.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -154,7 +164,7 @@ impl Stores {
 #[derive(Clone, PartialEq, Debug, Default)]
 pub(super) struct Graph {
     /// What the archive calls each value, for messages.
-    pub names: Vec<Arc<str>>,
+    pub names: IndexVec<Id, Arc<str>>,
     pub inputs: Vec<Input>,
     pub nodes: Vec<Node>,
     pub outputs: Vec<Id>,

@@ -1,6 +1,7 @@
 //! What the inputs of an archive mean: the one place that knows the names of inputs.
 
 use super::Sizes;
+use super::apart::tokens_stay_apart;
 use super::graph::{Arg, Elem, Graph, Id, Input, Size, Source};
 use super::labels;
 use super::lower::Lower;
@@ -47,7 +48,7 @@ pub(super) fn meaning(
     sizes: Sizes,
     seen: &[Meaning],
 ) -> Result<Meaning> {
-    let name = &*g.names[i.id.0 as usize];
+    let name = &*g.names[i.id];
     let scored = scored(g);
     let refuse = |what: String| {
         Err(Diag::new("import-input", format!("input `{name}`: {what}"))
@@ -72,8 +73,7 @@ pub(super) fn meaning(
         Elem::Int if is(&OF_POSITIONS) && counts(shape, sizes) => Meaning::Positions,
         Elem::Int if !seen.contains(&Meaning::Tokens) && shape.len() == 2 => {
             // A model may take kinds of tokens before its tokens.
-            let named =
-                |i: &Input| i.source == Source::Input && &*g.names[i.id.0 as usize] == TOKENS;
+            let named = |i: &Input| i.source == Source::Input && &*g.names[i.id] == TOKENS;
             match name == TOKENS || !g.inputs.iter().any(named) {
                 true => Meaning::Tokens,
                 false => Meaning::Column,
@@ -212,10 +212,12 @@ impl Lower<'_> {
         self.input_arg(role, ty)
     }
 
-    /// The argument of labels: those that the model moves by one stand at their own tokens in the data.
-    pub(super) fn targets(&mut self, moves: bool) -> Value {
+    /// The argument of the labels of `logits`: those that the model moves by one stand at their own tokens in the data.
+    pub(super) fn targets(&mut self, moves: bool, logits: Value) -> Value {
         let (name, shape) = self.labels.clone();
-        let causal = !self.rules.is_empty() && self.rules.iter().all(|r| r.mask.right == Some(0));
+        let causal = !self.rules.is_empty()
+            && self.rules.iter().all(|r| r.mask.right == Some(0))
+            && tokens_stay_apart(&self.draft, logits);
         let of = |reads| Own { reads, ..Own::named(TARGETS) };
         let of_tokens = shape == [self.sizes.rows, self.sizes.seq];
         let role = match (moves, causal) {

@@ -2,15 +2,17 @@
 //! takes is moved already, so that is read and not done.
 
 use super::graph::Node;
-use super::lower::{Lower, Missing, Val};
+use super::losses::{self, Mean};
+use super::lower::{Lower, Val};
 use super::operands::dim_of;
 use super::room;
 use super::view::View;
-use crate::graph::loss;
+use crate::graph::loss::{self, Scoring};
+use shardc_ir::attr::RuleAttr;
 use shardc_ir::builder::Builder;
 use shardc_ir::diag::Result;
 use shardc_ir::func::Value;
-use shardc_ir::ops::Op;
+use shardc_ir::ops::{Div, Mul, Op, ReduceSum};
 
 /// What was done to the labels.
 #[derive(Clone, PartialEq, Debug)]
@@ -112,23 +114,13 @@ impl Lower<'_> {
         }
     }
 
-    /// The mean cross-entropy of logits and labels as a sum over tokens.
+    /// The cross-entropy of logits and labels: the mean as a sum over tokens, of which a step has
+    /// the count.
     ///
     /// # Errors
-    /// `import-op` for another reduction than the mean, weights, smoothing or another ignored label.
+    /// `import-op` for what does not pair, and weights that are not known.
     pub(super) fn cross_entropy(&mut self, n: &Node) -> Result<Vec<Val>> {
         let (rows, seq) = (self.sizes.rows, self.sizes.seq);
-        let plain = self.int(n, "reduction")?.unwrap_or(1) == 1
-            && self.int(n, "ignore_index")?.unwrap_or(-100) == -100
-            && self.number(n, "label_smoothing").unwrap_or(0.0) == 0.0
-            && *n.arg("weight") == super::graph::Arg::None;
-        if !plain {
-            let what = "only the mean over labels that are not -100, without weights and smoothing, is read";
-            return Err(self.refuse(n, what));
-        }
-        if self.loss.is_some() {
-            return Err(self.refuse(n, "the model has a second loss"));
-        }
         let head = self.operand(n, "self");
         let Some(Val::Labels(labels)) = self.operand(n, "target") else {
             return Err(self.refuse(n, "its targets are not the labels"));
@@ -149,21 +141,69 @@ impl Lower<'_> {
                 "logits [rows, tokens, vocabulary], or [rows, classes], and labels do not pair",
             ));
         }
-        let targets = self.targets(matches!(labels.state, State::Moved | State::Tail));
+        let how = self.scoring(n, sizes[own.len()])?;
+        let targets = self.targets(matches!(labels.state, State::Moved | State::Tail), logits);
         let mut b = Builder::new(&self.mesh, &mut self.draft);
-        self.loss = Some(loss::sum_of_losses(&mut b, logits, targets));
+        let s = loss::scores(&mut b, logits, targets, &how);
+        let reduction = self.reduction(n)?;
+        let mut b = Builder::new(&self.mesh, &mut self.draft);
+        b.enter("loss");
+        let t = &"bs"[..own.len()];
+        let made = match reduction {
+            losses::NONE => b.push("each", Mul::same(), &[s.each, s.valid]),
+            _total => loss::sum_of(&mut b, &s),
+        };
+        let ratio = reduction == losses::MEAN && how.divides();
+        let made = if ratio {
+            let over = ReduceSum { rule: RuleAttr::new(&format!("{t}->"), &[own.len()]) };
+            let count = b.push("labels", over, &[s.weight]);
+            b.push("mean", Div::same(), &[made, count])
+        } else {
+            made
+        };
         self.makers = self.draft.makers();
-        self.logits = Some(logits);
-        self.loss_id = n.outs.first().copied();
-        Ok(vec![Val::Missing(Missing {
-            why: "the loss is the mean cross-entropy itself: no factor, and nothing added to it"
-                .into(),
-            help: &[
-                "return the mean cross-entropy as it is: shardc divides by the microbatches of a step",
-                "write a factor or another loss into the text of the model: shardc import, then \
-                 `scale`, or a second result `sum \"NAME\"`",
-            ],
-        })])
+        self.logits = self.logits.or(Some(logits));
+        self.scored = self.scored.or(n.outs.first().copied());
+        Ok(vec![match reduction {
+            losses::NONE if cut => {
+                return Err(self.refuse(n, "losses of tokens without the last are not read"));
+            }
+            losses::NONE => {
+                let each = View::plain(made, own);
+                Val::Data(self.reshaped(n, &each, &labels.shape)?)
+            }
+            losses::MEAN if !ratio => {
+                self.of_labels.insert(made);
+                Val::Mean(Mean { sum: made, targets, added: None })
+            }
+            losses::MEAN => Val::Data(View::plain(made, &[])),
+            _sum => Val::Data(View::plain(made, &[])),
+        }])
+    }
+
+    fn reduction(&self, n: &Node) -> Result<i64> {
+        Ok(self.int(n, "reduction")?.unwrap_or(losses::MEAN))
+    }
+
+    /// How a cross-entropy scores labels of so many classes.
+    fn scoring(&self, n: &Node, classes: usize) -> Result<Scoring> {
+        let weights = match n.arg("weight") {
+            super::graph::Arg::None => None,
+            super::graph::Arg::Value(id) => match self.val(*id) {
+                Val::Folded(f) if f.shape[..] == [classes] => {
+                    f.numbers().map(|all| all.iter().map(|&x| x as f32).collect())
+                }
+                _other => {
+                    return Err(self.refuse(n, "its weights are not known, one of each class"));
+                }
+            },
+            _other => return Err(self.refuse(n, "its weights are no tensor")),
+        };
+        let ignored = self.int(n, "ignore_index")?.unwrap_or(-100);
+        let smoothing = self.number(n, "label_smoothing").unwrap_or(0.0);
+        // Negative labels are not scored, whichever of them PyTorch is told.
+        let ignored = i32::try_from(ignored).ok().filter(|&i| i >= 0);
+        Ok(Scoring { ignored, smoothing, weights })
     }
 
     /// The operand's value, whatever it is.

@@ -7,6 +7,7 @@ use super::folded::Folded;
 use super::graph::{Arg, Elem, Graph, Id, Input, Node, Source};
 use super::inputs::{self, Meaning};
 use super::labels::Labels;
+use super::losses::Mean;
 use super::mask::Rule as MaskRule;
 use super::padding::Cells;
 use super::table::{self, How};
@@ -14,13 +15,14 @@ use super::view::View;
 use super::{Raise, Sizes};
 use shardc_ir::builder::Builder;
 use shardc_ir::diag::{Diag, Result};
-use shardc_ir::func::{Func, Role, RoleKind, Value};
+use shardc_ir::func::{Func, Role, RoleKind, Value, ValueMap};
+use shardc_ir::ids::{Id as _, IndexVec};
 use shardc_ir::maps::HashMap;
 use shardc_ir::mesh::Mesh;
 use shardc_ir::plan::Dropout;
 use shardc_ir::types::{DType, Type};
 use shardc_ir::weights::TensorSlice;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// Most dims of a value.
@@ -39,6 +41,8 @@ pub(super) enum Val {
     Padded(Cells),
     /// Labels on their way to the loss.
     Labels(Labels),
+    /// A mean over labels, of which a step has the count.
+    Mean(Mean),
     /// All rows of logits but the last, on their way to the loss.
     Head(View),
     /// Scores with a mask that the softmax behind them takes.
@@ -64,6 +68,7 @@ impl Val {
             Val::Folded(f) => Some(&f.shape),
             Val::Padded(c) => Some(&c.plain.shape),
             Val::Labels(l) => Some(&l.shape),
+            Val::Mean(_) => Some(&[]),
             Val::Unmade | Val::Missing(_) => None,
         }
     }
@@ -91,16 +96,16 @@ pub(super) struct Lower<'a> {
     pub mesh: Mesh,
     /// The program as it grows, with nodes that nobody uses.
     pub draft: Func,
-    env: Vec<Val>,
+    env: IndexVec<Id, Val>,
     pub params: Vec<Param>,
     /// Input arguments, in the order in which they were made.
     pub inputs: Vec<(Role, Value)>,
     /// What the archive calls the labels, and their sizes, if there are any.
     pub labels: (Arc<str>, Vec<usize>),
     /// The node that makes each value of the draft.
-    pub makers: Vec<Option<u32>>,
+    pub makers: ValueMap<Option<u32>>,
     /// Which values of the draft have gradients that flow to parameters, of so many arguments and nodes.
-    pub trained: Vec<bool>,
+    pub trained: ValueMap<bool>,
     pub looked: (usize, usize),
     /// The rule of every attention, in order, and of each mask.
     pub rules: Vec<MaskRule>,
@@ -110,8 +115,16 @@ pub(super) struct Lower<'a> {
     /// Operands of products of matrices, the second turned: queries and keys of scores.
     pub products: BTreeMap<Value, (View, View)>,
     pub loss: Option<Value>,
-    /// What the archive calls the loss.
-    pub loss_id: Option<Id>,
+    /// What is added to a loss that is a mean over labels.
+    pub added: Option<Value>,
+    /// Whether the loss is a sum over labels, of which a step has the count.
+    pub counted: bool,
+    /// What the archive calls the first cross-entropy.
+    pub scored: Option<Id>,
+    /// Sums over labels, of which a step divides the total by all labels.
+    pub of_labels: BTreeSet<Value>,
+    /// What ops of means have made.
+    pub means: BTreeSet<Value>,
     pub logits: Option<Value>,
     /// The name of what a program shows: logits of tokens, or an output.
     pub shown: &'static str,
@@ -144,19 +157,23 @@ impl<'a> Lower<'a> {
             raise,
             mesh: Mesh::default(),
             draft: Func::new("model"),
-            env: vec![Val::Unmade; g.names.len()],
+            env: IndexVec::filled(Val::Unmade, g.names.len()),
             params: vec![],
             inputs: vec![],
             labels: ("".into(), vec![]),
-            makers: vec![],
-            trained: vec![],
+            makers: ValueMap::default(),
+            trained: ValueMap::default(),
             looked: (0, 0),
             rules: vec![],
             masks: BTreeMap::new(),
             made: HashMap::default(),
             products: BTreeMap::new(),
             loss: None,
-            loss_id: None,
+            added: None,
+            counted: false,
+            scored: None,
+            of_labels: BTreeSet::new(),
+            means: BTreeSet::new(),
             logits: None,
             shown: "logits",
             before: BTreeMap::new(),
@@ -196,7 +213,7 @@ impl<'a> Lower<'a> {
     }
 
     fn input(&mut self, i: &Input, seen: &mut Vec<Meaning>) -> Result<()> {
-        let name = self.g.names[i.id.0 as usize].clone();
+        let name = self.g.names[i.id].clone();
         if i.sizes.len() > MAX_RANK {
             return Err(self.dims(&name, format!("it has more than {MAX_RANK} dims")));
         }
@@ -291,56 +308,11 @@ impl<'a> Lower<'a> {
     fn note_uses(&mut self, n: &Node) {
         for (_, a) in &n.args {
             let Arg::Value(id) = a else { continue };
-            let Val::Data(v) = &self.env[id.0 as usize] else { continue };
+            let Val::Data(v) = &self.env[id] else { continue };
             let Some(p) = self.params.iter_mut().find(|p| p.value == v.value) else { continue };
             if !p.scopes.contains(&n.scope) {
                 p.scopes.push(n.scope.clone());
             }
-        }
-    }
-
-    /// Finds logits among the outputs, and refuses a loss that is none of a program of ours.
-    fn outputs(&mut self) -> Result<()> {
-        let outputs = &self.g.outputs;
-        if let Some(id) = self.loss_id.filter(|id| !outputs.contains(id)) {
-            let name = &self.g.names[id.0 as usize];
-            return Err(Diag::new("import-loss", format!("`{name}` is a loss, but no output"))
-                .at(self.archive.path().display().to_string())
-                .rule("the loss is an output: the mean cross-entropy, and nothing is done to it")
-                .help("return it as it is, or export without labels"));
-        }
-        let tokens = self.g.batch().is_some_and(|b| b.1.is_some());
-        let rows = [self.sizes.rows, self.sizes.seq];
-        let (rows, dims) = if tokens { (&rows[..], 3..=3) } else { (&rows[..1], 1..=MAX_RANK) };
-        for &id in outputs {
-            let Val::Data(v) = self.val(id).clone() else { continue };
-            let float = self.draft.ty(v.value).dtype.is_float();
-            let fits = dims.contains(&v.shape.len()) && v.shape.starts_with(rows);
-            if self.loss.is_none() && v.shape.is_empty() && self.rank(v.value) == 0 && float {
-                self.loss = Some(v.value);
-            } else if v.shape.is_empty() && float && Some(id) != self.loss_id {
-                let name = &self.g.names[id.0 as usize];
-                let what =
-                    format!("output `{name}` is a second scalar: it is not part of the loss");
-                let help = "return the sum of all losses first, or leave it out";
-                self.warnings.push(Diag::new("no-effect", what).help(help));
-            } else if self.logits.is_none() && fits && float {
-                let n =
-                    Node { op: "output".into(), args: vec![], outs: vec![id], scope: "".into() };
-                self.logits = Some(self.whole(&n, &v)?.value);
-                self.shown = if tokens { "logits" } else { "output" };
-            }
-        }
-        match self.logits.or(self.loss) {
-            Some(_) => Ok(()),
-            None => Err(Diag::new(
-                "import-loss",
-                "no output is a loss, logits [rows, tokens, vocabulary], or of rows",
-            )
-            .at(self.archive.path().display().to_string())
-            .help(
-                "return a scalar loss, or export a model with a head, such as AutoModelForCausalLM",
-            )),
         }
     }
 
@@ -359,6 +331,17 @@ impl<'a> Lower<'a> {
         {
             return self.set_all(n, vec![v]);
         }
+        if let Some(m) = self.arithmetic_of_mean(n)? {
+            return self.set_all(n, vec![Val::Mean(m)]);
+        }
+        // Other ops take means as numbers.
+        let means = self.numbers_of_means(n)?;
+        let made = self.lowered(n, row, first);
+        means.into_iter().for_each(|(id, m)| self.set(id, Val::Mean(m)));
+        made
+    }
+
+    fn lowered(&mut self, n: &Node, row: Option<&How>, first: Option<Val>) -> Result<()> {
         let same = matches!(row, Some(How::Same));
         if let Some(v @ (Val::Probs(..) | Val::Masked(..))) = &first
             && let Some(v) = if same { Some(v.clone()) } else { self.regrouped(n, v)? }
@@ -393,11 +376,11 @@ impl<'a> Lower<'a> {
     }
 
     pub fn val(&self, id: Id) -> &Val {
-        self.env.get(id.0 as usize).unwrap_or(&Val::Unmade)
+        self.env.find(id).unwrap_or(&Val::Unmade)
     }
 
-    fn set(&mut self, id: Id, v: Val) {
-        if let Some(e) = self.env.get_mut(id.0 as usize) {
+    pub(super) fn set(&mut self, id: Id, v: Val) {
+        if let Some(e) = self.env.get_mut(id.index()) {
             *e = v;
         }
     }
@@ -422,7 +405,7 @@ impl<'a> Lower<'a> {
 
     /// A diagnostic about a node that cannot be imported as it is.
     pub fn refuse(&self, n: &Node, what: &str) -> Diag {
-        let name = n.outs.first().map_or("", |id| &self.g.names[id.0 as usize]);
+        let name = n.outs.first().map_or("", |id| &self.g.names[id]);
         let scope = if n.scope.is_empty() { "the model itself" } else { &n.scope };
         Diag::new("import-op", format!("`{}`, which makes `{name}`: {what}", n.op))
             .at(format!("{}: {scope}", self.archive.path().display()))

@@ -5,6 +5,7 @@
 //! once: what is known is computed (`fold`), what only moves dims is a `view`, the rest is an op of the
 //! `table`, or of a matcher (`raise`, `attend`, `labels`). `emit` makes the program of it.
 
+mod apart;
 mod archive;
 mod attend;
 mod choices;
@@ -19,12 +20,15 @@ mod graph;
 mod inplace;
 mod inputs;
 mod labels;
+mod losses;
 mod lower;
 mod mask;
 mod math;
+mod microbatches;
 mod names;
 mod norms;
 mod operands;
+mod outputs;
 mod padding;
 mod parts;
 mod picks;
@@ -45,6 +49,7 @@ use crate::checkpoint::Checkpoint;
 use archive::Archive;
 use graph::{Elem, Graph, Size, Stores};
 use lower::Lower;
+use microbatches::Parts;
 use safetensors::Dtype;
 use shardc_ir::diag::{Diag, Result, count};
 use shardc_ir::phase::Phase;
@@ -102,6 +107,8 @@ pub struct Imported {
     pub frozen: Vec<String>,
     /// Other names of tensors that have several, because parameters are tied, each with its tensor.
     pub tied: Vec<[String; 2]>,
+    /// Why the loss is right with one microbatch only, if it is.
+    pub one_microbatch: Option<&'static str>,
     /// What the user should know although the model is imported.
     pub warnings: Vec<Diag>,
 }
@@ -171,6 +178,7 @@ impl Opened {
         }
         self.again(&l, sizes)?;
         ties::tie(&mut l, &self.archive);
+        let one_microbatch = self.one_microbatch(&l, sizes);
         let source = emit::source(&mut l, mode)?;
         verify(&source.module, Phase::Source).map_err(|mut all| all.swap_remove(0))?;
         let frozen = if mode == Mode::Train { frozen(&l, &source) } else { vec![] };
@@ -179,7 +187,41 @@ impl Opened {
             p.names.iter().skip(1).map(|n| [n.to_string(), p.names[0].to_string()]).collect()
         };
         let tied = l.params.iter().filter(|p| p.part.is_none()).flat_map(names).collect();
-        Ok(Imported { source, frozen, tied, warnings: l.warnings })
+        Ok(Imported { source, frozen, tied, one_microbatch, warnings: l.warnings })
+    }
+
+    /// Why a loss of several microbatches is not the mean of those of each, if it is so.
+    fn one_microbatch(&self, l: &Lower, sizes: Sizes) -> Option<&'static str> {
+        let parts = |l: &Lower| -> std::result::Result<Vec<Parts>, &'static str> {
+            [l.loss, l.added].into_iter().flatten().map(|loss| l.parts_of(loss)).collect()
+        };
+        let own = match parts(l) {
+            Ok(own) => own,
+            Err(why) => return Some(why),
+        };
+        if own.iter().all(Parts::is_plain) {
+            return None;
+        }
+        // What depends on the rows of a microbatch shows with others.
+        let other = self.other_rows(sizes).and_then(|other| {
+            let mut l = Lower::new(&self.graph, &self.archive, other, l.raise);
+            l.run().ok()?;
+            Some((other.rows, parts(&l).ok()?))
+        });
+        let Some((rows, other)) = other else {
+            return own.iter().find_map(Parts::of_fixed_rows);
+        };
+        let mut pairs = own.iter().zip(&other);
+        pairs.find_map(|(own, other)| own.of_rows(sizes.rows, (rows, other)))
+    }
+
+    /// The same sizes with other rows, if the archive has such.
+    fn other_rows(&self, sizes: Sizes) -> Option<Sizes> {
+        let Some((Size::Symbol(s), _)) = self.graph.batch() else { return None };
+        let (low, high) = self.graph.range(s);
+        let all = [sizes.rows + 1, sizes.rows.saturating_sub(1)];
+        let rows = all.into_iter().find(|&rows| rows >= low && rows <= high)?;
+        Some(Sizes { rows, ..sizes })
     }
 
     /// Refuses sizes that the archive does not have.

@@ -172,7 +172,7 @@ impl Lower<'_> {
         match self.val(id).clone() {
             Val::Data(v) => Ok(v),
             Val::Folded(f) => self.constant(n, &f),
-            Val::Unmade => Err(self.refuse(n, "its operand was not made")),
+            Val::Unmade | Val::Mean(_) => Err(self.refuse(n, "its operand was not made")),
             Val::Missing(m) => Err(self.lacks(n, &m)),
             Val::Labels(_) => {
                 let help = "give them a tensor of their own: labels=input_ids.clone()";

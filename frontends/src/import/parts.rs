@@ -5,12 +5,11 @@
 //! After:   `%q = dot[abc,zc->abz] %x, %qkv_proj_0`, …
 
 use super::lower::{Lower, Param};
-use shardc_ir::func::{Node, Role, RoleKind, Value};
+use shardc_ir::func::{Node, Patch, Role, RoleKind, Uses, Value};
 use shardc_ir::ops::{Add, Dot, Op};
 use shardc_ir::rule::Group;
 use shardc_ir::types::Type;
 use shardc_ir::weights::TensorSlice;
-use std::collections::{BTreeMap, BTreeSet};
 
 /// A fused weight and what is made of it.
 struct Fused {
@@ -33,37 +32,22 @@ struct Range {
 
 /// Cuts every fused weight.
 pub(super) fn cut(l: &mut Lower) {
-    let mut users: BTreeMap<Value, Vec<usize>> = BTreeMap::new();
-    for (i, n) in l.draft.nodes.iter().enumerate() {
-        n.ins.iter().for_each(|&v| users.entry(v).or_default().push(i));
-    }
-    for r in &l.draft.results {
-        // No node: a result is used whole.
-        users.entry(r.value).or_default().push(usize::MAX);
-    }
-    let found: Vec<Fused> = (0..l.params.len()).filter_map(|p| fused(l, &users, p)).collect();
-    let mut gone = BTreeSet::new();
-    let mut made: BTreeMap<usize, Vec<Node>> = BTreeMap::new();
+    let (uses, mut patch) = (l.draft.uses(), Patch::of(&l.draft));
+    let found: Vec<Fused> = (0..l.params.len()).filter_map(|p| fused(l, &uses, p)).collect();
     for f in &found {
-        gone.extend(f.ranges.iter().map(|r| r.node).chain(f.add).chain([f.dot]));
-        made.insert(f.dot, products(l, f));
+        let gone = f.ranges.iter().map(|r| r.node).chain(f.add).chain([f.dot]);
+        gone.for_each(|n| patch.erase(n));
+        products(l, f).into_iter().for_each(|n| patch.insert(f.dot, n));
     }
-    let nodes = std::mem::take(&mut l.draft.nodes);
-    for (i, n) in nodes.into_iter().enumerate() {
-        l.draft.nodes.extend(made.remove(&i).into_iter().flatten());
-        if !gone.contains(&i) {
-            l.draft.nodes.push(n);
-        }
-    }
+    patch.apply(&mut l.draft);
 }
 
-fn fused(l: &Lower, users: &BTreeMap<Value, Vec<usize>>, p: usize) -> Option<Fused> {
+fn fused(l: &Lower, uses: &Uses, p: usize) -> Option<Fused> {
     let nodes = &l.draft.nodes;
-    let of = |v: Value| users.get(&v).map_or(&[][..], |u| &u[..]);
     let is_single = |p: &Param| p.names.len() == 1 && p.part.is_none();
     let w = l.params[p].value;
-    let &[dot] = of(w) else { return None };
-    let Op::Dot(d) = &nodes.get(dot)?.op else { return None };
+    let dot = uses.only_user(w)?;
+    let Op::Dot(d) = &nodes[dot].op else { return None };
     let j = nodes[dot].ins.iter().position(|&v| v == w)?;
     let rule = &d.rule.0;
     // The last dim of the result is one of the weight's alone.
@@ -74,20 +58,23 @@ fn fused(l: &Lower, users: &BTreeMap<Value, Vec<usize>>, p: usize) -> Option<Fus
     }
     let mut y = nodes[dot].outs[0];
     let (mut add, mut bias) = (None, None);
-    if let &[a] = of(y)
-        && let Op::Add(_) = &nodes.get(a)?.op
+    if let Some(a) = uses.only_user(y)
+        && let Op::Add(_) = &nodes[a].op
         && let &[x, b] = &nodes[a].ins[..]
         && x == y
     {
         let q = l.params.iter().position(|q| q.value == b && l.rank(b) == 1)?;
-        if of(b).len() != 1 || !is_single(&l.params[q]) {
+        if uses.count(b) != 1 || !is_single(&l.params[q]) {
             return None;
         }
         (add, bias, y) = (Some(a), Some(q), nodes[a].outs[0]);
     }
+    if uses.is_result(y) {
+        return None;
+    }
     let mut ranges = vec![];
-    for &i in of(y) {
-        let n = nodes.get(i)?;
+    for i in uses.users(y) {
+        let n = &nodes[i];
         let Op::Narrow(r) = &n.op else { return None };
         let len = l.draft.ty(n.outs[0]).dims.last()?.size;
         ranges.push(Range { node: i, start: r.start, len, out: n.outs[0] });
@@ -112,12 +99,7 @@ fn products(l: &mut Lower, f: &Fused) -> Vec<Node> {
     let w = l.params[f.weight.0].value;
     let mut out = vec![];
     for (i, r) in f.ranges.iter().enumerate() {
-        let part = parameter(
-            l,
-            f.weight.0,
-            i,
-            TensorSlice { dim: f.weight.1, start: r.start, len: r.len },
-        );
+        let part = parameter(l, f.weight.0, i, TensorSlice::of(f.weight.1, r.start, r.len));
         let ins: Vec<Value> = product.ins.iter().map(|&v| if v == w { part } else { v }).collect();
         let dot = Dot { rule: rule.clone() };
         let Some((bias, s)) = f.bias.zip(sum.as_ref()) else {
@@ -127,7 +109,7 @@ fn products(l: &mut Lower, f: &Fused) -> Vec<Node> {
         let name = l.draft.name(product.outs[0]).clone();
         let y = l.draft.value(l.draft.ty(r.out).clone(), name);
         out.push(Node::new(dot, &ins, &[y], product.scope));
-        let b = parameter(l, bias, i, TensorSlice { dim: 0, start: r.start, len: r.len });
+        let b = parameter(l, bias, i, TensorSlice::of(0, r.start, r.len));
         let Op::Add(Add { rule }) = &s.op else { continue };
         out.push(Node::new(Add { rule: rule.clone() }, &[y, b], &[r.out], s.scope));
     }

@@ -51,10 +51,7 @@ impl Lower<'_> {
                 // Not x (1 + w): in bf16 the sum would lose the weight's digits.
                 let rule = self.spread(n, &[a, b], out, &[x, w])?;
                 let weighted = self.emit(n, "normed", Mul { rule }, &[x, w])?;
-                // Written out, since a sum without a rule is residual.
-                let rule = self.rule(n, &format!("{out},{out}->{out}"), &[x, weighted])?;
-                let rule = shardc_ir::attr::Broadcast(Some(rule.0));
-                self.emit(n, "normed", Add { rule }, &[x, weighted]).map(Some)
+                self.emit(n, "normed", Add::same(), &[x, weighted]).map(Some)
             }
             _ => Ok(None),
         }

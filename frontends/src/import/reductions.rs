@@ -3,7 +3,6 @@
 use super::graph::Node;
 use super::lower::{Lower, Val};
 use super::operands::dim_of;
-use super::table::Arithmetic;
 use super::view::{Dim, View, letter};
 use shardc_ir::attr::Broadcast;
 use shardc_ir::diag::Result;
@@ -34,24 +33,11 @@ impl Lower<'_> {
             .map(|&d| x.shape[d] as f64)
             .product();
         let by = if is_mean { 1.0 / summed } else { count / summed };
-        Ok(vec![Val::Data(self.scaled(n, &y, by)?)])
-    }
-
-    /// The mean of squares of differences, their sum, or they themselves.
-    pub(super) fn mse(&mut self, n: &Node) -> Result<Vec<Val>> {
-        let (x, y) = (self.data(n, "self")?, self.data(n, "target")?);
-        let d = self.both(n, Arithmetic::Sub, &x, &y)?;
-        let square = self.both(n, Arithmetic::Mul, &d, &d)?;
-        let dims: Vec<usize> = (0..d.shape.len()).collect();
-        let real: f64 = d.shape.iter().map(|&s| s as f64).product();
-        let reduction = self.int(n, "reduction")?.unwrap_or(1);
-        if reduction == 0 {
-            return Ok(vec![Val::Data(square)]);
+        let y = self.scaled(n, &y, by)?;
+        if is_mean {
+            self.means.insert(y.value);
         }
-        let whole = self.whole(n, &square)?;
-        let sum = self.sum_over(n, &whole, &dims, false)?;
-        let by = if reduction == 1 { 1.0 / real } else { 1.0 };
-        Ok(vec![Val::Data(self.scaled(n, &sum, by)?)])
+        Ok(vec![Val::Data(y)])
     }
 
     /// The sum over dims, of those along which something changes.

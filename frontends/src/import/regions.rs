@@ -49,9 +49,8 @@ impl Still {
     pub fn read(&mut self, g: &mut Graph, id: Id) -> Id {
         let Some(scope) = self.all.get(&id).filter(|_| !self.on) else { return id };
         *self.read.entry(id).or_insert_with(|| {
-            let name = format!("{}_detached", g.names[id.0 as usize]);
-            g.names.push(name.into());
-            let out = Id(g.names.len() as u32 - 1);
+            let name = format!("{}_detached", g.names[id]);
+            let out = g.names.push(name.into());
             let args = vec![("self".into(), Arg::Value(id))];
             let scope = scope.clone();
             g.nodes.push(Node { op: "detach.default".into(), args, outs: vec![out], scope });

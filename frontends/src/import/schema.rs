@@ -292,8 +292,7 @@ impl Build<'_> {
     }
 
     fn id(&mut self, name: &str) -> Id {
-        self.g.names.push(name.into());
-        Id(self.g.names.len() as u32 - 1)
+        self.g.names.push(name.into())
     }
 
     fn program(&mut self, p: Program) -> Result<()> {

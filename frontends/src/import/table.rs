@@ -7,7 +7,7 @@ use shardc_ir::diag::Result;
 use shardc_ir::names;
 use shardc_ir::ops::unary::Rounding;
 use shardc_ir::ops::{
-    Abs, Cos, Erf, Exp, Log, Logistic, Op, Round, Rsqrt, Scale, Silu, Sin, Sqrt, Tanh,
+    Abs, Cos, Erf, Exp, Log, Log1p, Logistic, Op, Round, Rsqrt, Scale, Silu, Sin, Sqrt, Tanh,
 };
 
 /// Functions of two operands, of which one may be a number.
@@ -89,6 +89,7 @@ const TABLE: &[(&str, How)] = &[
     ("le.Tensor", Call(|l, n| l.compare(n, Order::AtMost))),
     ("linear.default", Call(|l, n| l.linear(n))),
     ("log.default", Unary("log", || Log {}.into())),
+    ("log1p.default", Unary("log1p", || Log1p {}.into())),
     ("lt.Scalar", Call(|l, n| l.compare(n, Order::Less))),
     ("lt.Tensor", Call(|l, n| l.compare(n, Order::Less))),
     ("masked_fill.Scalar", Call(|l, n| l.masked_fill(n))),
@@ -98,6 +99,12 @@ const TABLE: &[(&str, How)] = &[
     ("mean.dim", Call(|l, n| l.mean(n, true))),
     ("minimum.default", Binary(Arithmetic::Min)),
     ("mm.default", Call(|l, n| l.matmul(n, "mat2"))),
+    ("binary_cross_entropy.default", Call(|l, n| l.bce(n))),
+    ("binary_cross_entropy_with_logits.default", Call(|l, n| l.bce_logits(n))),
+    ("huber_loss.default", Call(|l, n| l.distance(n, Some("delta"), false))),
+    ("kl_div.default", Call(|l, n| l.kl_div(n))),
+    ("l1_loss.default", Call(|l, n| l.distance(n, None, false))),
+    ("smooth_l1_loss.default", Call(|l, n| l.distance(n, Some("beta"), true))),
     ("mse_loss.default", Call(|l, n| l.mse(n))),
     ("mul.Scalar", Binary(Arithmetic::Mul)),
     ("mul.Tensor", Binary(Arithmetic::Mul)),

@@ -89,7 +89,7 @@ fn longrope_takes_the_positions_of_the_config() {
 
 #[test]
 fn parameters_of_two_kinds_are_by_kinds() {
-    let turning = Turning { local: Some(("rope_local_base_freq", 1e4)), ..Turning::PLAIN };
+    let turning = Turning { local: Some((Some("rope_local_base_freq"), 1e4)), ..Turning::PLAIN };
     let read = |c: serde_json::Value| -> Result<bool> {
         let c = Config::new(&c, "config.json")?;
         super::read(&c, 4, [16, 32], 1e6, (turning, false)).map(|r| r.is_some())

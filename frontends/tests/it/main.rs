@@ -4,4 +4,7 @@ mod fixtures;
 mod foreign;
 mod hostile;
 mod keys;
+mod mxfp4;
 mod save;
+mod sizes;
+mod wrappers;

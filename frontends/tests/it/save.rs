@@ -27,7 +27,7 @@ fn fixture(name: &str) -> PathBuf {
 }
 
 /// Saves as commands do.
-fn save(
+pub(crate) fn save(
     dir: &Path,
     config: &serde_json::Value,
     weights: &[Weight],

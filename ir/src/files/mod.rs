@@ -12,7 +12,7 @@ mod unfinished;
 mod write;
 
 pub use place::Place;
-pub use unfinished::{Unfinished, abandon, sweep};
+pub use unfinished::{Undo, Unfinished, abandon, sweep};
 pub use write::{FileFormat, Growing, Staged, create, replace};
 
 use crate::diag::{Diag, Result};

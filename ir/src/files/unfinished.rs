@@ -8,6 +8,7 @@ use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, OnceLock, PoisonError};
+use std::time::Duration;
 
 /// Name of this host, as names of files may have it.
 pub(super) fn host() -> String {
@@ -70,12 +71,62 @@ fn remove(path: &Path) {
     let _ = if is_dir { fs::remove_dir_all(path) } else { fs::remove_file(path) };
 }
 
-/// All that this process has not finished.
-static ALL: Mutex<Vec<PathBuf>> = Mutex::new(vec![]);
+/// A way to take something back.
+type Back = Box<dyn Fn() + Send>;
 
-/// A file or folder that is removed when this is dropped, unless it was renamed by then.
+/// How all that this process has not finished is taken back, each with its number.
+static ALL: Mutex<Vec<(u64, Back)>> = Mutex::new(vec![]);
+
+/// Something that is not finished: it is taken back when this is dropped, and if the process ends before ([`abandon`]).
 #[derive(Debug)]
-pub struct Unfinished(PathBuf);
+pub struct Undo(u64);
+
+impl Undo {
+    /// `back` finds out itself whether there is anything left of it.
+    pub fn new(back: impl Fn() + Send + 'static) -> Undo {
+        let none = || Ok::<_, std::convert::Infallible>(());
+        let Ok((undo, ())) = Undo::of(none, back);
+        undo
+    }
+
+    /// Makes something that `back` takes back: once all is taken back, nothing is made any more.
+    fn of<T, E>(
+        make: impl FnOnce() -> Result<T, E>,
+        back: impl Fn() + Send + 'static,
+    ) -> Result<(Undo, T), E> {
+        let number = make::fresh();
+        let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
+        let made = make()?;
+        all.push((number, Box::new(back)));
+        Ok((Undo(number), made))
+    }
+
+    fn take(&self) -> Option<Back> {
+        let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
+        let at = all.iter().position(|u| u.0 == self.0)?;
+        Some(all.remove(at).1)
+    }
+
+    /// It is finished: nothing is taken back any more.
+    pub fn keep(self) {
+        drop(self.take());
+    }
+}
+
+impl Drop for Undo {
+    fn drop(&mut self) {
+        if let Some(back) = self.take() {
+            back();
+        }
+    }
+}
+
+/// Removed when this is dropped, unless it was renamed by then.
+#[derive(Debug)]
+pub struct Unfinished {
+    path: PathBuf,
+    _undo: Undo,
+}
 
 impl Unfinished {
     /// Makes a folder.
@@ -83,8 +134,7 @@ impl Unfinished {
     /// # Errors
     /// Also if anything is there, which stays.
     pub fn folder(path: PathBuf) -> io::Result<Unfinished> {
-        Folder::new(&path)?;
-        Ok(Unfinished::made(path))
+        Ok(Unfinished::made(path, Folder::new)?.0)
     }
 
     /// Makes a folder beside a path, for work that ends with this process: what dead ones left
@@ -102,33 +152,37 @@ impl Unfinished {
     /// # Errors
     /// As for [`Unfinished::folder`].
     pub fn file(path: PathBuf) -> io::Result<(Unfinished, File)> {
-        let file = make::file(&path)?;
-        Ok((Unfinished::made(path), file))
+        Unfinished::made(path, make::file)
     }
 
-    fn made(path: PathBuf) -> Unfinished {
-        ALL.lock().unwrap_or_else(PoisonError::into_inner).push(path.clone());
-        Unfinished(path)
+    fn made<T>(
+        path: PathBuf,
+        make: impl FnOnce(&Path) -> io::Result<T>,
+    ) -> io::Result<(Unfinished, T)> {
+        let own = path.clone();
+        let (undo, made) = Undo::of(|| make(&path), move || remove(&own))?;
+        Ok((Unfinished { path, _undo: undo }, made))
     }
 
     /// Where it is.
     pub fn path(&self) -> &Path {
-        &self.0
+        &self.path
     }
 }
 
-impl Drop for Unfinished {
-    fn drop(&mut self) {
-        remove(&self.0);
-        ALL.lock().unwrap_or_else(PoisonError::into_inner).retain(|p| *p != self.0);
-    }
-}
+/// How often is tried to take all back, as another thread may just add to it, or this one; and the time between.
+const TRIES: (usize, Duration) = (100, Duration::from_millis(5));
 
-/// Removes all that this process has not finished, before it ends at once. What others hold is
-/// left, and swept by the next process that writes there.
+/// Takes back all that this process has not finished, the last first, before it ends at once: whoever makes more, or
+/// finishes something, waits for that end. What others hold is left, and swept by the next process that writes there.
 pub fn abandon() {
-    if let Ok(all) = ALL.try_lock() {
-        all.iter().for_each(|p| remove(p));
+    for _ in 0..TRIES.0 {
+        if let Ok(all) = ALL.try_lock() {
+            all.iter().rev().for_each(|(_, back)| back());
+            std::mem::forget(all);
+            return;
+        }
+        std::thread::sleep(TRIES.1);
     }
 }
 

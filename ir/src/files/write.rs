@@ -2,7 +2,7 @@
 //! after a full disk or a kill.
 
 use super::place::{Place, changed};
-use super::unfinished::{Unfinished, beside, sweep};
+use super::unfinished::{Undo, Unfinished, beside, sweep};
 use super::{io_error, make, open};
 use crate::diag::{Diag, Result};
 use std::fs::{self, File};
@@ -112,13 +112,20 @@ fn exchange(a: &Path, b: &Path) -> io::Result<()> {
     if at_once(a, b, rustix::fs::RenameFlags::EXCHANGE)? {
         return Ok(());
     }
-    let old = a.with_extension("old");
-    fs::rename(b, &old)?;
-    if let Err(e) = fs::rename(a, b) {
-        fs::rename(&old, b)?;
-        return Err(e);
-    }
-    fs::rename(&old, a)
+    in_steps(a, b, || {})
+}
+
+/// The same where the file system cannot do it in one step; `between` is called where nothing is at `b`.
+fn in_steps(a: &Path, b: &Path, between: impl FnOnce()) -> io::Result<()> {
+    let name = b.file_name().ok_or(io::ErrorKind::InvalidInput)?;
+    let old = b.with_file_name(make::beside(&name.to_string_lossy()));
+    let (from, to) = (old.clone(), b.to_path_buf());
+    // The old one is in its place again if the new one does not come there, or this process ends before.
+    let _back = Undo::new(move || drop(rename_new(&from, &to)));
+    rename_new(b, &old)?;
+    between();
+    rename_new(a, b)?;
+    rename_new(&old, a)
 }
 
 /// What kind of file a command writes.
@@ -312,6 +319,53 @@ mod tests {
         let s = stage();
         assert!(rename_new(s.path(), &target).is_err() && target.join("mine").exists());
         drop(s);
+        fs::remove_dir_all(&dir).expect("removed");
+    }
+
+    /// The folder of a process that ends in the middle of an exchange, which is this test's own, called again: nothing
+    /// is made in a process any more that has taken back what it had not finished.
+    const ENDS: &str = "SHARDC_TEST_ENDS_IN_STEPS";
+
+    /// Where the file system exchanges no names: whatever happens in the middle, the old one comes back, and no
+    /// file of another is replaced.
+    #[test]
+    fn what_is_exchanged_in_steps_is_never_lost() {
+        let given = std::env::var_os(ENDS).map(PathBuf::from);
+        let dir = given.clone().unwrap_or_else(|| folder("steps"));
+        let (new, old, other) =
+            (dir.join(".out.unfinished-1"), dir.join("out"), dir.join(".out.old"));
+        if given.is_some() {
+            let _ = in_steps(&new, &old, || {
+                assert!(!old.exists());
+                super::super::abandon();
+                std::process::exit(42);
+            });
+        }
+        for (path, text) in [(&new, "new"), (&old, "old"), (&other, "mine")] {
+            fs::write(path, text).expect("a file");
+        }
+        let texts = || [&new, &old, &other].map(|p| fs::read_to_string(p).unwrap_or_default());
+        // What a process has not finished is taken back before it ends.
+        let mut test = std::process::Command::new(std::env::current_exe().expect("a test"));
+        test.args(["--exact", "files::write::tests::what_is_exchanged_in_steps_is_never_lost"]);
+        let ended = test.env(ENDS, &dir).output().expect("a process");
+        assert_eq!(ended.status.code(), Some(42), "{ended:?}");
+        assert_eq!(texts(), ["new", "old", "mine"]);
+        // As it is where something fails.
+        let ends = std::panic::catch_unwind(|| {
+            in_steps(&new, &old, || {
+                assert!(!old.exists());
+                panic!("the end");
+            })
+        });
+        assert!(ends.is_err());
+        assert_eq!(texts(), ["new", "old", "mine"]);
+        assert!(in_steps(&new, &old, || fs::remove_file(&new).expect("there")).is_err());
+        assert_eq!(texts(), ["", "old", "mine"]);
+        fs::write(&new, "new").expect("a file");
+        in_steps(&new, &old, || {}).expect("exchanged");
+        assert_eq!(texts(), ["old", "new", "mine"]);
+        assert_eq!(fs::read_dir(&dir).expect("a folder").count(), 3, "nothing is left beside");
         fs::remove_dir_all(&dir).expect("removed");
     }
 }

@@ -7,7 +7,7 @@ pub enum FuncKind {
     #[default]
     Model,
     /// Once per step and rank of the pipeline, before the microbatches.
-    Enter,
+    StepPrologue,
     /// Of a stage, for each microbatch: F.
     Forward,
     /// B; the gradient of the stage's input alone (I) if there is a [`FuncKind::Weight`].
@@ -20,7 +20,7 @@ pub enum FuncKind {
     /// As [`FuncKind::Weight`], for the last microbatch of its stage.
     WeightLast,
     /// Once per step and rank of the pipeline, after the microbatches: the optimizer.
-    Finish,
+    OptimizerStep,
     /// The loss of an evaluation, after the forwards.
     Evaluate,
 }
@@ -28,13 +28,13 @@ pub enum FuncKind {
 impl FuncKind {
     /// The kinds of a plan's functions.
     pub const OF_PLAN: [FuncKind; 8] = [
-        FuncKind::Enter,
+        FuncKind::StepPrologue,
         FuncKind::Forward,
         FuncKind::Backward,
         FuncKind::Weight,
         FuncKind::BackwardLast,
         FuncKind::WeightLast,
-        FuncKind::Finish,
+        FuncKind::OptimizerStep,
         FuncKind::Evaluate,
     ];
 
@@ -42,13 +42,13 @@ impl FuncKind {
     pub fn name(self) -> &'static str {
         match self {
             FuncKind::Model => "model",
-            FuncKind::Enter => "enter",
+            FuncKind::StepPrologue => "step_prologue",
             FuncKind::Forward => "forward",
             FuncKind::Backward => "backward",
             FuncKind::Weight => "weight",
             FuncKind::BackwardLast => "backward_last",
             FuncKind::WeightLast => "weight_last",
-            FuncKind::Finish => "finish",
+            FuncKind::OptimizerStep => "optimizer_step",
             FuncKind::Evaluate => "evaluate",
         }
     }

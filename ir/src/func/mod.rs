@@ -4,18 +4,25 @@ mod input;
 mod kind;
 mod name;
 mod params;
+mod patch;
 mod role;
+mod state;
 mod sums;
+mod uses;
 
 pub use input::{Fill, Input, InputRow, Reads, inputs};
 pub use kind::FuncKind;
 use name::Taken;
 pub use name::{Hint, Name};
 pub use params::{ParamLayout, Step};
-pub use role::{Port, Role, RoleKind, RoleName, Slot, sent};
+pub use patch::Patch;
+pub use role::{Port, Role, RoleKind, RoleName, sent};
+pub use state::{StateDecl, StateInit, StateName, StateOwner};
 pub use sums::GradTotal;
+pub use uses::{Use, Uses};
 
 use crate::alike::Alike;
+use crate::ids::{Id, IndexVec};
 use crate::maps::HashMap;
 use crate::mesh::Mesh;
 use crate::ops::Op;
@@ -33,6 +40,27 @@ pub struct Value(pub u32);
 /// A scope path: index into [`Func::scopes`]. 0 is the empty path.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct Scope(pub u32);
+
+impl Id for Value {
+    fn from_index(index: usize) -> Value {
+        Value(index as u32)
+    }
+    fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+impl Id for Scope {
+    fn from_index(index: usize) -> Scope {
+        Scope(index as u32)
+    }
+    fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// What is known of each value of a function.
+pub type ValueMap<T> = IndexVec<Value, T>;
 
 /// A place in the model, such as `model.layers.7.mlp.up_proj`, the number of its layer, and its stage.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -140,8 +168,8 @@ pub struct Func {
     pub args: Vec<Port>,
     pub results: Vec<Port>,
     pub nodes: Vec<Node>,
-    pub values: Vec<ValueInfo>,
-    pub scopes: Vec<ScopeInfo>,
+    pub values: ValueMap<ValueInfo>,
+    pub scopes: IndexVec<Scope, ScopeInfo>,
     pub annotations: BTreeMap<Value, Annotation>,
     /// What ops made of operands, on one mesh: those of most layers make the same.
     pub(crate) typed: Alike<Typed>,
@@ -163,6 +191,8 @@ pub(crate) struct Typed {
 pub struct Module {
     pub mesh: Mesh,
     pub phase: Phase,
+    /// What it keeps from step to step beside parameters: each kind of state once.
+    pub states: Vec<StateDecl>,
     /// How parameters are stored and made ready, from the phase [`Phase::Ranked`] on, until the step is put
     /// around the microbatches.
     pub params: Vec<ParamLayout>,
@@ -172,6 +202,11 @@ pub struct Module {
 impl Module {
     pub fn func(&self, name: &str) -> Option<&Func> {
         self.funcs.iter().find(|f| f.name == name)
+    }
+
+    /// The declaration of a state.
+    pub fn state(&self, name: StateName) -> Option<&StateDecl> {
+        self.states.iter().find(|s| s.name == name)
     }
 
     /// The functions of a kind, in their order.
@@ -216,10 +251,10 @@ impl Func {
     }
 
     pub fn ty(&self, v: Value) -> &Type {
-        &self.values[v.0 as usize].ty
+        &self.values[v].ty
     }
     pub fn name(&self, v: Value) -> &Name {
-        &self.values[v.0 as usize].name
+        &self.values[v].name
     }
 
     /// The scope with this path, made if new.
@@ -227,14 +262,14 @@ impl Func {
         if let Some(&s) = self.scope_ids.get(path) {
             return s;
         }
-        let s = Scope(self.scopes.len() as u32);
         let info = ScopeInfo::new(path);
-        self.scope_ids.insert(info.path.clone(), s);
-        self.scopes.push(info);
+        let path = info.path.clone();
+        let s = self.scopes.push(info);
+        self.scope_ids.insert(path, s);
         s
     }
     pub fn scope_info(&self, s: Scope) -> &ScopeInfo {
-        &self.scopes[s.0 as usize]
+        &self.scopes[s]
     }
 
     /// The stage of the pipeline that a node belongs to.
@@ -250,13 +285,12 @@ impl Func {
     /// A new value; if its name is taken, it gets the first free `.N`.
     pub fn value(&mut self, ty: Type, name: Name) -> Value {
         let name = self.free(name);
-        self.values.push(ValueInfo { ty, name });
-        Value(self.values.len() as u32 - 1)
+        self.values.push(ValueInfo { ty, name })
     }
 
     /// Gives a value another name; if that is taken, the next `.N` of it.
     pub fn rename(&mut self, v: Value, name: Name) {
-        self.values[v.0 as usize].name = self.free(name);
+        self.values[v].name = self.free(name);
     }
 
     /// Makes room for so many more nodes, of one result each.
@@ -280,31 +314,21 @@ impl Func {
         }
     }
 
+    /// An entry for each value, all of them this one.
+    pub fn per_value<T: Clone>(&self, entry: T) -> ValueMap<T> {
+        IndexVec::filled(entry, self.values.len())
+    }
+
+    /// For each value itself.
+    pub fn identity(&self) -> ValueMap<Value> {
+        self.values.ids().collect()
+    }
+
     /// A new argument.
     pub fn arg(&mut self, ty: Type, name: Name, role: Option<Role>) -> Value {
         let value = self.value(ty, name);
         self.args.push(Port { value, role });
         value
-    }
-
-    /// By value: the one whose memory it is; of a view that of its operand.
-    pub fn roots(&self) -> Vec<Value> {
-        let mut roots: Vec<Value> = (0..self.values.len() as u32).map(Value).collect();
-        for n in self.nodes.iter().filter(|n| n.op.def().is_view()) {
-            roots[n.outs[0].0 as usize] = roots[n.ins[0].0 as usize];
-        }
-        roots
-    }
-
-    /// The node that makes each value; `None` for arguments.
-    pub fn makers(&self) -> Vec<Option<u32>> {
-        let mut m = vec![None; self.values.len()];
-        for (i, n) in self.nodes.iter().enumerate() {
-            for o in &n.outs {
-                m[o.0 as usize] = Some(i as u32);
-            }
-        }
-        m
     }
 
     /// Forgets of which types ops make what: on another mesh they make others.
@@ -314,16 +338,16 @@ impl Func {
 
     /// Removes nodes whose results nobody uses; says of each that was there whether it stays.
     pub fn drop_dead(&mut self) -> Vec<bool> {
-        let mut live = vec![false; self.values.len()];
+        let mut live = self.per_value(false);
         for r in &self.results {
-            live[r.value.0 as usize] = true;
+            live[r.value] = true;
         }
         let mut keep = vec![false; self.nodes.len()];
         for (i, n) in self.nodes.iter().enumerate().rev() {
-            if n.outs.iter().any(|o| live[o.0 as usize]) {
+            if n.outs.iter().any(|o| live[o]) {
                 keep[i] = true;
                 for v in &n.ins {
-                    live[v.0 as usize] = true;
+                    live[v] = true;
                 }
             }
         }

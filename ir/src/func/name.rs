@@ -66,6 +66,13 @@ impl std::ops::Add<&str> for Hint {
     }
 }
 
+impl Hint {
+    /// The word, which stays as long as the program runs.
+    pub(super) fn text(self) -> &'static str {
+        self.0.text
+    }
+}
+
 impl std::ops::Deref for Hint {
     type Target = str;
     fn deref(&self) -> &str {

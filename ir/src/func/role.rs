@@ -1,6 +1,6 @@
 //! What arguments and results are to the world outside of their function.
 
-use super::{Fill, Input, Reads, Value};
+use super::{Fill, Input, Reads, StateName, Value};
 use std::cmp::Ordering;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
@@ -14,15 +14,15 @@ pub enum RoleKind {
     /// A stored parameter; its name is the parameter's.
     Param,
     /// A parameter as forward and backward use it: fanned out or gathered.
-    Ready,
+    Unsharded,
     /// The gradient of a parameter, accumulated over microbatches.
     Grad,
     /// The gradient of a parameter from all microbatches, after the first exchange of its sum over ranks.
     GradSum,
     /// A parameter's gradient that this rank of the pipeline has made for the parameter's owner.
     GradFrom(u32),
-    /// What the optimizer keeps of a parameter.
-    State(Slot),
+    /// What is kept from step to step beside a parameter; its name is the parameter's.
+    State(StateName),
     /// Data of a step: `input_ids`, `targets`, `positions`, or columns of the user's.
     Input(Input),
     /// Saved by forward for backward.
@@ -35,7 +35,7 @@ pub enum RoleKind {
     Sum,
     /// How often a router chose each expert, summed over microbatches; its name is that of the
     /// parameter by which the router chooses. No loss.
-    Load,
+    TokensPerExpert,
     /// The cotangent of a sum, of the same name: what one of its terms counts in the loss.
     Scale,
     /// Computed once per step and used by later functions: `inv_tokens`.
@@ -50,43 +50,21 @@ pub enum RoleKind {
     GradShown,
 }
 
-/// What optimizers keep of every parameter.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, PartialOrd, Ord)]
-pub enum Slot {
-    /// The decaying mean of gradients.
-    ExpAvg,
-    /// The decaying mean of their squares.
-    ExpAvgSq,
-}
-
-impl Slot {
-    pub const ALL: [Slot; 2] = [Slot::ExpAvg, Slot::ExpAvgSq];
-
-    /// As PyTorch calls it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Slot::ExpAvg => "exp_avg",
-            Slot::ExpAvgSq => "exp_avg_sq",
-        }
-    }
-}
-
 impl RoleKind {
-    /// All kinds; of those with a number that with 0, of inputs a column.
-    pub const ALL: [RoleKind; 19] = [
+    /// All kinds; of those with a number that with 0, of inputs a column, of states one of any name.
+    pub const ALL: [RoleKind; 18] = [
         RoleKind::Param,
-        RoleKind::Ready,
+        RoleKind::Unsharded,
         RoleKind::Grad,
         RoleKind::GradSum,
         RoleKind::GradFrom(0),
-        RoleKind::State(Slot::ExpAvg),
-        RoleKind::State(Slot::ExpAvgSq),
+        RoleKind::State(StateName::new("state")),
         RoleKind::Input(Input { fill: Fill::Column, batch: true, seq: None, reads: Reads::Usual }),
         RoleKind::Stash,
         RoleKind::Edge,
         RoleKind::Scalar,
         RoleKind::Sum,
-        RoleKind::Load,
+        RoleKind::TokensPerExpert,
         RoleKind::Scale,
         RoleKind::Step,
         RoleKind::Output,
@@ -99,7 +77,7 @@ impl RoleKind {
     pub fn name(self) -> &'static str {
         match self {
             RoleKind::Param => "param",
-            RoleKind::Ready => "ready",
+            RoleKind::Unsharded => "unsharded",
             RoleKind::Grad => "grad",
             RoleKind::GradSum => "grad_sum",
             RoleKind::GradFrom(_) => "grad_from",
@@ -109,7 +87,7 @@ impl RoleKind {
             RoleKind::Edge => "edge",
             RoleKind::Scalar => "scalar",
             RoleKind::Sum => "sum",
-            RoleKind::Load => "load",
+            RoleKind::TokensPerExpert => "tokens_per_expert",
             RoleKind::Scale => "scale",
             RoleKind::Step => "step",
             RoleKind::Output => "output",
@@ -129,7 +107,7 @@ impl RoleKind {
 
     /// True for what microbatches add to.
     pub fn is_summed(self) -> bool {
-        matches!(self, RoleKind::Sum | RoleKind::Load | RoleKind::Grad)
+        matches!(self, RoleKind::Sum | RoleKind::TokensPerExpert | RoleKind::Grad)
     }
 
     /// True for what a step shows to the user.
@@ -150,7 +128,7 @@ impl std::fmt::Display for RoleKind {
         f.write_str(self.name())?;
         match self {
             RoleKind::GradFrom(rank) => write!(f, "[{rank}]"),
-            RoleKind::State(slot) => write!(f, "[{}]", slot.name()),
+            RoleKind::State(name) => write!(f, "[{name}]"),
             _plain => Ok(()),
         }
     }

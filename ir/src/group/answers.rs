@@ -128,7 +128,7 @@ impl Roles<'_> {
             }
         };
         let mut all = |a: &[Value], b: &[Value]| a.iter().zip(b).all(|(&a, &b)| meet(a, b));
-        let over = |v: &Value| self.over[v.0 as usize].or_else(|| self.first_term(*v));
+        let over = |v: &Value| self.over[v];
         // What they read follows from their nodes.
         a.iter().zip(b).all(|(a, b)| {
             all(&a.ins, &b.ins)

@@ -7,14 +7,14 @@ mod space;
 pub use space::{Axes, IterationSpace, Loops, rule_of};
 
 use crate::alike::Alike;
-use crate::func::{Func, FusedWithNext, Node, Port, Role, Value};
+use crate::func::{Func, FusedWithNext, Node, Port, Role, Value, ValueMap};
 use crate::maps::{HashMap, HashSet};
 use crate::ops::{FusionClass, Op, Sends};
 use crate::rule::{Rule, has_letter};
 use crate::types::DType;
 use answers::Answer;
 use smallvec::SmallVec;
-use std::cell::{OnceCell, RefCell};
+use std::cell::RefCell;
 use std::mem::discriminant;
 use std::ops::Range;
 
@@ -36,9 +36,7 @@ pub struct Launch {
 pub struct Roles<'a> {
     f: &'a Func,
     /// By value: the argument over which it is written, whose role it has as a result, or a sum of it over ranks.
-    over: Vec<Option<Value>>,
-    /// As [`Func::sums_in_place`] says.
-    sums: OnceCell<Vec<Option<Value>>>,
+    over: ValueMap<Option<Value>>,
     /// What was asked of launches.
     answers: RefCell<Alike<Answer>>,
 }
@@ -53,34 +51,25 @@ impl<'a> Roles<'a> {
         let args = f.args.iter().filter_map(of_role);
         let args = args.filter(|a| kinds.contains(&discriminant(&a.0.kind)));
         let args: HashMap<&Role, Value> = args.collect();
-        let mut over = vec![None; f.values.len()];
+        let mut over = f.per_value(None);
         for (role, v) in results.filter(|_| !args.is_empty()) {
-            over[v.0 as usize] = args.get(role).copied().or(over[v.0 as usize]);
+            over[v] = args.get(role).copied().or(over[v]);
         }
-        f.grad_totals().iter().for_each(|g| over[g.total.0 as usize] = Some(g.before));
-        Roles { f, over, sums: OnceCell::new(), answers: RefCell::default() }
+        f.grad_totals().iter().for_each(|g| over[g.total] = Some(g.before));
+        Roles { f, over, answers: RefCell::default() }
     }
 
-    /// True if these are a matrix product, or what is put into rows, and the sum of a tensor and this, which is
-    /// written over this tensor: an argument, or what nothing else reads.
+    /// True if these are a matrix product, or what is put into rows, and what adds this to a tensor in place.
     pub fn accumulates(&self, made: &Node, sum: &Node) -> bool {
         let (&[first, second], term) = (&sum.ins[..], made.outs[0]) else { return false };
         let ty = |v| self.f.ty(v).dtype;
         (made.op.is_matrix_product() || made.op.adds_to_rows())
-            && sum.op.is_plain_sum()
+            && sum.op.accumulates()
             && second == term
-            && first != term
             && made.ins[0] != made.ins[1]
             && !made.ins.contains(&first)
             // Of 16 bits, the product would be rounded before it is added.
             && [ty(first), ty(term)] == [DType::F32; 2]
-            && (self.over[sum.outs[0].0 as usize] == Some(first)
-                || self.first_term(sum.outs[0]) == Some(first))
-    }
-
-    /// What a sum is written over because nothing else reads it.
-    fn first_term(&self, sum: Value) -> Option<Value> {
-        self.sums.get_or_init(|| self.f.sums_in_place())[sum.0 as usize]
     }
 
     /// The loops of a matrix product and of its epilogue: the first node is the product, the others compute
@@ -113,7 +102,7 @@ impl<'a> Roles<'a> {
             return None;
         }
         // The argument may be what the product still reads.
-        if made.any(|v| self.over[v.0 as usize].is_some()) {
+        if made.any(|v| self.over[v].is_some()) {
             return None;
         }
         // By loop: which operands of the product have it.
@@ -135,24 +124,24 @@ impl<'a> Roles<'a> {
 pub struct HorizontalFusion<'a> {
     roles: Roles<'a>,
     /// By value: the one whose memory it is.
-    root: Vec<Value>,
+    root: ValueMap<Value>,
     /// By root of a result: the argument of its role, over which it is written.
-    over: Vec<Option<Value>>,
+    over: ValueMap<Option<Value>>,
     /// By root: whether these kernels write and read it, which it has the number of these kernels for.
-    written: Vec<u32>,
-    read: Vec<u32>,
+    written: ValueMap<u32>,
+    read: ValueMap<u32>,
     number: u32,
 }
 
 impl<'a> HorizontalFusion<'a> {
     pub fn of(f: &'a Func) -> HorizontalFusion<'a> {
         let (roles, root) = (Roles::of(f), f.roots());
-        let mut over = vec![None; f.values.len()];
-        for v in f.results.iter().map(|r| r.value.0 as usize) {
-            let own = &mut over[root[v].0 as usize];
+        let mut over = f.per_value(None);
+        for v in f.results.iter().map(|r| r.value) {
+            let own = &mut over[root[v]];
             *own = roles.over[v].or(*own);
         }
-        let [written, read] = [(); 2].map(|()| vec![0; f.values.len()]);
+        let [written, read] = [(); 2].map(|()| f.per_value(0));
         HorizontalFusion { roles, root, over, written, read, number: 1 }
     }
 
@@ -165,9 +154,9 @@ impl<'a> HorizontalFusion<'a> {
             |a: &Answer| matches!(a.kernel(&self.roles), Some(KernelKind::Rows(_)));
         let over_rows = self.roles.answer(x, kernel_is_rows);
         let (root, over, number) = (&self.root, &self.over, self.number);
-        let reads = || x.ins.iter().map(|v| root[v.0 as usize].0 as usize);
-        let made = || nodes.iter().flat_map(|n| &n.outs).map(|v| root[v.0 as usize].0 as usize);
-        let writes = || made().flat_map(|v| [Some(v), over[v].map(|o| o.0 as usize)]).flatten();
+        let reads = || x.ins.iter().map(|v| root[v]);
+        let made = || nodes.iter().flat_map(|n| &n.outs).map(|v| root[v]);
+        let writes = || made().flat_map(|v| [Some(v), over[v]]).flatten();
         let apart = !reads().any(|v| self.written[v] == number)
             && !writes().any(|v| self.read[v] == number);
         if over_rows && apart {
@@ -349,12 +338,12 @@ pub fn is_same(op: &Op) -> bool {
 /// The launches of a function, in order.
 pub fn launches(f: &Func) -> Vec<Launch> {
     // One past the last node that reads a value; one past all nodes if it is a result.
-    let mut until = vec![0; f.values.len()];
+    let mut until = f.per_value(0);
     for (i, n) in f.nodes.iter().enumerate() {
-        n.ins.iter().for_each(|v| until[v.0 as usize] = i + 1);
+        n.ins.iter().for_each(|v| until[v] = i + 1);
     }
-    f.results.iter().for_each(|r| until[r.value.0 as usize] = f.nodes.len() + 1);
-    let mut found = Found { f, makers: f.makers(), until, named: vec![0; f.values.len()] };
+    f.results.iter().for_each(|r| until[r.value] = f.nodes.len() + 1);
+    let mut found = Found { f, makers: f.makers(), until, named: f.per_value(0) };
     let last = |n: &&Node| n.fused == FusedWithNext::No;
     let mut out = Vec::with_capacity(f.nodes.iter().filter(last).count() + 1);
     let mut start = 0;
@@ -370,10 +359,10 @@ pub fn launches(f: &Func) -> Vec<Launch> {
 /// What is known of values while launches are found, each by its nodes.
 struct Found<'a> {
     f: &'a Func,
-    makers: Vec<Option<u32>>,
-    until: Vec<usize>,
+    makers: ValueMap<Option<u32>>,
+    until: ValueMap<usize>,
     /// The end of the last launch of several nodes that names it as what it reads or writes.
-    named: Vec<usize>,
+    named: ValueMap<usize>,
 }
 
 impl Found<'_> {
@@ -383,12 +372,11 @@ impl Found<'_> {
             return Launch { nodes, ins: reads(group), outs: Values::from_slice(&n.outs) };
         }
         let maker = |v: Value| {
-            let own = self.makers[v.0 as usize].map(|m| m as usize);
+            let own = self.makers[v].map(|m| m as usize);
             own.filter(|m| nodes.contains(m)).map(|m| &self.f.nodes[m])
         };
         let named = &mut self.named;
-        let mut is_new =
-            |v: Value| std::mem::replace(&mut named[v.0 as usize], nodes.end) != nodes.end;
+        let mut is_new = |v: Value| std::mem::replace(&mut named[v], nodes.end) != nodes.end;
         let (mut ins, mut outs) = (Values::new(), Values::new());
         for (j, n) in group.iter().enumerate() {
             for &v in &n.ins {
@@ -399,7 +387,7 @@ impl Found<'_> {
             // A kernel of one node writes all of its results.
             let begins = j == 0 || group[j - 1].fused == FusedWithNext::Launch;
             let alone = begins && (n.fused == FusedWithNext::Launch || j + 1 == group.len());
-            for &v in n.outs.iter().filter(|v| alone || self.until[v.0 as usize] > nodes.end) {
+            for &v in n.outs.iter().filter(|&v| alone || self.until[v] > nodes.end) {
                 // What looks like a value is where the value is.
                 let mut root = v;
                 while let Some(n) = maker(root).filter(|n| is_same(&n.op)) {

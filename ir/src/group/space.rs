@@ -107,7 +107,7 @@ impl Loops {
             s.rows = kept;
             return match fusion {
                 FusionClass::Each | FusionClass::Fold => Some(s),
-                FusionClass::Take | FusionClass::Put => None,
+                FusionClass::Take | FusionClass::IndexAdd => None,
             };
         }
         let made = nodes.iter().flat_map(|x| &x.0.outs);
@@ -118,7 +118,7 @@ impl Loops {
         let whole = s.loops.all().find(|a| a.len() == count)?.clone();
         let mut rows = count;
         // What is put into a row is one element of it, so it has the rows, as results of them have.
-        let put = nodes.iter().filter(|x| x.1 == FusionClass::Put);
+        let put = nodes.iter().filter(|x| x.1 == FusionClass::IndexAdd);
         for v in made.chain(put.map(|x| &x.0.ins[0])) {
             let a = s.axes(*v)?;
             if a.len() < whole.len() {
@@ -174,7 +174,7 @@ impl IterationSpace {
                     && whole(n.ins[0])
                     && nodes.iter().any(|x| x.0.outs.contains(&n.ins[0]))
             }
-            FusionClass::Put => {
+            FusionClass::IndexAdd => {
                 self.cols.len() == 1
                     && is(n.ins[0], &self.rows)
                     && is(n.ins[1], &self.rows)

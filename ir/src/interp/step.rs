@@ -47,11 +47,11 @@ fn key(
         RoleKind::Stash | RoleKind::Edge | RoleKind::GradFrom(_) => {
             Some((stage, role.clone(), microbatch))
         }
-        RoleKind::Ready
+        RoleKind::Unsharded
         | RoleKind::Grad
         | RoleKind::GradSum
         | RoleKind::Sum
-        | RoleKind::Load
+        | RoleKind::TokensPerExpert
         | RoleKind::Scale
         | RoleKind::Step
         | RoleKind::Output

@@ -34,7 +34,7 @@ impl Kernel {
                 k.reads.iter().chain(&k.writes).for_each(|x| k.product.reach_result(x, &mut see));
             }
             Kernel::Take(k) => k.reach(true, &mut see),
-            Kernel::Put { pick, clear } => {
+            Kernel::IndexAdd { pick, clear } => {
                 pick.reach(false, &mut see);
                 clear.iter().for_each(|c| see(&c.view, &[&c.extents]));
             }
@@ -76,7 +76,9 @@ impl Kernel {
             }
             Kernel::TopK(k) => k.reach(&mut see),
             Kernel::Route(k) => k.reach(&mut see),
-            Kernel::Dispatch(k) | Kernel::Combine(k) | Kernel::RowDots(k) => k.reach(&mut see),
+            Kernel::Dispatch(k) | Kernel::Unpermute(k) | Kernel::CombineGatesGrad(k) => {
+                k.reach(&mut see)
+            }
             Kernel::Grouped(k) => k.reach(&mut see),
             Kernel::Collective(c) => {
                 c.exchange.blocks().for_each(|b| see(&b.view, &[&b.extents]));

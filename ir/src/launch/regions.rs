@@ -95,6 +95,10 @@ fn parts(range: Range<usize>, pack: usize) -> impl Iterator<Item = (usize, Range
     all.into_iter().filter(|(_, part)| !part.is_empty())
 }
 
+/// The entry points: of [`copy`], and of [`fold`].
+pub const COPY: &str = "copy_region";
+pub const FOLD: &str = "fold_regions";
+
 /// Launches of an entry point for the elements of a range: `words` are its own parameters, `regions` what follows.
 fn launches(
     source: &Arc<Source>,
@@ -120,7 +124,7 @@ fn launches(
 /// Writes elements of a range of `from` over those of `to`; between f32 and 16 bits they are converted.
 /// Both have at most [`LOOPS`] loops.
 pub fn copy(source: &Arc<Source>, from: &Region, to: &Region, range: Range<usize>) -> Vec<Launch> {
-    launches(source, "copy_region", range, &[], &[from, to], 0)
+    launches(source, COPY, range, &[], &[from, to], 0)
 }
 
 /// Writes what folding elements of a range of all parts, at most [`PARTS`], from the left gives to `to`, which may
@@ -140,7 +144,7 @@ pub fn fold(
     let regions: Vec<&Region> = std::iter::once(to).chain(parts).collect();
     // Parts that are not there are parameters too.
     let padding = (PARTS - parts.len()) * (2 + 2 * LOOPS);
-    launches(source, "fold_regions", range, &[how, parts.len() as i64], &regions, padding)
+    launches(source, FOLD, range, &[how, parts.len() as i64], &regions, padding)
 }
 
 #[cfg(test)]

@@ -13,6 +13,9 @@ op! {
              "adamw[0.9; beta2=0.999; eps=1e-8; decay=0.01] f32[3,4], f32[3,4], f32[3,4], f32[3,4], f32[], f32[], f32[], f32[]"] positive ["exp_avg_sq", "lr", "step", "g_scale"]
 }
 
+/// The decaying means of gradients and of their squares, as torch calls them.
+const STATES: [StateName; 2] = [StateName::new("exp_avg"), StateName::new("exp_avg_sq")];
+
 impl OpDef for AdamW {
     fn accepts(&self, ins: &[&Type]) -> Result<(), String> {
         floats(ins, ins.len().clamp(7, 8))?;
@@ -36,6 +39,9 @@ impl OpDef for AdamW {
     }
     fn in_place(&self, result: usize) -> Option<usize> {
         [Some(0), Some(2), Some(3)][result]
+    }
+    fn states(&self) -> &'static [StateName] {
+        &STATES
     }
     fn grad(&self, _: &mut Builder, ins: &[Value], _: &[Value], _: &[Option<Value>]) -> Grads {
         smallvec::smallvec![None; ins.len()]

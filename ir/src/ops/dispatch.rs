@@ -1,4 +1,4 @@
-//! `dispatch`: copies of tokens into the buffers of experts; the mirror of `combine`.
+//! `dispatch`: copies of tokens into the buffers of experts; the mirror of `unpermute`.
 
 use super::*;
 use crate::attr::Sizes;
@@ -68,8 +68,10 @@ impl OpDef for Dispatch {
     }
     fn grad(&self, b: &mut Builder, ins: &[Value], _: &[Value], d: &[Option<Value>]) -> Grads {
         let Some(d) = d[0] else { return smallvec::smallvec![None; 3] };
-        let x = b.wants(ins[0]).then(|| b.push("dispatch_grad", Combine {}, &[d, ins[1], ins[2]]));
-        let gates = b.wants(ins[2]).then(|| b.push("gates", RowDots {}, &[d, ins[1], ins[0]]));
+        let x =
+            b.wants(ins[0]).then(|| b.push("dispatch_grad", Unpermute {}, &[d, ins[1], ins[2]]));
+        let gates =
+            b.wants(ins[2]).then(|| b.push("gates", CombineGatesGrad {}, &[d, ins[1], ins[0]]));
         smallvec::smallvec![x, None, gates]
     }
     fn eval(&self, cx: &EvalCx, ins: &[&Tensor]) -> Vec<Tensor> {

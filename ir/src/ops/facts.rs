@@ -77,7 +77,7 @@ pub enum FusionClass {
     /// The element of a row that an index names.
     Take,
     /// An element at the place of a row that an index names, among zeros.
-    Put,
+    IndexAdd,
 }
 
 /// What an op wants of its float operands where parameters are bf16.
@@ -122,7 +122,7 @@ pub enum Mixing<'a> {
     /// Multiplies rows by the weights of their experts.
     Product,
     /// Sums the rows of a token.
-    Combine,
+    Unpermute,
 }
 
 impl Op {
@@ -131,8 +131,8 @@ impl Op {
         match self {
             Op::Route(route) => Some(Mixing::Route(route)),
             Op::Dispatch(_) => Some(Mixing::Dispatch),
-            Op::GroupedDot(_) => Some(Mixing::Product),
-            Op::Combine(_) => Some(Mixing::Combine),
+            Op::GroupedDot(_) | Op::GroupedDotT(_) => Some(Mixing::Product),
+            Op::Unpermute(_) => Some(Mixing::Unpermute),
             _elsewhere => None,
         }
     }
@@ -147,13 +147,21 @@ impl Op {
     pub fn is_matrix_product(&self) -> bool {
         self.facts().is_matrix_product()
     }
+    /// True for a sum that is written over its first operand.
+    pub fn accumulates(&self) -> bool {
+        matches!(self, Op::Accumulate(_))
+    }
+    /// True for a sum, in place or not.
+    pub fn is_sum(&self) -> bool {
+        self.accumulates() || matches!(self, Op::Add(_))
+    }
     /// True for a sum of operands of the same dims.
     pub fn is_plain_sum(&self) -> bool {
         matches!(self, Op::Add(add) if add.rule == Broadcast::SAME)
     }
     /// True for what adds rows to each other by index, as the gradient of looking them up does.
     pub fn adds_to_rows(&self) -> bool {
-        matches!(self, Op::Put(put) if put.adds())
+        matches!(self, Op::IndexAdd(put) if put.adds())
     }
     /// True for products and attention, beside which all other work of a rank is small.
     pub fn is_heavy(&self) -> bool {

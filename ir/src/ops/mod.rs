@@ -11,7 +11,7 @@ pub use mask::Mask;
 
 use crate::attr::{AttrCx, AttrError, AttrReader, AttrWriter};
 use crate::builder::Builder;
-use crate::func::Value;
+use crate::func::{StateName, Value};
 use crate::infer::{self, Linear, Query, TypeError};
 use crate::kernel::{Binary, Body, Results, Scalar, Unary};
 use crate::mesh::{AtomSet, Mesh};
@@ -183,6 +183,11 @@ pub trait OpDef {
     fn in_place(&self, _result: usize) -> Option<usize> {
         None
     }
+    /// What an optimizer keeps of a parameter from step to step, in f32 and 0 at first: operands and results of the
+    /// parameter's shape, in this order behind the gradient and the new parameter.
+    fn states(&self) -> &'static [StateName] {
+        &[]
+    }
     /// Makes random operands of a sample fit each other, where some follow from others.
     fn settle(&self, _types: &[Type], _drawn: &mut [Tensor]) {}
     /// Scratch memory of one rank, in bytes, beyond operands and results.
@@ -191,13 +196,14 @@ pub trait OpDef {
     }
 }
 
+pub mod accumulate;
 pub mod adamw;
 pub mod add;
 pub mod at_least;
 pub mod attention;
 pub mod attention_grad;
 pub mod cast;
-pub mod combine;
+pub mod combine_gates_grad;
 pub mod concat;
 pub mod cumsum;
 pub mod dispatch;
@@ -209,6 +215,7 @@ pub mod fill;
 pub mod grouped_dot;
 pub mod grouped_dot_t;
 pub mod grouped_outer;
+pub mod index_add;
 mod kept;
 pub mod layout;
 pub mod literal;
@@ -216,13 +223,12 @@ mod mask;
 pub mod merge_attention;
 pub mod mul;
 pub mod narrow;
+pub mod pad;
 pub mod pairs;
-pub mod put;
 pub mod reduction;
 pub mod reshape;
 pub mod rope;
 pub mod route;
-pub mod row_dots;
 pub mod select;
 pub mod sgd;
 pub mod stop_gradient;
@@ -231,7 +237,7 @@ pub mod take;
 pub mod top_k;
 pub mod transpose;
 pub mod unary;
-pub mod widen;
+pub mod unpermute;
 
 macro_rules! ops {
     ($($module:ident :: $op:ident),* $(,)?) => {
@@ -284,25 +290,28 @@ macro_rules! ops {
     };
 }
 
-ops! {
-    add::Add, sub::Sub, mul::Mul, div::Div, unary::Scale, unary::Shift,
+/// Hands all ops, as `module::Op`, to the macro of this name: what must be said of each is asked for so.
+#[macro_export]
+macro_rules! for_each_op { ($then:ident) => { $then! {
+    add::Add, accumulate::Accumulate, sub::Sub, mul::Mul, div::Div, unary::Scale, unary::Shift,
     unary::Exp, unary::Log, unary::Sqrt, unary::Rsqrt, unary::Tanh, unary::Logistic, unary::Silu,
     unary::Gelu, unary::Sin, unary::Cos, unary::Abs, unary::Sign, unary::Clamp,
-    unary::Erf, unary::Pow, unary::Softplus, unary::Round, pairs::Max, pairs::Min, pairs::Less, pairs::Equal,
+    unary::Erf, unary::Pow, unary::Softplus, unary::Log1p, unary::Round, pairs::Max, pairs::Min, pairs::Less, pairs::Equal,
     select::Select,
     at_least::AtLeast, cast::Cast, stop_gradient::StopGradient, literal::Literal, fill::Fill, draw::Draw,
     reshape::Reshape, transpose::Transpose, expand::Expand,
-    reduction::ReduceSum, reduction::ReduceMax, reduction::ReduceMin, cumsum::Cumsum, dot::Dot, take::Take, put::Put,
-    concat::Concat, narrow::Narrow, widen::Widen,
+    reduction::ReduceSum, reduction::ReduceMax, reduction::ReduceMin, cumsum::Cumsum, dot::Dot, take::Take, index_add::IndexAdd,
+    concat::Concat, narrow::Narrow, pad::Pad,
     rope::Rope, attention::Attention, attention_grad::AttentionGrad, merge_attention::MergeAttention,
-    top_k::TopK, route::Route, dispatch::Dispatch, combine::Combine, row_dots::RowDots,
+    top_k::TopK, route::Route, dispatch::Dispatch, unpermute::Unpermute, combine_gates_grad::CombineGatesGrad,
     grouped_dot::GroupedDot, grouped_dot_t::GroupedDotT, grouped_outer::GroupedOuter,
     adamw::AdamW, sgd::Sgd,
     layout::FanOut, layout::AllReduce, layout::AllGather, layout::ReduceScatter,
-    layout::Broadcast, layout::Reduce, layout::Slice, layout::Place, layout::AllToAll,
+    layout::Broadcast, layout::Reduce, layout::Slice, layout::PadToPartial, layout::AllToAll,
     layout::Exchange, layout::AllToAllV, layout::Permute, layout::ToPartial, layout::ToVarying, layout::FromVarying,
-    layout::Piece,
-}
+    layout::RingShard,
+} } }
+for_each_op!(ops);
 
 impl Op {
     /// Result types after all checks: operand count, ranks, element types, rule.

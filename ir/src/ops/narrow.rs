@@ -1,4 +1,4 @@
-//! `narrow`: elements of a dim at equal distances; the mirror of `widen`.
+//! `narrow`: elements of a dim at equal distances; the mirror of `pad`.
 
 use super::*;
 use crate::attr::{Along, Sizes, Step};
@@ -76,7 +76,7 @@ impl OpDef for Narrow {
     fn grad(&self, b: &mut Builder, ins: &[Value], _: &[Value], d: &[Option<Value>]) -> Grads {
         let t = b.ty(ins[0]);
         let size = t.dims[self.dim.of(t.rank()).expect("accepted")].size;
-        let widen = Widen { dim: self.dim, step: self.step, ..Widen::new(self.start as i64, size) };
+        let widen = Pad { dim: self.dim, step: self.step, ..Pad::new(self.start as i64, size) };
         grads_of(d, |d| b.push("narrow_grad", widen, &[d]))
     }
     fn eval(&self, cx: &EvalCx, ins: &[&Tensor]) -> Vec<Tensor> {

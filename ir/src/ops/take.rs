@@ -84,7 +84,7 @@ impl OpDef for Take {
         let sizes = Sizes(smallvec::smallvec![(letter, like.dims[dim].size)]);
         let padding = self.padding.of_gradient();
         smallvec::smallvec![
-            Some(b.push_as("take_grad", Put { rule, sizes, padding }, &[d, ins[1]], &like)),
+            Some(b.push_as("take_grad", IndexAdd { rule, sizes, padding }, &[d, ins[1]], &like)),
             None
         ]
     }

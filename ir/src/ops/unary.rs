@@ -334,6 +334,16 @@ unary! {
         Some(b.push("softplus_grad", Mul::same(), &[d, s]))
     };
 
+    /// log(1 + x), accurate near 0, element by element.
+    Log1p = "log1p" {} Elementwise, Wide, Flows, NO,
+    samples ["log1p f32[3,4]"] positive ["x"]
+    |_, x| x.ln_1p();
+    |_, b, x| b.unary(Unary::Log1P, x);
+    |_, b, x, _, d| {
+        let more = b.push("more", Shift { by: 1.0 }, &[x]);
+        Some(b.push("log1p_grad", Div::same(), &[d, more]))
+    };
+
     /// Rounding to an integer, element by element: down (`floor`), up (`ceil`), or to nearest, ties to even
     /// (`even`); no gradient flows through it.
     Round = "round" { to: Rounding } Elementwise, Same, Stops, NO,

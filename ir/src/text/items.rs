@@ -6,9 +6,9 @@ use super::near::nearest;
 use super::parse::Parser;
 use crate::attr::{MAX_SIZE, TWICE, read_atoms};
 use crate::diag::Diag;
-use crate::func::{AnnotatedDim, Annotation, Fill, Input, Reads, Role, RoleKind, Slot};
+use crate::func::{AnnotatedDim, Annotation, Fill, Input, Reads, Role, RoleKind};
 use crate::mesh::Mesh;
-use crate::types::{AtomList, DType, Dim, MAX_ELEMENTS, Type};
+use crate::types::{AtomList, Dim, MAX_ELEMENTS, Type};
 use smallvec::SmallVec;
 
 /// Most dims of a value: rules stand for so many with `..`.
@@ -44,13 +44,7 @@ impl Parser<'_> {
 
     pub fn ty(&mut self) -> Res<Type> {
         let at = self.c.at;
-        let word = self.c.word();
-        let Some(dtype) = DType::ALL.into_iter().find(|d| d.name() == word) else {
-            self.c.at = at;
-            let help = "for example `f32[4,16]`; the element types are f32, bf16, f16 and i32";
-            return Err(self.c.needs("a type").help(help));
-        };
-        let mut t = Type::new(dtype, &[]);
+        let mut t = Type::new(self.dtype()?, &[]);
         let mut elements = 1usize;
         self.c.must("[")?;
         self.c.spaces();
@@ -130,8 +124,7 @@ impl Parser<'_> {
         if word.is_empty() {
             return Ok(None);
         }
-        let mut known = RoleKind::ALL.map(RoleKind::name).to_vec();
-        known.dedup();
+        let known = RoleKind::ALL.map(RoleKind::name);
         let Some(kind) = RoleKind::ALL.into_iter().find(|k| k.name() == word) else {
             let f = Fail::new("syntax", at, word.len(), format!("`{word}` is not a role"));
             let near = meant(&nearest(word, known.iter().copied()));
@@ -144,7 +137,12 @@ impl Parser<'_> {
                 self.c.must("]")?;
                 RoleKind::GradFrom(rank)
             }
-            RoleKind::State(_) => RoleKind::State(self.slot()?),
+            RoleKind::State(_) => {
+                self.c.must("[")?;
+                let state = self.state_name()?;
+                self.c.must("]")?;
+                RoleKind::State(state)
+            }
             RoleKind::Input(_) => {
                 let own = if self.c.eat("[") { Some(self.input()?) } else { None };
                 self.c.spaces();
@@ -172,11 +170,13 @@ impl Parser<'_> {
         };
         let mut own = Input { fill, batch: false, seq: None, reads: Reads::Usual };
         while !self.c.eat("]") {
+            if own.reads != Reads::Usual {
+                return Err(self.c.needs("`]`"));
+            }
             self.c.must(",")?;
             self.c.spaces();
             let at = self.c.at;
             match self.c.word() {
-                _ if own.reads != Reads::Usual => return Err(self.c.needs("`]`")),
                 "batch" if !own.batch && own.seq.is_none() => own.batch = true,
                 "seq" if own.seq.is_none() => {
                     self.c.must("=")?;
@@ -198,21 +198,6 @@ impl Parser<'_> {
             }
         }
         Ok(own)
-    }
-
-    /// What an optimizer keeps: `[exp_avg]`.
-    fn slot(&mut self) -> Res<Slot> {
-        self.c.must("[")?;
-        let at = self.c.at;
-        let word = self.c.word();
-        let Some(slot) = Slot::ALL.into_iter().find(|s| s.name() == word) else {
-            let m = format!("`{word}` is not optimizer state");
-            let known = Slot::ALL.map(Slot::name).join(", ");
-            return Err(Fail::new("syntax", at, word.len(), m)
-                .help(format!("write one of {known}, as in `state[exp_avg] \"w\"`")));
-        };
-        self.c.must("]")?;
-        Ok(slot)
     }
 
     /// What somebody asked of a sharding, if it stands here: `@(dp,?,-,tp?)p1`.

@@ -3,11 +3,13 @@
 //!
 //! ```text
 //! weight := "[" { "ones" | "zeros" | "normal=" deviation | "tp_dim=" dim | "experts=" count
-//!                 | "tensor=" "\"" name "\"" | "part=" dim ":" start ":" size of the dim ";" } "]"
+//!                 | "tensor=" "\"" name "\""
+//!                 | "part=" dim ":" start ":" size of the dim [ ":" step ] ";" } "]"
 //! ```
 //!
 //! `[normal=0.02]` is a parameter of which nothing is known but how it begins: all of the tensor of
-//! its own name. With `experts` it is a stack of tensors whose name has a `*` for their number.
+//! its own name. With `experts` it is a stack of tensors whose name has a `*` for their number, or
+//! one tensor.
 
 use super::cursor::{Fail, Res};
 use super::parse::Parser;
@@ -53,7 +55,8 @@ impl<'a> Marks<'a> {
         };
         // What follows from the rest.
         debug_assert_eq!(*matrix, shape.len() > 1, "{param}");
-        debug_assert_eq!(*tensor_shape, stored_shape(shape, *experts, *part, tensor_shape));
+        let stacked = self.weights[&v].is_stacked();
+        debug_assert_eq!(*tensor_shape, stored_shape(shape, stacked, *part, tensor_shape));
         out.push_str(" [");
         let _ = match init {
             Init::Ones => write!(out, "ones"),
@@ -68,13 +71,16 @@ impl<'a> Marks<'a> {
         }
         if tensor != param {
             out.push_str("; tensor=");
-            match experts {
-                None => write_quoted(tensor, out),
-                Some(_) => write_quoted(&tensor.replacen("{}", "*", 1), out),
+            match stacked {
+                false => write_quoted(tensor, out),
+                true => write_quoted(&tensor.replacen("{}", "*", 1), out),
             }
         }
         if let Some(p) = part {
             let _ = write!(out, "; part={}:{}:{}", p.dim, p.start, tensor_shape[p.dim]);
+            if p.step != 1 {
+                let _ = write!(out, ":{}", p.step);
+            }
         }
         out.push(']');
     }
@@ -95,11 +101,11 @@ fn is_param(role: &Option<Role>) -> bool {
 /// The shape of the checkpoint's tensor that a parameter of this shape is, or is a part of.
 fn stored_shape(
     shape: &[usize],
-    experts: Option<usize>,
+    stacked: bool,
     part: Option<TensorSlice>,
     total: &[usize],
 ) -> Vec<usize> {
-    let mut all = shape[usize::from(experts.is_some())..].to_vec();
+    let mut all = shape[usize::from(stacked)..].to_vec();
     if let Some(p) = part {
         all[p.dim] = total[p.dim];
     }
@@ -205,7 +211,8 @@ impl Parser<'_> {
                     return Err(Fail::new("attribute", at, self.c.at - at, m)
                         .help("`part=DIM:START:SIZE` cuts a dim that there is"));
                 };
-                w.part = Some(TensorSlice { dim, start, len });
+                let step = if self.c.eat(":") { self.number(MAX_SIZE)? } else { 1 };
+                w.part = Some(TensorSlice { dim, start, len, step });
                 w.tensor_shape[dim] = size;
             }
             _ => {
@@ -252,24 +259,26 @@ impl Parser<'_> {
 fn check(w: &mut Weight) -> Result<(), String> {
     let rank = w.shape.len();
     if let Some(n) = w.experts {
-        if w.part.is_some() {
-            return Err("a stack of experts is not part of a tensor".into());
-        }
         if w.shape.first() != Some(&n) {
             return Err(format!("experts={n} is not the size of its dim 0"));
         }
-        if w.tensor.matches('*').count() != 1 || w.tensor.contains("{}") {
-            let tensor = &w.tensor;
+        let (tensor, places) = (&w.tensor, w.tensor.matches('*').count());
+        if places > 1 || tensor.contains("{}") {
             return Err(format!(
                 "the name of the tensors, \"{tensor}\", needs one `*` for the number"
             ));
         }
-        w.tensor = w.tensor.replacen('*', "{}", 1);
-        w.tensor_shape.remove(0);
+        if places == 1 && w.part.is_some() {
+            return Err("a stack of experts is not part of a tensor".into());
+        }
+        if places == 1 {
+            w.tensor = w.tensor.replacen('*', "{}", 1);
+            w.tensor_shape.remove(0);
+        }
     }
     if let Some(p) = w.part {
         let size = w.tensor_shape[p.dim];
-        if p.start.checked_add(p.len).is_none_or(|end| end > size) {
+        if p.place(&(0..p.len)).is_none_or(|at| at.end > size) {
             return Err(format!("{} elements from {} on are not among {size}", p.len, p.start));
         }
     }

@@ -1,13 +1,14 @@
 //! The text of the IR: the debugger, the test format and the documentation at once.
 //!
 //! ```text
-//! module  := "mesh" "[" { axis "=" size "," } "]" [ "phase" name ] { layout } { func }
+//! module  := "mesh" "[" { axis "=" size "," } "]" [ "phase" name ] { state } { layout } { func }
+//! state   := "state" name ":" dtype "of" ( "param" | "run" ) "=" ( number | "file" )
 //! layout  := "layout" "\"" name "\"" "%" name "in" "\"" path "\"" ":" type "once" number "back" number
 //!            [ "frozen" ] "{" { op [ "[" attributes "]" ] ":" type } "}"
 //! func    := "func" "@" name "(" { "%" name ":" type [ role [ weight ] ] [ asked ] "," } ")"
 //!            "->" results "{" { line } [ return ] "}"
 //! results := type | "(" { [ "%" name ":" ] type [ role ] "," } ")"   // named: no return
-//! role    := kind [ "[" slot | number "]" ] "\"" name "\""   // state[exp_avg], grad_from[1]
+//! role    := kind [ "[" name | number "]" ] "\"" name "\""   // state[exp_avg], grad_from[1]
 //! line    := path [ "stage" number ] [ "forward" | "backward" | "weight" ] ":"
 //!          | { "%" name "," } "=" op [ "[" attributes "]" ] { "%" name "," }
 //!            ":" { type [ asked ] [ "residual=" dim ] "," } [ "//" note ]
@@ -55,8 +56,10 @@ mod params;
 mod parse;
 mod place;
 mod print;
+mod states;
 mod types;
 mod unknown;
+pub mod update;
 
 pub use expand::{Expanded, MAX_BYTES, MAX_COUNT, MAX_LINES, expand};
 pub(crate) use items::MAX_DIMS;

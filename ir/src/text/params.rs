@@ -57,9 +57,9 @@ pub fn says_phase(text: &str) -> bool {
     head.into_iter().any(|l| l.starts_with("phase "))
 }
 
-/// The phase of a text that does not say: programs of a plan have an `@enter`.
+/// The phase of a text that does not say: programs of a plan have an `@step_prologue`.
 pub(super) fn unsaid(funcs: &[Func]) -> Phase {
-    if funcs.iter().any(|f| f.kind == FuncKind::Enter) { Phase::Step } else { Phase::Source }
+    if funcs.iter().any(|f| f.kind == FuncKind::StepPrologue) { Phase::Step } else { Phase::Source }
 }
 
 impl Parser<'_> {

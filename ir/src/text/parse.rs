@@ -93,7 +93,7 @@ impl<'t> Parser<'t> {
             self.mesh()?;
         }
         self.cuts()?;
-        let (phase, params) = (self.phase()?, self.layouts()?);
+        let (phase, states, params) = (self.phase()?, self.states()?, self.layouts()?);
         let mut funcs: Vec<Func> = vec![];
         let mut seen = HashSet::default();
         loop {
@@ -108,7 +108,7 @@ impl<'t> Parser<'t> {
                 let used = given || funcs.iter().any(names);
                 let mesh = std::mem::take(&mut self.mesh);
                 let mesh = if used { mesh } else { Mesh::default() };
-                return Ok(Module { mesh, phase, params, funcs });
+                return Ok(Module { mesh, phase, states, params, funcs });
             }
             let at = self.c.at;
             if !self.c.eat("func") {
@@ -196,7 +196,7 @@ impl<'t> Parser<'t> {
         self.c.blank();
         self.c.must("}")?;
         // The function learns which names are taken, in an order in which each gets its own number.
-        let mut by_number: Vec<Value> = (0..f.values.len() as u32).map(Value).collect();
+        let mut by_number: Vec<Value> = f.values.ids().collect();
         by_number.sort_by_key(|&v| f.name(v).dup);
         for v in by_number {
             let name = f.name(v).clone();
@@ -208,6 +208,8 @@ impl<'t> Parser<'t> {
     fn body(&mut self, f: &mut Func, known: &mut Defined<'t>, heads: Vec<Declared<'t>>) -> Res<()> {
         let (mut scope, mut part) = (Scope(0), Part::Forward);
         let mut stages: HashMap<Scope, usize> = HashMap::default();
+        // A head that names its results needs no `return`.
+        let named = !heads.is_empty() && heads.iter().all(|h| h.0.is_some());
         loop {
             self.c.blank();
             if self.c.peek() == Some(b'%') {
@@ -216,8 +218,6 @@ impl<'t> Parser<'t> {
                 f.nodes.iter_mut().last().expect("it was read").part = part;
                 continue;
             }
-            // A head that names its results needs no `return`.
-            let named = !heads.is_empty() && heads.iter().all(|h| h.0.is_some());
             if named && self.c.peek() == Some(b'}') {
                 let named = heads.iter().filter_map(|h| h.0);
                 let values = named.map(|n| self.defined(known, n)).collect::<Res<_>>()?;
@@ -233,7 +233,7 @@ impl<'t> Parser<'t> {
                         return Err(Fail::new("syntax", self.c.at, code.len(), m)
                             .help("a scope is in one stage: say the same one everywhere"));
                     }
-                    f.scopes[scope.0 as usize].stage = stage;
+                    f.scopes[scope].stage = stage;
                     self.c.at += code.len();
                 }
                 _ if self.c.eat("return") => {

@@ -11,7 +11,7 @@ pub fn in_file(mut d: Diag, text: &str, file: &str) -> Diag {
         None => None,
     };
     let old = d.place.take().unwrap_or_default();
-    let (head, picture) = old.split_once('\n').unwrap_or((&old, ""));
+    let (head, picture) = Diag::pictured(&old);
     let mut parts = vec![file.to_string()];
     if let Some((line, column)) = found {
         parts[0] += &format!(":{line}:{column}");

@@ -73,6 +73,7 @@ fn print_marked(m: &Module, repeat: Repeat, marks: Option<Marks>, between: bool)
         p.mesh();
     }
     p.phase(m.phase, between);
+    m.states.iter().for_each(|x| p.state(x));
     m.params.iter().for_each(|x| p.layout(x));
     m.funcs.iter().for_each(|f| p.func(f));
     match repeat {

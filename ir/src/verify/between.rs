@@ -34,7 +34,7 @@ pub(super) fn between(m: &Module, phase: Phase, p: &mut Problems) {
     let mut takers: HashMap<&str, Vec<(&Func, &Type)>> = HashMap::default();
     for f in m.funcs.iter().filter(|_| !m.params.is_empty()) {
         for a in &f.args {
-            let ready = a.role.as_ref().filter(|r| r.kind == RoleKind::Ready);
+            let ready = a.role.as_ref().filter(|r| r.kind == RoleKind::Unsharded);
             ready
                 .into_iter()
                 .for_each(|r| takers.entry(&r.name).or_default().push((f, f.ty(a.value))));

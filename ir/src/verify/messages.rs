@@ -78,7 +78,7 @@ impl Checker<'_> {
         let v = n.ins[i];
         let names = n.op.operands();
         let which = names.get(i).map_or(String::new(), |o| format!(", operand `{o}`,"));
-        let from = match self.made[v.0 as usize] {
+        let from = match self.made[v] {
             Maker::Arg => "an argument".to_string(),
             Maker::None => "not defined yet".to_string(),
             Maker::Node(k) => {

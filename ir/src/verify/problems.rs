@@ -43,7 +43,7 @@ impl Problems {
 /// `%d_l3.x`) and out of the scope; sizes that happen to be equal to it stay.
 fn without_layer(d: &Diag, layer: u32) -> String {
     let place = d.place.as_deref().unwrap_or("");
-    let (head, picture) = place.split_once('\n').unwrap_or((place, ""));
+    let (head, picture) = Diag::pictured(place);
     let number = layer.to_string();
     let path: Vec<_> = head.split('.').map(|p| if p == number { "{i}" } else { p }).collect();
     let mut out = format!("{} {}", d.code, path.join("."));

@@ -134,17 +134,18 @@ fn step_module(mesh: Mesh, microbatches: usize) -> Module {
     };
     let sum = Role::new(RoleKind::Sum, "loss");
     let role = |kind, name: &str| Some(Role::new(kind, name));
-    let mut enter = Func::new("enter");
+    let mut enter = Func::new("step_prologue");
     let w = enter.arg(Type::f32(&[3]), Name::parse("w"), role(RoleKind::Param, "w"));
     let mut b = Builder::new(&mesh, &mut enter);
     let zero = b.push_as("zero", Fill { value: 0.0 }, &[], &partial());
     let ready = b.push("f", shardc_ir::ops::FanOut { axes: dp }, &[w]);
     let port = |value: Value, role: Option<Role>| Port { value, role };
-    enter.results = vec![port(zero, Some(sum.clone())), port(ready, role(RoleKind::Ready, "w"))];
+    enter.results =
+        vec![port(zero, Some(sum.clone())), port(ready, role(RoleKind::Unsharded, "w"))];
 
     let mut forward = Func::new("forward");
     let ready_ty = enter.ty(ready).clone();
-    let w = forward.arg(ready_ty, Name::parse("w"), role(RoleKind::Ready, "w"));
+    let w = forward.arg(ready_ty, Name::parse("w"), role(RoleKind::Unsharded, "w"));
     let x_ty = split(Type::f32(&[ROWS / microbatches, 3]), 0, &[0]);
     let x = forward.arg(x_ty, Name::parse("x"), Some(Role::input("x")));
     let before = forward.arg(partial(), Name::parse("s"), Some(sum.clone()));
@@ -154,7 +155,7 @@ fn step_module(mesh: Mesh, microbatches: usize) -> Module {
     let s = b.push("s", Add::same(), &[before, s]);
     forward.results = vec![port(s, Some(sum.clone())), port(y, role(RoleKind::Output, "y"))];
 
-    let mut finish = Func::new("finish");
+    let mut finish = Func::new("optimizer_step");
     let s = finish.arg(partial(), Name::parse("s"), Some(sum));
     let w = finish.arg(Type::f32(&[3]), Name::parse("w"), role(RoleKind::Param, "w"));
     let mut b = Builder::new(&mesh, &mut finish);

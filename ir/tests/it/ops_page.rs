@@ -18,7 +18,7 @@ const LAYOUTS: [(&str, &str); 16] = [
     ("broadcast", "tp; dim=1; from=0"),
     ("reduce", "tp; dim=1; to=0"),
     ("slice", "tp; dim=1"),
-    ("place", "tp; dim=1"),
+    ("pad_to_partial", "tp; dim=1"),
     ("all_to_all", "tp; from=1; to=2"),
     ("exchange", "tp"),
     ("all_to_all_v", "tp; from=1; to=0; copies=48"),
@@ -26,7 +26,7 @@ const LAYOUTS: [(&str, &str); 16] = [
     ("to_partial", "pp"),
     ("to_varying", "tp; dim=1"),
     ("from_varying", "tp; dim=1"),
-    ("piece", "tp; dim=0; shift=1"),
+    ("ring_shard", "tp; dim=0; shift=1"),
 ];
 
 /// The section of the page that an op belongs to.

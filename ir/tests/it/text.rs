@@ -5,11 +5,11 @@ mod random;
 
 use shardc_ir::func::{
     AnnotatedDim, Annotation, Func, Module, Name, Node, ParamLayout, Part, Port, Role, RoleKind,
-    Step,
+    StateDecl, StateInit, StateName, StateOwner, Step,
 };
 use shardc_ir::mesh::{Atom, AtomSet, Mesh};
 use shardc_ir::ops::{
-    AllGather, AllReduce, AllToAll, Broadcast, Exchange, FanOut, Op, Permute, Place, Reduce,
+    AllGather, AllReduce, AllToAll, Broadcast, Exchange, FanOut, Op, PadToPartial, Permute, Reduce,
     ReduceScatter, Slice,
 };
 use shardc_ir::phase::Phase;
@@ -43,14 +43,13 @@ fn assert_same(a: &Module, b: &Module) {
     for (f, g) in a.funcs.iter().zip(&b.funcs) {
         assert_eq!(f.name, g.name);
         let ports = |f: &Func, ports: &[Port]| -> Vec<_> {
-            ports.iter().map(|p| (f.values[p.value.0 as usize].clone(), p.role.clone())).collect()
+            ports.iter().map(|p| (f.values[p.value].clone(), p.role.clone())).collect()
         };
         assert_eq!(ports(f, &f.args), ports(g, &g.args));
         assert_eq!(ports(f, &f.results), ports(g, &g.results));
         let nodes = |f: &Func| -> Vec<_> {
-            let info = |v: &shardc_ir::func::Value| {
-                (f.values[v.0 as usize].clone(), f.annotations.get(v).cloned())
-            };
+            let info =
+                |v: &shardc_ir::func::Value| (f.values[v].clone(), f.annotations.get(v).cloned());
             let all = |vs: &[_]| vs.iter().map(info).collect::<Vec<_>>();
             let one = |n: &Node| {
                 let scope = f.scope_info(n.scope).path.clone();
@@ -360,7 +359,7 @@ fn models_keep_what_a_frontend_knows() {
     let q = Weight {
         tensor: "l.2.qkv.weight".into(),
         tensor_shape: vec![16, 48],
-        part: Some(TensorSlice { dim: 1, start: 0, len: 16 }),
+        part: Some(TensorSlice::of(1, 0, 16)),
         init: Init::Normal(0.005),
         tp_dim: Some(1),
         ..Weight::plain("l.2.qkv.weight.q", &[16, 16])
@@ -375,6 +374,15 @@ fn models_keep_what_a_frontend_knows() {
         ..Weight::plain("l.0.up.weight", &[4, 8, 16])
     };
     assert_eq!(find("l.0.up.weight"), &up);
+    // Every second element of one tensor that has all experts.
+    let stack = "tensor=\"l.{i}.*.up.weight\"]";
+    assert!(text.contains(stack));
+    let whole = text.replace(stack, "tensor=\"l.{i}.up\"; part=1:1:16:2]");
+    let s = parse_source(&whole).unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(print_source(&s), whole);
+    let half = Some(TensorSlice { dim: 1, start: 1, len: 8, step: 2 });
+    let w = s.weights.iter().find(|w| w.tensor == "l.0.up").expect("a weight");
+    assert_eq!((w.experts, w.part, &w.tensor_shape[..]), (Some(4), half, &[4, 16, 16][..]));
     // What a text says nothing of.
     let plain = parse_source(&text.replace(" [normal=0.02; tp_dim=0]", "")).expect("a model");
     assert_eq!(plain.weights[0], Weight::plain("embed.weight", &[64, 16]));
@@ -402,9 +410,10 @@ fn what_models_cannot_say_is_refused() {
         ("part=1:0:48", "part=2:0:48", "dim 2 of a value of 2 dims"),
         ("part=1:0:48", "part=1:33:48", "16 elements from 33 on are not among 48"),
         ("part=1:0:48", "part=1:0", "`:`"),
-        ("part=1:0:48", "part=0:0:48; experts=16", "not part"),
+        ("part=1:0:48", "part=1:2:48:4", "16 elements from 2 on are not among 48"),
+        ("part=1:0:48", "part=1:2:48:0", "16 elements from 2 on are not among 48"),
+        ("experts=4", "part=1:0:8; experts=4", "not part"),
         ("experts=4", "experts=5", "experts=5 is not the size of its dim 0"),
-        ("l.{i}.*.up.weight", "l.{i}.up.weight", "one `*`"),
         ("l.{i}.*.up.weight", "l.*.*.up.weight", "one `*`"),
         ("residual=1  //", "residual=3  //", "residual=3"),
         ("residual=1  //", "residual=  //", "a number"),
@@ -469,4 +478,17 @@ fn what_is_wrong_is_named() {
     let d = shardc_ir::text::in_file(twice.expect_err("tp twice").swap_remove(0), text, "a.ir");
     assert_eq!((d.code, d.place.as_deref()), ("mixed", Some("a.ir:3:3, @f")), "{d}");
     assert!(d.message.contains("an axis splits two dims of one tensor"), "{d}");
+}
+
+/// What is behind the last attribute of an input is the end of them.
+#[test]
+fn nothing_follows_how_an_input_is_read() {
+    let said = |own: &str| {
+        let text = format!(
+            "func @f(%x: i32[2,4] input[tokens, batch, seq=1, {own}] \"x\") -> i32[2,4] {{\n  return %x\n}}\n"
+        );
+        parse_source_on(&text, &Mesh::default()).expect_err("refused").message
+    };
+    assert_eq!(said("own, own"), "`]` is needed here, not `,`");
+    assert!(said("own batch").starts_with("`]` is needed here, not "));
 }

@@ -192,6 +192,53 @@ fn roles_join_functions() {
     assert_eq!(problem(twice, Phase::Source).code, "role");
 }
 
+/// A state of each parameter and one of the run.
+const STATES: &str = "mesh [dp=2]
+state exp_avg: f32 of param = 0
+state scale: f32 of run = 65536
+
+func @forward(%w: f32[4@dp] param \"w\", %m: f32[4@dp] state[exp_avg] \"w\") -> (f32[4@dp] output \"m\") {
+  return %m
+}
+
+func @optimizer_step(%m: f32[4@dp] state[exp_avg] \"w\", %s: f32[] state[scale] \"\") -> (f32[4@dp] state[exp_avg] \"w\", f32[] state[scale] \"\") {
+  %m.1 = scale[2.0] %m : f32[4@dp]
+  %s.1 = scale[0.5] %s : f32[]
+  return %m.1, %s.1
+}
+";
+
+#[test]
+fn states_are_declared_once_and_have_one_writer() {
+    assert_eq!(problems(STATES, Phase::Step), []);
+    let old = "func @optimizer_step(%m: f32[4@dp] state[exp_avg] \"w\"";
+    let shown = "output \"m\"";
+    for (from, to, count, what) in [
+        ("state scale: f32 of run = 65536\n", "", 2, "not declared"),
+        ("of run = 65536\n", "of run = 1\nstate scale: f32 of run = 2\n", 1, "second time"),
+        ("of run = 65536", "of param = 65536", 2, "a state of param"),
+        ("exp_avg: f32 of param", "exp_avg: f32 of run", 6, "a state of run"),
+        ("state scale: f32", "state scale: bf16", 2, "declared bf16"),
+        (old, "func @optimizer_step(%m: f32[4@dp]+dp state[exp_avg] \"w\"", 1, ""),
+        (old, "func @optimizer_step(%m: f32[4@dp] state[exp_avg] \"v\"", 1, "no parameter"),
+        ("= 65536", "= 1e300", 1, "which f32 has not"),
+        (shown, "state[exp_avg] \"w\"", 2, "for each microbatch"),
+        ("func @forward", "func @evaluate", 0, ""),
+    ] {
+        let found = problems(&with(STATES, from, to), Phase::Step);
+        assert_eq!(found.len(), count, "{to}: {found:#?}");
+        assert!(found.iter().all(|d| d.code == "role" || what.is_empty()), "{to}: {found:#?}");
+        assert!(count == 0 || found.iter().any(|d| d.message.contains(what)), "{to}: {found:#?}");
+    }
+    let two = with(
+        &with(STATES, "func @forward", "func @optimizer_step.0"),
+        shown,
+        "state[exp_avg] \"w\"",
+    );
+    let d = problem(&two, Phase::Step);
+    assert!(d.code == "role" && d.message.contains("both write state[exp_avg] \"w\""), "{d}");
+}
+
 #[test]
 fn numbers_of_results() {
     let text =
@@ -223,22 +270,22 @@ fn broken_functions_are_refused_not_followed() {
         let codes: Vec<_> = verify(&m, Phase::Ranked).unwrap_err().iter().map(|d| d.code).collect();
         codes[0]
     };
-    use shardc_ir::func::{Annotation, Value};
+    use shardc_ir::func::{Annotation, Scope, Value};
     use shardc_ir::mesh::{Atom, AtomSet};
     assert_eq!(broken(|f| f.nodes[1].ins[0] = Value(99)), "ssa");
     assert_eq!(broken(|f| f.nodes.swap(0, 1)), "ssa");
     assert_eq!(broken(|f| f.nodes[1].outs[0] = f.nodes[0].outs[0]), "ssa");
     assert_eq!(broken(|f| drop(f.nodes.pop())), "ssa");
-    assert_eq!(broken(|f| f.values[4].name = f.values[3].name.clone()), "ssa");
+    assert_eq!(broken(|f| f.values[Value(4)].name = f.values[Value(3)].name.clone()), "ssa");
     assert_eq!(broken(|f| f.nodes[0].scope.0 = 7), "ssa");
-    assert_eq!(broken(|f| f.values[0].ty.sum = AtomSet::one(Atom(3))), "mesh");
-    assert_eq!(broken(|f| f.values[0].name.hint = "a b".into()), "name");
-    assert_eq!(broken(|f| f.values[0].name.hint = "l3.q".into()), "name");
-    assert_eq!(broken(|f| f.values[0].name.hint = "d_q".into()), "name");
-    assert_eq!(broken(|f| f.values[0].name.hint = "q.1".into()), "name");
+    assert_eq!(broken(|f| f.values[Value(0)].ty.sum = AtomSet::one(Atom(3))), "mesh");
+    assert_eq!(broken(|f| f.values[Value(0)].name.hint = "a b".into()), "name");
+    assert_eq!(broken(|f| f.values[Value(0)].name.hint = "l3.q".into()), "name");
+    assert_eq!(broken(|f| f.values[Value(0)].name.hint = "d_q".into()), "name");
+    assert_eq!(broken(|f| f.values[Value(0)].name.hint = "q.1".into()), "name");
     assert_eq!(broken(|f| f.nodes[0].note = Some("two\nlines".into())), "name");
-    assert_eq!(broken(|f| f.scopes[0].path = "a: b".into()), "name");
-    assert_eq!(broken(|f| f.values[0].ty.dims[0].size = 1 << 48), "size");
+    assert_eq!(broken(|f| f.scopes[Scope(0)].path = "a: b".into()), "name");
+    assert_eq!(broken(|f| f.values[Value(0)].ty.dims[0].size = 1 << 48), "size");
     assert_eq!(
         broken(|f| {
             f.annotations.insert(Value(0), Annotation { dims: Default::default(), priority: 0 });
@@ -286,4 +333,47 @@ fn a_wrong_node_among_many_alike_is_found() {
             assert!(found.iter().any(|d| d.code == code), "{wrong}: {line}: {found:?}");
         }
     }
+}
+
+/// What `accumulate` writes over is a sum over microbatches, or a value that nothing reads later.
+#[test]
+fn what_is_added_to_in_place_is_read_no_more() {
+    let grad = "grad \"w\"";
+    let of = |role: &str, lines: &str, result: &str| {
+        format!(
+            "mesh []\nfunc @f(%a: f32[4] {role}, %x: f32[4]) -> (f32[4] {grad}) {{\n{lines}  \
+             return {result}\n}}\n"
+        )
+    };
+    let line = |text: &str| format!("  {text} : f32[4]\n");
+    let lines = |all: &[&str]| all.iter().map(|l| line(l)).collect::<String>();
+    for all in [
+        &["%s = accumulate %a, %x"][..],
+        &["%s = accumulate %a, %x, %x"],
+        &["%y = exp %a", "%s = accumulate %a, %y"],
+        &["%t = accumulate %a, %x", "%s = accumulate %t, %x"],
+        &["%t = exp %a", "%s = accumulate %t, %x"],
+    ] {
+        let text = of(grad, &lines(all), "%s");
+        assert!(problems(&text, Phase::Staged).is_empty(), "{text}");
+    }
+    for (all, result, message) in [
+        (&["%s = accumulate %a, %x", "%y = exp %a"][..], "%s", "`%a` is read, but written over"),
+        (&["%v = stop_gradient %a", "%s = accumulate %a, %x", "%y = exp %v"], "%s", "`%v` is read"),
+        (&["%v = stop_gradient %a", "%s = accumulate %v, %x", "%y = exp %a"], "%s", "`%a` is read"),
+        (&["%t = accumulate %a, %x", "%s = accumulate %a, %t"], "%s", "`%a` is read"),
+        (&["%s = accumulate %a, %x"], "%a", "`%a` is returned, but written over"),
+        (&["%s = accumulate %a, %a"], "%s", "`%a` is added to itself in place"),
+        (&["%v = stop_gradient %a", "%s = accumulate %a, %v"], "%s", "`%a` is added to itself"),
+    ] {
+        let d = problem(&of(grad, &lines(all), result), Phase::Staged);
+        assert!(d.code == "overwritten" && d.message.starts_with(message), "{d}");
+    }
+    let text = of("param \"w\"", &lines(&["%s = accumulate %a, %x"]), "%s");
+    let d = problem(&text, Phase::Staged);
+    assert!(d.code == "overwritten" && d.message.contains("param \"w\" lasts"), "{d}");
+    let d = problem(&of("", &lines(&["%s = accumulate %a, %x"]), "%s"), Phase::Source);
+    assert!(d.code == "phase" && d.message.contains("in a model"), "{d}");
+    let d = problem(&of(grad, &lines(&["%s = accumulate %a"]), "%s"), Phase::Staged);
+    assert_eq!(d.code, "operands");
 }

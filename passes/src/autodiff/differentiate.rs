@@ -9,7 +9,9 @@
 
 use crate::depends::active;
 use shardc_ir::builder::Builder;
-use shardc_ir::func::{Func, Name, Node, ParamLayout, Part, Port, Role, RoleKind, Scope, Value};
+use shardc_ir::func::{
+    Func, Name, Node, ParamLayout, Part, Port, Role, RoleKind, Scope, Value, ValueMap,
+};
 use shardc_ir::infer::Linear;
 use shardc_ir::maps::{HashMap, HashSet};
 use shardc_ir::mesh::Mesh;
@@ -35,14 +37,14 @@ pub fn differentiate(
     params: &[ParamLayout],
     grad_dtype: DType,
 ) -> Func {
-    let (forward, known) = (f.nodes.len(), f.values.len());
+    let forward = f.nodes.len();
     let mut r = Reverse {
         mesh,
         grad_dtype,
         on: active(&f, frozen),
         weights: only_weights(&f),
-        of_data: vec![false; known],
-        parts: vec![Parts::new(); known],
+        of_data: f.per_value(false),
+        parts: f.per_value(Parts::new()),
         gathered: gathered(&f, params),
         f,
     };
@@ -64,7 +66,7 @@ pub fn differentiate(
     f.results.extend(grads.into_iter().map(|g| g.1));
     of_data.resize(f.values.len(), false);
     for n in &mut f.nodes[forward..] {
-        let of_data = n.outs.iter().any(|o| of_data[o.0 as usize]);
+        let of_data = n.outs.iter().any(|o| of_data[o]);
         n.part = if of_data { Part::Backward } else { Part::Weight };
     }
     f.drop_dead();
@@ -74,15 +76,15 @@ pub fn differentiate(
 /// For each node of forward, the parameters (places among the arguments) that its stage uses here
 /// for the first time. Behind this node's backward the stage's gradient of them is complete: summed
 /// and brought into pieces there, whole gradients of few layers are alive at once.
-fn first_uses(f: &Func, on: &[bool]) -> Vec<Vec<usize>> {
-    let mut place: Vec<Option<usize>> = vec![None; f.values.len()];
+fn first_uses(f: &Func, on: &ValueMap<bool>) -> Vec<Vec<usize>> {
+    let mut place: ValueMap<Option<usize>> = f.per_value(None);
     for (i, a) in f.args.iter().enumerate() {
-        let ready = a.role.as_ref().is_some_and(|r| r.kind == RoleKind::Ready);
-        place[a.value.0 as usize] = Some(i).filter(|_| ready && on[a.value.0 as usize]);
+        let ready = a.role.as_ref().is_some_and(|r| r.kind == RoleKind::Unsharded);
+        place[a.value] = Some(i).filter(|_| ready && on[a.value]);
     }
     let mut seen = HashSet::default();
     let mut of = |n: &Node| -> Vec<usize> {
-        let args = n.ins.iter().filter_map(|v| place[v.0 as usize]);
+        let args = n.ins.iter().filter_map(|v| place[v]);
         args.filter(|&i| seen.insert((f.stage_of(n), i))).collect()
     };
     f.nodes.iter().map(&mut of).collect()
@@ -94,13 +96,13 @@ struct Reverse<'a> {
     grad_dtype: DType,
     f: Func,
     /// By value of forward: its gradient is wanted.
-    on: Vec<bool>,
+    on: ValueMap<bool>,
     /// By value of forward: it is made of parameters alone.
-    weights: Vec<bool>,
+    weights: ValueMap<bool>,
     /// By value: it is the gradient of something computed from data, not of a parameter.
-    of_data: Vec<bool>,
+    of_data: ValueMap<bool>,
     /// By value of forward: what its users sent back so far.
-    parts: Vec<Parts>,
+    parts: ValueMap<Parts>,
     /// Gathered parameters whose gradients are kept as those of the arguments they are made of.
     gathered: HashMap<Value, Value>,
 }
@@ -116,20 +118,20 @@ impl Reverse<'_> {
             let name = Name { grad: true, layer: None, hint, dup: 0 };
             let role = Some(Role { kind: RoleKind::Scale, ..role });
             let seed = self.f.arg(self.f.ty(value).cotangent(), name, role);
-            self.parts[value.0 as usize].push((seed, Scope(0)));
+            self.parts[value].push((seed, Scope(0)));
         }
     }
 
     /// Appends the backward of one node, if anything came back to it.
     fn node(&mut self, i: usize) {
         let n = self.f.nodes[i].clone();
-        let came = |o: &Value| self.on[o.0 as usize] && !self.parts[o.0 as usize].is_empty();
+        let came = |o: &Value| self.on[o] && !self.parts[o].is_empty();
         if !n.outs.iter().any(came) {
             return;
         }
         let mut b = Builder::new(self.mesh, &mut self.f);
         (b.scope, b.grad, b.wanted) = (n.scope, true, &self.on);
-        let total = |o: &Value| total(&mut b, &self.parts[o.0 as usize], *o);
+        let total = |o: &Value| total(&mut b, &self.parts[o], *o);
         let d: SmallVec<[Option<Value>; 2]> = n.outs.iter().map(total).collect();
         if let (Some(&x), Some(d)) = (self.gathered.get(&n.outs[0]), d[0]) {
             let f = &mut self.f;
@@ -137,7 +139,7 @@ impl Reverse<'_> {
                 let name = f.name(x).clone();
                 f.rename(d, Name { grad: true, dup: 0, ..name });
             }
-            self.parts[x.0 as usize].push((d, n.scope));
+            self.parts[x].push((d, n.scope));
             return;
         }
         let (ins, outs) = self.as_wide(&n, &d);
@@ -151,8 +153,8 @@ impl Reverse<'_> {
             false => n.op.def().grad(&mut b, &ins, &outs, &d),
         };
         for (&x, g) in n.ins.iter().zip(&mut grads) {
-            let wanted = wanted(b.ty(x).dtype, self.weights[x.0 as usize], self.grad_dtype);
-            *g = g.filter(|_| self.on[x.0 as usize]).map(|g| convert(&mut b, g, wanted));
+            let wanted = wanted(b.ty(x).dtype, self.weights[x], self.grad_dtype);
+            *g = g.filter(|_| self.on[x]).map(|g| convert(&mut b, g, wanted));
         }
         let made: SmallVec<[Value; 8]> =
             b.f.nodes[first..].iter().flat_map(|m| m.outs.clone()).collect();
@@ -166,9 +168,9 @@ impl Reverse<'_> {
                 let name = f.name(x).clone();
                 f.rename(g, Name { grad: true, dup: 0, ..name });
             }
-            self.parts[x.0 as usize].push((g, n.scope));
+            self.parts[x].push((g, n.scope));
             self.of_data.resize(f.values.len(), false);
-            self.of_data[g.0 as usize] |= !self.weights[x.0 as usize];
+            self.of_data[g] |= !self.weights[x];
         }
     }
 
@@ -187,14 +189,14 @@ impl Reverse<'_> {
             if !own.is_float() || own == to {
                 continue;
             }
-            let (on, name) = (self.on[v.0 as usize], self.f.name(*v).clone());
+            let (on, name) = (self.on[*v], self.f.name(*v).clone());
             let mut b = Builder::new(self.mesh, &mut self.f);
             b.scope = n.scope;
             *v = convert(&mut b, *v, to);
             let hint = name.hint + "_wide";
             b.f.rename(*v, Name { hint, dup: 0, ..name });
             self.on.resize(self.f.values.len(), false);
-            self.on[v.0 as usize] = on;
+            self.on[*v] = on;
         }
         (ins, outs)
     }
@@ -210,7 +212,7 @@ impl Reverse<'_> {
         let Port { value: x, role } = self.f.args[arg].clone();
         let of = |s: Scope| self.f.scope_info(s).stage;
         let stage = of(self.f.nodes[node].scope);
-        let here = self.parts[x.0 as usize].iter().filter(|p| of(p.1) == stage);
+        let here = self.parts[x].iter().filter(|p| of(p.1) == stage);
         let here: Parts = here.copied().collect();
         let mut b = Builder::new(self.mesh, &mut self.f);
         b.grad = true;
@@ -230,7 +232,7 @@ fn gathered(f: &Func, params: &[ParamLayout]) -> HashMap<Value, Value> {
     let late = params.iter().filter(|p| p.prepared < p.mirrored);
     let late: HashMap<&str, &ParamLayout> = late.map(|p| (&*p.param.name, p)).collect();
     for a in &f.args {
-        let role = a.role.as_ref().filter(|r| r.kind == RoleKind::Ready);
+        let role = a.role.as_ref().filter(|r| r.kind == RoleKind::Unsharded);
         if let Some(p) = role.and_then(|r| late.get(&*r.name)) {
             on_the_way.insert(a.value, (a.value, p.prepared, p));
         }
@@ -280,14 +282,14 @@ fn mirror_early(b: &mut Builder, p: &ParamLayout, mut d: Value) -> Value {
 }
 
 /// Values that are made of parameters alone.
-pub(super) fn only_weights(f: &Func) -> Vec<bool> {
-    let mut only = vec![false; f.values.len()];
+pub(super) fn only_weights(f: &Func) -> ValueMap<bool> {
+    let mut only = f.per_value(false);
     for a in &f.args {
-        only[a.value.0 as usize] = a.role.as_ref().is_some_and(|r| r.kind == RoleKind::Ready);
+        only[a.value] = a.role.as_ref().is_some_and(|r| r.kind == RoleKind::Unsharded);
     }
     for n in &f.nodes {
-        let all = n.ins.iter().all(|v| only[v.0 as usize]);
-        n.outs.iter().for_each(|o| only[o.0 as usize] = all);
+        let all = n.ins.iter().all(|v| only[v]);
+        n.outs.iter().for_each(|o| only[o] = all);
     }
     only
 }

@@ -18,7 +18,7 @@ use petgraph::Direction;
 use petgraph::algo::dinics;
 use petgraph::graph::DiGraph;
 use petgraph::visit::EdgeRef;
-use shardc_ir::func::{Func, Value};
+use shardc_ir::func::{Func, Value, ValueMap};
 use shardc_ir::maps::HashMap;
 use shardc_ir::mesh::Mesh;
 use shardc_ir::ops::FusionClass;
@@ -51,15 +51,15 @@ pub(super) struct Forward<'a> {
 pub(super) fn redone(p: &Forward) -> Vec<bool> {
     let j = p.func;
     let makers = j.makers();
-    let (mut direct, weighted) = (vec![false; j.values.len()], weighted(j));
+    let (mut direct, weighted) = (j.per_value(false), weighted(j));
     for n in &j.nodes[p.runs.len()..] {
-        n.ins.iter().for_each(|v| direct[v.0 as usize] = true);
+        n.ins.iter().for_each(|v| direct[v] = true);
     }
     // What backward needs whatever is chosen here.
     let mut needed = direct.clone();
     for (node, _) in j.nodes.iter().zip(p.always).rev().filter(|x| *x.1) {
-        if node.outs.iter().any(|o| needed[o.0 as usize]) {
-            node.ins.iter().for_each(|v| needed[v.0 as usize] = true);
+        if node.outs.iter().any(|o| needed[o]) {
+            node.ins.iter().for_each(|v| needed[v] = true);
         }
     }
     let mut runs: BTreeMap<(usize, Option<u32>), Vec<usize>> = BTreeMap::new();
@@ -89,10 +89,10 @@ pub(super) fn redone(p: &Forward) -> Vec<bool> {
 /// The graph of one layer: of each value, an edge from where it is made to where it is read.
 struct Cut<'a> {
     p: &'a Forward<'a>,
-    makers: &'a [Option<u32>],
-    direct: &'a [bool],
-    needed: &'a [bool],
-    weighted: &'a [bool],
+    makers: &'a ValueMap<Option<u32>>,
+    direct: &'a ValueMap<bool>,
+    needed: &'a ValueMap<bool>,
+    weighted: &'a ValueMap<bool>,
     graph: Graph,
 }
 
@@ -123,7 +123,7 @@ impl Cut<'_> {
                 } else {
                     self.graph.edges.push((SOURCE, from, UNCUT));
                 }
-                if self.direct[o.0 as usize] {
+                if self.direct[o] {
                     self.graph.edges.push((to, SINK, UNCUT));
                 }
                 read.insert(o, to);
@@ -140,10 +140,10 @@ impl Cut<'_> {
     fn may_repeat(&self, n: usize) -> bool {
         let node = &self.p.func.nodes[n];
         if self.p.always[n] {
-            return !node.op.gathers() || node.outs.iter().any(|o| self.needed[o.0 as usize]);
+            return !node.op.gathers() || node.outs.iter().any(|o| self.needed[o]);
         }
         let each = node.op.facts().fusion == Some(FusionClass::Each);
-        let own = |o: &Value| self.weighted[o.0 as usize];
+        let own = |o: &Value| self.weighted[o];
         each && node.op.collective().is_none() && !self.p.leaves[n] && node.outs.iter().all(own)
     }
 
@@ -154,11 +154,11 @@ impl Cut<'_> {
     /// Where an operand is read; none for arguments, which are there. One of another layer is saved or made again
     /// anyway if backward needs it, and else would be saved for this.
     fn operand(&mut self, v: Value, read: &mut HashMap<Value, u32>) -> Option<u32> {
-        let maker = self.makers[v.0 as usize]? as usize;
+        let maker = self.makers[v]? as usize;
         if let Some(&known) = read.get(&v) {
             return Some(known);
         }
-        let cost = match (self.needed[v.0 as usize], self.p.always[maker]) {
+        let cost = match (self.needed[v], self.p.always[maker]) {
             (true, _) => 0,
             (false, true) => UNCUT,
             (false, false) => self.bytes(v),

@@ -9,7 +9,8 @@
 
 use super::mincut::{Forward, redone};
 use serde::{Deserialize, Serialize};
-use shardc_ir::func::{Func, Node, Value};
+use shardc_ir::func::{Func, Node, Scope, Value, ValueMap};
+use shardc_ir::ids::IndexVec;
 use shardc_ir::mesh::Mesh;
 use shardc_ir::ops::{Kind, NAMES, Op};
 use shardc_ir::types::DType;
@@ -144,7 +145,7 @@ pub(super) fn recomputed(p: &Program, policy: &Recompute) -> Vec<bool> {
     // What belongs to no layer is a run of its own; so is a layer, unless runs are longer.
     let run = |n: usize| layer(n).map(|l| runs.get(&l).copied().unwrap_or(l));
     let makers = j.makers();
-    let maker = |v: Value| makers[v.0 as usize].map(|m| m as usize).filter(|&m| m < forward);
+    let maker = |v: Value| makers[v].map(|m| m as usize).filter(|&m| m < forward);
     let mut leaves = vec![false; forward];
     for n in 0..forward {
         for m in j.nodes[n].ins.iter().filter_map(|&v| maker(v)).filter(|&m| run(m) != run(n)) {
@@ -177,18 +178,23 @@ pub(super) fn recomputed(p: &Program, policy: &Recompute) -> Vec<bool> {
     let weight = super::differentiate::only_weights(j);
     let places = places(j, forward);
     let place = |n: usize| places[&(j.stage_of(&j.nodes[n]), layer(n).expect("asked of layers"))];
-    let mut norms = vec![false; j.scopes.len()];
+    let mut norms: IndexVec<Scope, bool> = IndexVec::filled(false, j.scopes.len());
     for n in j.nodes[..forward].iter().filter(|n| matches!(n.op, Op::Rsqrt(_))) {
-        norms[n.scope.0 as usize] = true;
+        norms[n.scope] = true;
     }
-    let cheap = |n: usize| cheap(&j.nodes[n].op, |k| weight[j.nodes[n].ins[k].0 as usize]);
+    let residual = residual(j, forward);
+    // Its terms would be saved in place of a residual sum.
+    let cheap = |n: usize| {
+        let node = &j.nodes[n];
+        !residual[node.outs[0]] && cheap(&node.op, |k| weight[node.ins[k]])
+    };
     let gates = |n: usize| {
         let mut of = j.nodes[n].ins.iter().filter_map(|&v| maker(v));
         matches!(j.nodes[n].op, Op::Mul(_))
             && of.any(|m| j.nodes[m].op.facts().kind == Kind::Activation)
     };
     let named = |n: usize, name: &str| match name {
-        "norms" => norms[j.nodes[n].scope.0 as usize] && cheap(n),
+        "norms" => norms[j.nodes[n].scope] && cheap(n),
         "activations" => j.nodes[n].op.facts().kind == Kind::Activation || gates(n),
         "selective" => cheap(n),
         op => op == j.nodes[n].op.mnemonic(),
@@ -246,16 +252,16 @@ fn places(j: &Func, forward: usize) -> BTreeMap<(usize, u32), usize> {
 /// Per node of the forward part, whether its result is f32 that element-wise ops make of 16-bit
 /// values: those are saved, in half the bytes, and what is made of them is made again.
 pub(super) fn widened(j: &Func, forward: usize) -> Vec<bool> {
-    let mut wide = vec![false; j.values.len()];
+    let mut wide = j.per_value(false);
     let one = |n: &Node| {
         let largest = n.ins.iter().map(|&v| j.ty(v).elements()).max().unwrap_or(0);
         let is = n.op.collective().is_none()
             && n.outs.iter().all(|&o| j.ty(o).dtype == DType::F32 && j.ty(o).elements() >= largest)
             && n.ins.iter().any(|&v| {
                 let half = j.ty(v).dtype.is_half();
-                wide[v.0 as usize] || half && n.op.facts().kind == Kind::Conversion
+                wide[v] || half && n.op.facts().kind == Kind::Conversion
             });
-        n.outs.iter().for_each(|o| wide[o.0 as usize] = is);
+        n.outs.iter().for_each(|o| wide[o] = is);
         is
     };
     j.nodes[..forward].iter().map(one).collect()
@@ -273,7 +279,7 @@ fn runs(p: &Program) -> BTreeMap<u32, u32> {
     let layer = |n: usize| j.scope_info(j.nodes[n].scope).layer;
     let (makers, forward) = (j.makers(), j.forward_nodes());
     // What a view shows.
-    let mut shown: Vec<Value> = (0..j.values.len()).map(|v| Value(v as u32)).collect();
+    let mut shown = j.identity();
     // By stage and layer: values that other layers use, and values that backward uses.
     let mut found: BTreeMap<(usize, u32), [BTreeSet<Value>; 2]> = BTreeMap::new();
     for (n, node) in j.nodes.iter().enumerate() {
@@ -281,11 +287,11 @@ fn runs(p: &Program) -> BTreeMap<u32, u32> {
             found.entry((j.stage_of(node), l)).or_default();
         }
         if node.op.def().is_view() {
-            node.outs.iter().for_each(|o| shown[o.0 as usize] = shown[node.ins[0].0 as usize]);
+            node.outs.iter().for_each(|o| shown[o] = shown[node.ins[0]]);
             continue;
         }
-        for v in node.ins.iter().map(|v| shown[v.0 as usize]) {
-            let maker = makers[v.0 as usize].map(|m| m as usize);
+        for v in node.ins.iter().map(|v| shown[v]) {
+            let maker = makers[v].map(|m| m as usize);
             let Some(m) = maker.filter(|&m| m < forward) else { continue };
             let Some(l) = layer(m) else { continue };
             let [leave, inside] = found.entry((j.stage_of(&j.nodes[m]), l)).or_default();
@@ -321,12 +327,20 @@ fn runs(p: &Program) -> BTreeMap<u32, u32> {
     out
 }
 
+/// By value: whether it is a residual sum: what enters a layer, with what the layer has added to it.
+fn residual(j: &Func, forward: usize) -> ValueMap<bool> {
+    let (makers, mut residual) = (j.makers(), j.per_value(false));
+    let layer = |n: &Node| j.scope_info(n.scope).layer;
+    for n in j.nodes[..forward].iter().filter(|n| n.op.is_sum()) {
+        let enters = |v| makers[v].is_some_and(|m| layer(&j.nodes[m as usize]) != layer(n));
+        let is = |v: &Value| j.ty(*v).dims == j.ty(n.outs[0]).dims && (residual[v] || enters(*v));
+        residual[n.outs[0]] = n.ins.iter().any(is);
+    }
+    residual
+}
+
 /// True for ops that cost little beside the products of a layer.
 fn cheap(op: &Op, is_weight: impl Fn(usize) -> bool) -> bool {
-    // A residual sum saves nothing: its operands would be saved in its place.
-    if let Op::Add(a) = op {
-        return a.rule.0.is_some();
-    }
     match op.facts().kind {
         Kind::Product => !is_weight(0) && !is_weight(1),
         Kind::GroupedProduct | Kind::Attention | Kind::Lookup | Kind::Scatter => false,

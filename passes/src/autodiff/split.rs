@@ -17,10 +17,12 @@
 use super::differentiate::only_weights;
 use super::recompute::{Program, Recompute, recomputed};
 use crate::depends::weighted;
-use shardc_ir::func::{Func, FuncKind, Name, Node, Part, Port, Role, RoleKind, Scope, Value};
+use shardc_ir::func::{
+    Func, FuncKind, Name, Node, Part, Port, Role, RoleKind, Scope, Value, ValueMap,
+};
 use shardc_ir::maps::{HashMap, HashSet};
 use shardc_ir::mesh::Mesh;
-use shardc_ir::ops::{Add, Kind};
+use shardc_ir::ops::{Accumulate, Kind};
 use shardc_ir::schedule::Schedule;
 use shardc_ir::steps;
 use smallvec::{SmallVec, smallvec};
@@ -40,7 +42,7 @@ pub fn split(mesh: &Mesh, joint: &Func, policy: &Recompute, keep: bool, s: &Sche
     if keep {
         let weights = only_weights(joint);
         for (n, again) in joint.nodes.iter().zip(&mut again) {
-            *again &= !(n.op.gathers() && weights[n.outs[0].0 as usize]);
+            *again &= !(n.op.gathers() && weights[n.outs[0]]);
         }
     }
     cut(joint, again, in_flight.len(), true, s.splits_backward())
@@ -51,13 +53,10 @@ pub fn split(mesh: &Mesh, joint: &Func, policy: &Recompute, keep: bool, s: &Sche
 /// exchange them or it in each microbatch, since their exchanges may become one; so do those of 16-bit products
 /// over the chunks of a loss, which are one kernel each.
 fn contributions(joint: &Func) -> Option<Func> {
-    let makers = joint.makers();
-    let maker = |v: Value| makers[v.0 as usize].map(|m| &joint.nodes[m as usize]);
-    let mut reads = vec![0; joint.values.len()];
-    let shown = joint.results.iter().map(|r| &r.value);
-    joint.nodes.iter().flat_map(|n| &n.ins).chain(shown).for_each(|v| reads[v.0 as usize] += 1);
+    let uses = joint.uses();
+    let maker = |v: Value| uses.made_by(&joint.nodes, v);
     let terms = |v: Value| -> Option<&[Value]> {
-        let n = maker(v).filter(|n| n.op.is_plain_sum() && reads[v.0 as usize] == 1)?;
+        let n = maker(v).filter(|n| n.op.is_plain_sum() && uses.count(v) == 1)?;
         let converts = |n: &Node| n.op.facts().kind == Kind::Conversion;
         let exchanges = |v: Value| {
             let n = maker(v)?;
@@ -112,8 +111,8 @@ pub(super) fn cut(
         ports: j.args.iter().rev().map(|a| (a.value, a)).collect(),
         sums: BTreeMap::new(),
         out: BTreeMap::new(),
-        map: vec![(None, Value(0)); j.values.len()],
-        made: vec![Value(0); j.values.len()],
+        map: j.per_value((None, Value(0))),
+        made: j.per_value(Value(0)),
         free: HashMap::default(),
         crossing: vec![],
         trains,
@@ -151,18 +150,18 @@ fn homes(j: &Func, stages: usize, apart: bool) -> Vec<Option<Home>> {
     let (from, weighted) = (j.forward_nodes(), weighted(j));
     // Backward: what the gradient of something computed from data needs, and what another stage
     // needs, since its backward waits for backwards only.
-    let mut needed = vec![false; j.values.len()];
+    let mut needed = j.per_value(false);
     let mut input: Vec<bool> = j.nodes.iter().map(|n| !apart || n.part == Part::Backward).collect();
     let makers = j.makers();
     let stage = |n: usize| j.stage_of(&j.nodes[n]);
     for n in (from..j.nodes.len()).rev() {
         for v in &j.nodes[n].ins {
-            let elsewhere = makers[v.0 as usize].is_some_and(|m| stage(m as usize) != stage(n));
-            needed[v.0 as usize] |= elsewhere;
+            let elsewhere = makers[v].is_some_and(|m| stage(m as usize) != stage(n));
+            needed[v] |= elsewhere;
         }
-        if input[n] || j.nodes[n].outs.iter().any(|o| needed[o.0 as usize]) {
+        if input[n] || j.nodes[n].outs.iter().any(|o| needed[o]) {
             input[n] = true;
-            j.nodes[n].ins.iter().for_each(|v| needed[v.0 as usize] = true);
+            j.nodes[n].ins.iter().for_each(|v| needed[v] = true);
         }
     }
     let home = |n: usize| {
@@ -171,7 +170,7 @@ fn homes(j: &Func, stages: usize, apart: bool) -> Vec<Option<Home>> {
         match () {
             () if n >= from && input[n] => Some((stage, FuncKind::Backward)),
             () if n >= from => Some((stage, FuncKind::Weight)),
-            () if stages == 1 || node.outs.iter().any(|o| weighted[o.0 as usize]) => {
+            () if stages == 1 || node.outs.iter().any(|o| weighted[o]) => {
                 Some((stage, FuncKind::Forward))
             }
             () => None,
@@ -182,7 +181,7 @@ fn homes(j: &Func, stages: usize, apart: bool) -> Vec<Option<Home>> {
 
 struct Split<'a> {
     j: &'a Func,
-    makers: Vec<Option<u32>>,
+    makers: ValueMap<Option<u32>>,
     homes: Vec<Option<Home>>,
     /// Arguments of the joint program, by value.
     ports: HashMap<Value, &'a Port>,
@@ -192,9 +191,9 @@ struct Split<'a> {
     again: Vec<bool>,
     out: BTreeMap<Home, Func>,
     /// Per value: the function that knows it, and as what.
-    map: Vec<(Option<Home>, Value)>,
+    map: ValueMap<(Option<Home>, Value)>,
     /// Per value: what it is in its home.
-    made: Vec<Value>,
+    made: ValueMap<Value>,
     /// What a forward has of the values without a home.
     free: HashMap<(usize, Value), Value>,
     /// Values that another function uses, with their roles.
@@ -213,22 +212,22 @@ impl<'a> Split<'a> {
                 all.entry(*home).or_default().nodes.push(n);
             }
         }
-        let mut users: Vec<SmallVec<[Home; 2]>> = vec![SmallVec::new(); j.values.len()];
+        let mut users: ValueMap<SmallVec<[Home; 2]>> = j.per_value(SmallVec::new());
         for (n, home) in j.nodes.iter().zip(&self.homes) {
             for v in home.iter().flat_map(|_| &n.ins) {
-                let users = &mut users[v.0 as usize];
+                let users = &mut users[v];
                 if self.ports.contains_key(v) && !users.contains(&home.expect("it has one")) {
                     users.extend(*home);
                 }
             }
         }
         for a in &j.args {
-            for home in &users[a.value.0 as usize] {
+            for home in &users[a.value] {
                 all.entry(*home).or_default().args.push(a);
             }
         }
         for r in &j.results {
-            let maker = self.makers[r.value.0 as usize].and_then(|m| self.homes[m as usize]);
+            let maker = self.makers[r.value].and_then(|m| self.homes[m as usize]);
             let home = match (r.role.as_ref().map(|r| r.kind), maker) {
                 (None, _) | (Some(RoleKind::Grad), Some(_)) => continue,
                 // A gradient that no node makes: the last stage hands it on.
@@ -258,11 +257,11 @@ impl<'a> Split<'a> {
             let ins = node.ins.iter().map(|&v| self.provide(home, v, node.scope)).collect();
             self.copy(home, node, ins, node.scope);
             for o in &node.outs {
-                self.made[o.0 as usize] = self.map[o.0 as usize].1;
+                self.made[o] = self.map[o].1;
                 for role in self.sums.remove(o).unwrap_or_default() {
                     // The loss is accumulated behind the rest of forward.
                     if role.kind == RoleKind::Grad {
-                        let v = self.map[o.0 as usize].1;
+                        let v = self.map[o].1;
                         let own = accumulate(self.func(home), v, role, totals.get(role).copied());
                         totals.insert(role, own);
                     }
@@ -290,7 +289,7 @@ impl<'a> Split<'a> {
     fn argument(&mut self, home: Home, v: Value, role: Option<Role>) {
         let (ty, name) = (self.j.ty(v).clone(), self.j.name(v).clone());
         let new = self.func(home).arg(ty, name, role);
-        self.map[v.0 as usize] = (Some(home), new);
+        self.map[v] = (Some(home), new);
     }
 
     /// The value in a function: already there, made again, saved by another function of the stage,
@@ -313,26 +312,26 @@ impl<'a> Split<'a> {
                 open.push(x);
                 continue;
             }
-            let ins = node.ins.iter().map(|x| self.map[x.0 as usize].1).collect();
+            let ins = node.ins.iter().map(|x| self.map[x].1).collect();
             let layer = |s: Scope| self.j.scope_info(s).layer;
             let own = layer(node.scope).is_some() && layer(node.scope) != layer(scope);
             self.copy(home, node, ins, if own { node.scope } else { scope });
             if home.1 == FuncKind::Forward {
                 for o in &node.outs {
-                    self.free.insert((home.0, *o), self.map[o.0 as usize].1);
+                    self.free.insert((home.0, *o), self.map[o].1);
                 }
             }
         }
-        self.map[v.0 as usize].1
+        self.map[v].1
     }
 
     fn known(&self, home: Home, v: Value) -> bool {
-        self.map[v.0 as usize].0 == Some(home)
+        self.map[v].0 == Some(home)
     }
 
     /// The node that a function repeats to have the value.
     fn made_again(&self, home: Home, v: Value) -> Option<usize> {
-        let maker = self.makers[v.0 as usize]? as usize;
+        let maker = self.makers[v]? as usize;
         let again = match self.homes[maker] {
             None => {
                 let kept = home.1 != FuncKind::Forward && self.free.contains_key(&(home.0, v));
@@ -349,7 +348,7 @@ impl<'a> Split<'a> {
 
     /// Takes the value as an argument: one of the whole program, a stash or an edge.
     fn taken(&mut self, home: Home, v: Value) {
-        let Some(maker) = self.makers[v.0 as usize] else {
+        let Some(maker) = self.makers[v] else {
             let role = self.ports.get(&v).and_then(|a| a.role.clone());
             self.argument(home, v, role);
             return;
@@ -372,7 +371,7 @@ impl<'a> Split<'a> {
         for &o in &n.outs {
             let (ty, name) = (self.j.ty(o).clone(), self.j.name(o).clone());
             let new = self.func(home).value(ty, name);
-            self.map[o.0 as usize] = (Some(home), new);
+            self.map[o] = (Some(home), new);
             outs.push(new);
         }
         // A function has the scopes of its own nodes alone.
@@ -389,8 +388,8 @@ impl<'a> Split<'a> {
         crossing.sort_by_key(|(home, v, r)| (*home, r.kind, j.name(*v).layer.is_some()));
         let mut known: HashSet<(Home, Value, Role)> = HashSet::default();
         for (home, v, role) in crossing {
-            let has_home = makers[v.0 as usize].is_some_and(|m| homes[m as usize].is_some());
-            let value = if has_home { made[v.0 as usize] } else { free[&(home.0, v)] };
+            let has_home = makers[v].is_some_and(|m| homes[m as usize].is_some());
+            let value = if has_home { made[v] } else { free[&(home.0, v)] };
             let f = out.get_mut(&home).expect("values come from functions that are there");
             if known.insert((home, value, role.clone())) {
                 f.results.push(Port { value, role: Some(role) });
@@ -423,7 +422,7 @@ fn accumulate(f: &mut Func, v: Value, role: &Role, so_far: Option<usize>) -> usi
     let sum = f.value(ty, named("_total"));
     let scope =
         f.nodes.iter().rev().find(|n| n.outs.contains(&v)).map(|n| n.scope).unwrap_or_default();
-    f.nodes.push(Node::new(Add::same(), &[before, v], &[sum], scope));
+    f.nodes.push(Node::new(Accumulate {}, &[before, v], &[sum], scope));
     let own = so_far.unwrap_or(f.results.len());
     match f.results.get_mut(own) {
         Some(result) => result.value = sum,
@@ -434,8 +433,6 @@ fn accumulate(f: &mut Func, v: Value, role: &Role, so_far: Option<usize>) -> usi
 
 /// Removes arguments that nothing reads.
 pub(crate) fn drop_unused_args(f: &mut Func) {
-    let mut used = vec![false; f.values.len()];
-    f.nodes.iter().flat_map(|n| &n.ins).for_each(|v| used[v.0 as usize] = true);
-    f.results.iter().for_each(|r| used[r.value.0 as usize] = true);
-    f.args.retain(|a| used[a.value.0 as usize]);
+    let read = f.read();
+    f.args.retain(|a| read[a.value]);
 }

@@ -1,6 +1,6 @@
 //! What is chosen from, and what it costs.
 
-use std::collections::HashMap;
+use shardc_ir::maps::HashMap;
 use std::sync::Arc;
 
 use super::Cost;
@@ -53,7 +53,7 @@ impl Default for Problem {
             units: vec![],
             tables: vec![],
             pool: vec![],
-            known: HashMap::new(),
+            known: HashMap::default(),
         }
     }
 }

@@ -3,7 +3,8 @@
 //! A table belongs to the last unit it touches. A variable whose tables all belong to its own unit
 //! goes inside that; the others are the seams of the chain, and go after.
 
-use std::collections::{BTreeMap, HashMap};
+use shardc_ir::maps::HashMap;
+use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use super::descent::Descent;
@@ -107,7 +108,7 @@ impl<'a> Plan<'a> {
             of_unit.entry(home).or_default().1.push(t);
             table.vars.iter().for_each(|&v| inner[v] &= problem.units[v] == home);
         }
-        let (mut units, mut classes, mut known) = (vec![], vec![], HashMap::new());
+        let (mut units, mut classes, mut known) = (vec![], vec![], HashMap::default());
         let (mut seams, mut place) = (vec![], vec![None; inner.len()]);
         for (own, tables) in of_unit.into_values() {
             for &v in own.iter().filter(|&&v| !inner[v]) {

@@ -434,7 +434,7 @@ impl Writer<'_> {
                 let rows = route.and_then(|m| m.op.as_route()).map_or(1, |r| r.rows);
                 Dispatch::new(shards.groups, rows).into()
             }
-            Some(Mixing::Product | Mixing::Combine) | None => n.op.clone(),
+            Some(Mixing::Product | Mixing::Unpermute) | None => n.op.clone(),
         }
     }
 }

@@ -4,7 +4,7 @@
 //! letters carry that from value to value, and it ends at reshapes that take tokens out of their rows and put
 //! them back, and where all of them are summed up.
 
-use shardc_ir::func::{Func, Node, Value};
+use shardc_ir::func::{Func, Node, Uses, Value};
 use shardc_ir::ops::{Kind, Mixing, Op, Route};
 use shardc_ir::rule::{Group, Letter, Rule};
 use smallvec::SmallVec;
@@ -88,11 +88,7 @@ pub(super) fn different<'a>(index: Value, maker: &impl Fn(Value) -> Option<&'a N
 
 /// The mixtures that mean the same however tokens are cut into shards and experts into groups; and the others.
 pub(super) fn mixtures(f: &Func) -> (Vec<Mixture>, Vec<Kept>) {
-    let mut users = vec![vec![]; f.values.len()];
-    for (i, n) in f.nodes.iter().enumerate() {
-        n.ins.iter().for_each(|v| users[v.0 as usize].push(i));
-    }
-    let makers = f.makers();
+    let uses = &f.uses();
     let mut seen = BTreeSet::new();
     let (mut found, mut kept) = (vec![], vec![]);
     for (i, n) in f.nodes.iter().enumerate().filter(|(_, n)| n.op.as_route().is_some()) {
@@ -100,8 +96,7 @@ pub(super) fn mixtures(f: &Func) -> (Vec<Mixture>, Vec<Kept>) {
             continue;
         }
         let (dims, m) = (BTreeMap::new(), Mixture::default());
-        let (users, makers, open) = (&users, &makers, vec![i]);
-        let mut region = Region { f, users, makers, dims, m, open, at: i };
+        let mut region = Region { f, uses, dims, m, open: vec![i], at: i };
         let holds = region.grow(n).is_some() && region.checked(i).is_some();
         seen.extend(region.m.nodes.iter().copied());
         match holds {
@@ -115,9 +110,7 @@ pub(super) fn mixtures(f: &Func) -> (Vec<Mixture>, Vec<Kept>) {
 /// What is known of a mixture while it is looked at.
 struct Region<'a> {
     f: &'a Func,
-    /// Per value, the nodes that use it.
-    users: &'a [Vec<usize>],
-    makers: &'a [Option<u32>],
+    uses: &'a Uses,
     dims: BTreeMap<(Value, usize), Counts>,
     m: Mixture,
     open: Vec<usize>,
@@ -192,8 +185,8 @@ impl Region<'_> {
         match self.dims.insert((v, dim), what) {
             Some(before) => (before == what).then_some(()),
             None => {
-                self.open.extend(&self.users[v.0 as usize]);
-                self.open.extend(self.makers[v.0 as usize].map(|i| i as usize));
+                self.open.extend(self.uses.users(v));
+                self.open.extend(self.uses.maker(v));
                 Some(())
             }
         }
@@ -207,7 +200,7 @@ impl Region<'_> {
                 vec![(n.outs[1], 0, Counts::Groups), (n.outs[1], 1, Counts::Experts)]
             }
             Some(Mixing::Dispatch) => rows(n.outs[0]),
-            Some(Mixing::Combine) => rows(n.ins[0]),
+            Some(Mixing::Unpermute) => rows(n.ins[0]),
             Some(Mixing::Product) | None => vec![],
         }
     }
@@ -276,8 +269,7 @@ impl Region<'_> {
         let mut given = ports.chain(f.annotations.keys().copied()).filter(|v| values.contains(v));
         let marked = || values.iter().copied().find(|&v| !f.ty(v).marked().is_empty());
         if let Some(v) = given.next().or_else(marked) {
-            let maker = self.makers[v.0 as usize].map(|i| i as usize);
-            let node = maker.or(self.users[v.0 as usize].first().copied());
+            let node = self.uses.maker(v).or(self.uses.users(v).next());
             self.at = node.unwrap_or(route);
             return None;
         }
@@ -314,11 +306,11 @@ impl Region<'_> {
             Some(Mixing::Product) => {
                 let own = *placed.get(&n.ins[0])?;
                 placed.insert(n.outs[0], own);
-                let same = self.makers[n.ins[1].0 as usize] == Some(own as u32);
+                let same = self.uses.maker(n.ins[1]) == Some(own);
                 let forms = [Form::OfRows, Form::Counted, Form::Whole];
                 (same && ins[..] == forms && outs[..] == [Form::OfRows]).then_some(())
             }
-            Some(Mixing::Combine) => {
+            Some(Mixing::Unpermute) => {
                 let same = *placed.get(&n.ins[0])? == self.route_of(n.ins[1])?;
                 let forms = [Form::OfRows, Form::OfTokens, Form::OfTokens];
                 (same && ins[..] == forms && outs[..] == [Form::OfTokens]).then_some(())
@@ -329,7 +321,7 @@ impl Region<'_> {
 
     /// The `route` whose slots these are.
     fn route_of(&self, slot: Value) -> Option<usize> {
-        let i = self.makers[slot.0 as usize]? as usize;
+        let i = self.uses.maker(slot)?;
         let n = &self.f.nodes[i];
         (n.op.as_route().is_some() && n.outs[0] == slot).then_some(i)
     }
@@ -339,18 +331,12 @@ impl Region<'_> {
         let index = self.f.ty(n.ins[0]);
         let [shards, tokens, k] = [0, 1, 2].map(|d| index.dims[d].size);
         let [_, experts] = op.groups();
-        let maker = |v: Value| self.makers[v.0 as usize].map(|i| &self.f.nodes[i as usize]);
+        let maker = |v: Value| self.uses.made_by(&self.f.nodes, v);
         let most = if different(n.ins[0], &maker) { k.min(experts) } else { k };
         let roomy = op.rows >= tokens.checked_mul(most)?;
-        let users = |v: Value| {
-            let all = self.users[v.0 as usize].iter().map(|&i| &self.f.nodes[i]);
-            all.flat_map(move |u| {
-                let at = u.ins.iter().enumerate().filter(move |(_, x)| **x == v);
-                at.map(move |(j, _)| (u, j)).collect::<Vec<_>>()
-            })
-        };
+        let users = |v: Value| self.uses.of(v).iter().map(|u| (&self.f.nodes[u.at()], u.operand));
         let slots = users(n.outs[0]).all(|(u, j)| match (u.op.mixing(), &u.op) {
-            (Some(Mixing::Dispatch | Mixing::Combine), _) => j == 1,
+            (Some(Mixing::Dispatch | Mixing::Unpermute), _) => j == 1,
             (None, Op::AtLeast(k)) => k.bound == 0.0,
             _number => false,
         });

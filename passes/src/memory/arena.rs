@@ -365,7 +365,7 @@ fn bind(l: &Frames, list: &mut [Instr], blocks: &Blocks) {
                 }
             }
             Instr::Send(t) | Instr::PostRecv(t) | Instr::Recv(t) => {
-                let place = l.places[t.func][t.value.0 as usize];
+                let place = l.places[t.func][t.value];
                 let framed = l.frame_of.contains_key(&(t.func, t.value));
                 t.offset = place.offset + if framed { next() } else { 0 };
             }

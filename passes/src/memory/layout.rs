@@ -2,7 +2,7 @@
 
 use super::lifetimes::{Buffer, Lifetime, Lifetimes, NONE, Object};
 use super::pieces::{LiveRange, fullest, most_alive, offsets, padded};
-use shardc_ir::func::{Node, Value};
+use shardc_ir::func::{Node, Value, ValueMap};
 use shardc_ir::maps::HashMap;
 use shardc_ir::plan::{MemoryClass, Place};
 use smallvec::SmallVec;
@@ -36,7 +36,7 @@ pub(super) struct CallFrame {
 /// The frames of a rank of the pipeline.
 #[derive(Debug, Default)]
 pub(super) struct Frames {
-    pub places: Vec<Vec<Place>>,
+    pub places: Vec<ValueMap<Place>>,
     pub workspaces: Vec<Vec<Place>>,
     /// Sizes, by function and number of the frame in it.
     pub frames: Vec<Vec<usize>>,
@@ -89,7 +89,7 @@ pub(super) fn layout(l: &mut Lifetimes, way: Way) -> Frames {
     let (m, funcs) = (l.m, l.funcs);
     let n = m.funcs.len();
     let mut out = Frames {
-        places: vec![vec![]; n],
+        places: vec![ValueMap::default(); n],
         workspaces: vec![vec![]; n],
         frames: vec![vec![]; n],
         bound: vec![vec![]; n],
@@ -163,17 +163,17 @@ fn function(l: &mut Lifetimes, f: usize, out: &mut Frames) {
         };
         Place { frame, offset: b.offset, bytes }
     };
-    let buffer = |v: usize| match l.of[f][v] {
+    let buffer = |v: Value| match l.of[f][v] {
         NONE => None, // only its type is asked for
-        _ => Some(&l.buffers[f][l.root(f, Value(v as u32))]),
+        _ => Some(&l.buffers[f][l.root(f, v)]),
     };
-    let mut places = vec![Place::default(); func.values.len()];
+    let mut places = func.per_value(Place::default());
     // In the order of the text, so that a plan that is read has the frames of the one that was made.
     let outs = func.nodes.iter().flat_map(|n| &n.outs).copied();
     let order: Vec<Value> = func.args.iter().map(|a| a.value).chain(outs).collect();
     for &v in &order {
-        let Some(b) = buffer(v.0 as usize).filter(|b| b.object.is_none()) else { continue };
-        places[v.0 as usize] = own(b, l.bytes(f, v));
+        let Some(b) = buffer(v).filter(|b| b.object.is_none()) else { continue };
+        places[v] = own(b, l.bytes(f, v));
     }
     let work = l.work[f].iter().map(|&b| match b {
         NONE => Place::default(),
@@ -181,11 +181,11 @@ fn function(l: &mut Lifetimes, f: usize, out: &mut Frames) {
     });
     out.workspaces[f] = work.collect();
     for value in order {
-        let Some(b) = buffer(value.0 as usize) else { continue };
+        let Some(b) = buffer(value) else { continue };
         let Some(i) = b.object else { continue };
         let o = &l.objects[i];
         let bytes = l.bytes(f, value);
-        places[value.0 as usize] = match o.kind {
+        places[value] = match o.kind {
             Lifetime::Whole => Place { frame: WHOLE, offset: o.offset, bytes },
             Lifetime::Input => {
                 let frame = number(Bound::Input(i, b.bytes), b.bytes);

@@ -4,7 +4,7 @@
 use super::last::plain;
 use super::roles::{Known, Numbers, Takers, roles};
 use crate::step::instructions::Lists;
-use shardc_ir::func::{Func, GradTotal, Module, Node, Role, RoleKind, Value};
+use shardc_ir::func::{Func, GradTotal, Module, Node, Role, RoleKind, Value, ValueMap};
 use shardc_ir::group::{Launch, Roles, launches};
 use shardc_ir::maps::{HashMap, HashSet};
 use shardc_ir::mesh::Mesh;
@@ -86,7 +86,7 @@ pub(super) struct Lifetimes<'a> {
     pub offered: Vec<bool>,
     /// By function.
     pub buffers: Vec<Vec<Buffer>>,
-    pub of: Vec<Vec<usize>>,
+    pub of: Vec<ValueMap<usize>>,
     pub work: Vec<Vec<usize>>,
     /// Names of parameters of which a cast is used.
     cast: HashSet<&'a str>,
@@ -114,7 +114,7 @@ impl<'a> Lifetimes<'a> {
         let ports = funcs.iter().flat_map(|&f| m.funcs[f].results.iter().map(move |r| (f, r)));
         let cast = ports.filter_map(|(f, r)| {
             let half = m.funcs[f].ty(r.value).dtype != DType::F32;
-            Some(&*r.role.as_ref().filter(|r| half && r.kind == RoleKind::Ready)?.name)
+            Some(&*r.role.as_ref().filter(|r| half && r.kind == RoleKind::Unsharded)?.name)
         });
         let n = m.funcs.len();
         let mut p = Lifetimes {
@@ -132,7 +132,7 @@ impl<'a> Lifetimes<'a> {
             users: vec![],
             offered: vec![],
             buffers: (0..n).map(|_| vec![]).collect(),
-            of: vec![vec![]; n],
+            of: vec![ValueMap::default(); n],
             work: vec![vec![]; n],
             cast: cast.collect(),
         };
@@ -159,12 +159,12 @@ impl<'a> Lifetimes<'a> {
     }
 
     pub fn root(&self, f: usize, v: Value) -> usize {
-        self.find(f, self.of[f][v.0 as usize])
+        self.find(f, self.of[f][v])
     }
 
     /// The same; `NONE` if the value has no memory.
     fn root_if_any(&self, f: usize, v: Value) -> usize {
-        let b = self.of[f][v.0 as usize];
+        let b = self.of[f][v];
         if b == NONE { NONE } else { self.find(f, b) }
     }
 
@@ -222,7 +222,7 @@ impl<'a> Lifetimes<'a> {
     fn function(&mut self, f: usize, launches: &[Launch]) {
         let func: &'a Func = &self.m.funcs[f];
         let end = func.nodes.len() + 1;
-        self.of[f] = vec![NONE; func.values.len()];
+        self.of[f] = func.per_value(NONE);
         let made: usize = launches.iter().map(|x| x.outs.len()).sum();
         self.buffers[f].reserve(func.args.len() + made);
         let numbers = std::mem::take(&mut self.numbers[f]);
@@ -230,7 +230,7 @@ impl<'a> Lifetimes<'a> {
         let mut placed: HashMap<usize, usize> = HashMap::default();
         for (a, number) in func.args.iter().zip(numbers.args) {
             let b = self.buffer(f, a.value, 0, MemoryClass::Input);
-            self.of[f][a.value.0 as usize] = b;
+            self.of[f][a.value] = b;
             let Some((role, number)) = a.role.as_ref().zip(number) else { continue };
             let o = match self.known[number].object {
                 Some(o) => o,
@@ -275,7 +275,7 @@ impl<'a> Lifetimes<'a> {
                     }
                     false => self.buffer(f, o, from, MemoryClass::Temporary),
                 };
-                self.of[f][o.0 as usize] = b;
+                self.of[f][o] = b;
             }
         }
         let totals = func.grad_totals();
@@ -313,11 +313,11 @@ impl<'a> Lifetimes<'a> {
         self.sums(f);
     }
 
-    /// Puts what gradients are added to where their sums are.
+    /// Puts what is added to in place where the sum is.
     fn sums(&mut self, f: usize) {
-        for (sum, first) in self.m.funcs[f].sums_in_place().into_iter().enumerate() {
-            let Some(first) = first else { continue };
-            let [from, into] = [first, Value(sum as u32)].map(|v| self.root_if_any(f, v));
+        let func: &'a Func = &self.m.funcs[f];
+        for n in func.nodes.iter().filter(|n| n.op.accumulates()) {
+            let [from, into] = [n.ins[0], n.outs[0]].map(|v| self.root_if_any(f, v));
             if from != NONE && into != NONE && self.buffers[f][from].object.is_none() {
                 self.merge(f, from, into);
             }

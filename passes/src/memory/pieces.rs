@@ -6,8 +6,10 @@
 
 use super::free::FreeList;
 use shardc_ir::plan::ALIGN;
+use shardc_ir::steps;
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
+use std::ops::Range;
 
 /// Bytes, and the first and the last moment at which they are needed.
 #[derive(Clone, Copy)]
@@ -115,19 +117,62 @@ struct Placed {
 const NEAR: usize = 32;
 const SPANS: usize = 4;
 
+/// Spans are the lowest nodes of a tree, and a piece stands in the fewest nodes that make up its life: one that
+/// lives long stands in few lists. What lives in a span stands in that span or in one node above it.
+const CHILDREN: usize = 16;
+const LEVELS: usize = 4;
+
 /// Pieces, and when they live among all births and ends.
 struct Lives<'a> {
     pieces: &'a [LiveRange],
     /// By piece: its birth, and the end of its life.
     lives: Vec<(usize, usize)>,
-    /// Births and ends by [`NEAR`].
-    spans: usize,
+    /// By level, spans first: the number of its first node.
+    levels: [usize; LEVELS],
+    nodes: usize,
 }
 
-impl Lives<'_> {
-    fn spans_of(&self, i: usize) -> std::ops::RangeInclusive<usize> {
+impl<'a> Lives<'a> {
+    fn of(pieces: &'a [LiveRange], lives: Vec<(usize, usize)>, times: usize) -> Lives<'a> {
+        let (mut nodes, mut of_level) = (0, times / NEAR + 1);
+        let levels = [(); LEVELS].map(|()| {
+            let first = nodes;
+            (nodes, of_level) = (nodes + of_level, of_level.div_ceil(CHILDREN));
+            first
+        });
+        Lives { pieces, lives, levels, nodes }
+    }
+
+    fn spans_of(&self, i: usize) -> Range<usize> {
         let (birth, end) = self.lives[i];
-        birth / NEAR..=(end - 1) / NEAR
+        birth / NEAR..(end - 1) / NEAR + 1
+    }
+
+    /// The nodes in which a piece stands.
+    fn nodes_of(&self, i: usize) -> Vec<usize> {
+        let mut at = self.spans_of(i);
+        let mut nodes = vec![];
+        for (first, level) in self.levels.into_iter().zip(1..) {
+            let above = at.start.div_ceil(CHILDREN)..at.end / CHILDREN;
+            if above.is_empty() || level == LEVELS {
+                nodes.extend(first + at.start..first + at.end);
+                break;
+            }
+            nodes.extend(first + at.start..first + above.start * CHILDREN);
+            nodes.extend(first + above.end * CHILDREN..first + at.end);
+            at = above;
+        }
+        nodes
+    }
+
+    /// By level: the nodes of spans, and those above them.
+    fn above(&self, spans: &Range<usize>) -> [Range<usize>; LEVELS] {
+        let mut at = spans.clone();
+        self.levels.map(|first| {
+            let nodes = first + at.start..first + at.end;
+            at = at.start / CHILDREN..(at.end - 1) / CHILDREN + 1;
+            nodes
+        })
     }
 }
 
@@ -155,7 +200,7 @@ struct Order {
     offsets: Vec<usize>,
     /// Those that are placed, by offset.
     by_offset: Vec<Placed>,
-    /// The same by the spans in which they live.
+    /// The same by the nodes of [`Lives`] in which they stand.
     near: Vec<Vec<Placed>>,
     /// By piece: how often it was what ended too high.
     failures: Vec<usize>,
@@ -166,16 +211,17 @@ struct Order {
 impl Order {
     fn of(l: &Lives, order: Vec<usize>) -> Order {
         let [offsets, failures] = [(); 2].map(|()| vec![0; l.pieces.len()]);
-        let near = vec![vec![]; l.spans];
+        let near = vec![vec![]; l.nodes];
         Order { order, placed: 0, offsets, by_offset: vec![], near, failures, failed: None }
     }
 
     /// The lowest place of a piece that is free while it lives.
     fn lowest(&self, l: &Lives, left: &mut Left, i: usize) -> Option<usize> {
         let (LiveRange { birth, death, .. }, size) = (l.pieces[i], l.pieces[i].size());
-        let near = &self.near[l.spans_of(i)];
-        let few: usize = match near.len() <= SPANS {
-            true => near.iter().map(Vec::len).sum(),
+        let spans = l.spans_of(i);
+        // Of each span all that lives in it.
+        let few: usize = match spans.len() <= SPANS {
+            true => spans.clone().map(|s| self.living(l, s)).sum(),
             false => usize::MAX,
         };
         let mut at = 0;
@@ -189,17 +235,18 @@ impl Order {
             below
         };
         if few < self.by_offset.len() / 2 {
-            // One list after the other, by offset; a piece may be in several.
-            let mut near = near.iter().map(Vec::as_slice);
-            let mut near: [&[_]; SPANS] = [(); SPANS].map(|()| near.next().unwrap_or(&[]));
-            let lowest = |near: &[&[Placed]]| {
-                (0..SPANS).filter(|&k| !near[k].is_empty()).min_by_key(|&k| near[k][0].offset)
-            };
-            while let Some(k) = lowest(&near) {
+            // Lists merged by offset; a piece may be in several.
+            let lists = l.above(&spans).into_iter().flat_map(|nodes| &self.near[nodes]);
+            let mut near: Vec<&[Placed]> = lists.map(Vec::as_slice).collect();
+            near.retain(|list| !list.is_empty());
+            while let Some(k) = (0..near.len()).min_by_key(|&k| near[k][0].offset) {
                 if fits_below(&near[k][0]) {
                     break;
                 }
                 near[k] = &near[k][1..];
+                if near[k].is_empty() {
+                    near.swap_remove(k);
+                }
             }
             left.pay(few)?;
         } else {
@@ -207,6 +254,11 @@ impl Order {
             left.pay(found.unwrap_or(self.by_offset.len()))?;
         }
         Some(at)
+    }
+
+    /// How many of those that are placed live in a span.
+    fn living(&self, l: &Lives, span: usize) -> usize {
+        l.above(&(span..span + 1)).into_iter().map(|node| self.near[node.start].len()).sum()
     }
 
     /// Places the rest, but for the first one that would end at `limit` or above it, and those behind that.
@@ -218,10 +270,10 @@ impl Order {
             }
             self.offsets[i] = at;
             let new = self.entry(l, i);
-            for list in self.lists(l, i) {
+            self.lists(&l.nodes_of(i), |list| {
                 let before = list.partition_point(|x| x.offset <= at);
                 list.insert(before, new);
-            }
+            });
             self.placed += 1;
         }
         Some(())
@@ -236,22 +288,21 @@ impl Order {
         let as_often = |&j: &usize| self.failures[j] >= self.failures[i];
         let behind = self.order[..at].iter().rposition(as_often).map_or(0, |j| j + 1);
         let to = behind.min(at.saturating_sub(1));
-        let mut touched = self.near.len()..0;
+        let mut touched = vec![];
         for j in to..self.placed {
             let j = self.order[j];
-            let (old, spans) = (self.entry(l, j), l.spans_of(j));
-            for list in self.lists(l, j) {
+            let (old, nodes) = (self.entry(l, j), l.nodes_of(j));
+            self.lists(&nodes, |list| {
                 let first = list.partition_point(|x| x.offset < old.offset);
                 let found = list[first..].iter().position(|x| *x == old);
                 // Without an end until all of them are found.
                 list[first + found.expect("what is placed is in its lists")].end = 0;
-            }
-            touched = touched.start.min(*spans.start())..touched.end.max(spans.end() + 1);
+            });
+            touched.extend(nodes);
         }
-        if !touched.is_empty() {
-            let lists = self.near[touched].iter_mut().chain([&mut self.by_offset]);
-            lists.for_each(|list| list.retain(|x| x.end > 0));
-        }
+        touched.sort_unstable();
+        touched.dedup();
+        self.lists(&touched, |list| list.retain(|x| x.end > 0));
         self.order[to..=at].rotate_right(1);
         self.placed = self.placed.min(to);
     }
@@ -261,9 +312,11 @@ impl Order {
         Placed { offset, end: offset + l.pieces[i].size(), birth, death }
     }
 
-    /// The lists in which a piece is while it is placed.
-    fn lists(&mut self, l: &Lives, i: usize) -> impl Iterator<Item = &mut Vec<Placed>> {
-        self.near[l.spans_of(i)].iter_mut().chain([&mut self.by_offset])
+    /// Changes the list of all and those of `nodes`.
+    fn lists(&mut self, nodes: &[usize], change: impl Fn(&mut Vec<Placed>)) {
+        steps::add("lists of pieces", nodes.len());
+        change(&mut self.by_offset);
+        nodes.iter().for_each(|&n| change(&mut self.near[n]));
     }
 
     /// Where what ends highest stands, if all are placed.
@@ -295,7 +348,7 @@ impl<'a> Search<'a> {
         times.dedup();
         let at = |time: usize| times.partition_point(|&t| t < time);
         let lives: Vec<_> = pieces.iter().map(|p| (at(p.birth), at(p.death + 1))).collect();
-        let lives = Lives { pieces, lives, spans: times.len() / NEAR + 1 };
+        let lives = Lives::of(pieces, lives, times.len());
         Search { lives, all, best, left: Left { work, patience: work } }
     }
 
@@ -443,6 +496,28 @@ mod tests {
             all.push(rest);
         }
         all
+    }
+
+    /// What every layer saves for backward lives from the layer's forward to its backward.
+    #[test]
+    fn lists_grow_as_layers() {
+        let of = |layers: usize| {
+            let saved = |i: usize| {
+                let (bytes, birth) = (ALIGN * (1 + i % 7), i);
+                LiveRange { bytes, birth, death: 2 * layers * 8 - i }
+            };
+            let pieces: Vec<LiveRange> = (0..layers * 8).map(saved).collect();
+            let search = Search::of(&pieces, (usize::MAX, vec![]), usize::MAX);
+            let mut left = Left { work: usize::MAX, patience: usize::MAX };
+            let mut order = Order::of(&search.lives, search.all);
+            let (placed, steps) =
+                steps::of(|| order.place(&search.lives, &mut left, usize::MAX).is_some());
+            assert!(placed && order.placed == pieces.len());
+            steps["lists of pieces"] as f64
+        };
+        let (few, many) = (of(64), of(1024));
+        // As pieces times the levels of the tree, of which there may be twice as many.
+        assert!(many <= few * 16.0 * 2.5, "{few} lists, and {many} of 16 times the layers");
     }
 
     #[test]

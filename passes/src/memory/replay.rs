@@ -17,7 +17,6 @@ use shardc_ir::func::{Port, Role, RoleKind, Value, sent};
 use shardc_ir::maps::{HashMap, HashSet};
 use shardc_ir::plan::{Call, Instr, Place, Plan, RankClass, calls};
 use std::collections::{BTreeMap, VecDeque};
-use steady::Steady;
 
 /// The stamp of nothing, of the data of a step, and of what nobody may read; others follow.
 const UNMADE: u64 = 0;
@@ -41,8 +40,6 @@ struct Stamps<'a> {
     outside: Vec<u64>,
     /// By microbatch; empty if nothing of it was made.
     micro: Vec<Vec<u64>>,
-    /// How many of these are not empty.
-    alive: usize,
 }
 
 impl<'a> Stamps<'a> {
@@ -77,7 +74,6 @@ impl<'a> Stamps<'a> {
             (Slot::Micro(i), None) => self.outside[i] = stamp,
             (Slot::Micro(i), Some(j)) => {
                 let own = &mut self.micro[j];
-                self.alive += usize::from(own.is_empty());
                 own.extend_from_slice(&self.unmade[own.len()..]);
                 own[i] = stamp;
             }
@@ -86,8 +82,7 @@ impl<'a> Stamps<'a> {
 
     /// Forgets what a microbatch has.
     fn forget(&mut self, microbatch: usize) {
-        let own = std::mem::take(&mut self.micro[microbatch]);
-        self.alive -= usize::from(!own.is_empty());
+        self.micro[microbatch] = vec![];
     }
 }
 
@@ -145,7 +140,7 @@ fn one_class(plan: &Plan, i: usize, leave_out: bool) -> Result<usize, String> {
         for (i, instr) in list.iter().enumerate() {
             instr.microbatch().into_iter().for_each(|j| last[j] = i);
         }
-        let mut steady = Steady::of(list).filter(|_| leave_out);
+        let mut steady = leave_out.then(|| r.steady(list)).flatten();
         let mut i = 0;
         while i < list.len() {
             if let Some(s) = &mut steady {
@@ -196,7 +191,7 @@ impl<'a> Known<'a> {
         let results = f.results.iter().map(|r| r.role.as_ref().map(|r| s.slot(r))).collect();
         let function = Function::of(f, func, &c.memory);
         let places = &c.memory.places[func];
-        let of_inputs: Vec<Place> = inputs.iter().map(|v| places[v.0 as usize]).collect();
+        let of_inputs: Vec<Place> = inputs.iter().map(|v| places[v]).collect();
         let is_data = |p: &Place| {
             let holds =
                 |i: &Place| i.offset <= p.offset && p.offset + p.bytes <= i.offset + i.bytes;
@@ -253,7 +248,7 @@ impl<'a> Replay<'a> {
 
     /// Where a value of a call lies.
     fn span(&self, c: &Call, v: Value) -> Result<Span, String> {
-        let p = self.class.memory.places[c.func][v.0 as usize];
+        let p = self.class.memory.places[c.func][v];
         let base = c.frames.get(p.frame as usize).copied().unwrap_or(0);
         self.inside(base + p.offset, p.bytes)
     }

@@ -13,7 +13,7 @@
 use shardc_ir::func::{Func, FusedWithNext, Node, RoleKind, Value};
 use shardc_ir::group::{Launch, are_one_call, launches};
 use shardc_ir::maps::{HashMap, HashSet};
-use shardc_ir::ops::Sends;
+use shardc_ir::ops::{Kind, Sends};
 
 /// Launches that become one, in their order.
 type Unit = Vec<usize>;
@@ -77,7 +77,7 @@ fn gathers(f: &Func, all: &[Launch]) -> Vec<Unit> {
         .iter()
         .filter(|a| {
             let kind = a.role.as_ref().map(|r| r.kind);
-            matches!(kind, Some(RoleKind::Param | RoleKind::Ready))
+            matches!(kind, Some(RoleKind::Param | RoleKind::Unsharded))
         })
         .map(|a| a.value)
         .collect();
@@ -103,13 +103,12 @@ fn sums(f: &Func, all: &[Launch]) -> Vec<Unit> {
     let found = (0..all.len()).filter(|&i| {
         let ends = |v: &Value| match readers.get(v).map(Vec::as_slice) {
             None => results.contains(v),
-            Some(&[r]) => {
-                let x = &all[r];
-                x.nodes.len() == 1
-                    && !f.nodes[x.nodes.start].op.is_heavy()
-                    && f.nodes[x.nodes.start].op.collective().is_none()
-                    && x.outs.iter().all(|o| results.contains(o) && !readers.contains_key(o))
-            }
+            Some(&[r]) => match &f.nodes[all[r].nodes.clone()] {
+                [n] if n.op.accumulates() || n.op.facts().kind == Kind::Conversion => {
+                    results.contains(&n.outs[0]) && !readers.contains_key(&n.outs[0])
+                }
+                _other => false,
+            },
             Some(_several) => false,
         };
         is(f, &all[i], Sends::Share) && f.kind.is_looped() && all[i].outs.iter().all(ends)

@@ -2,7 +2,7 @@
 
 use super::choose::{Item, Solution};
 use super::segment::{Ref, Segment};
-use shardc_ir::func::{Func, Name, Node, Value};
+use shardc_ir::func::{Func, Name, Node, Patch, Value};
 use std::borrow::Cow;
 
 /// Replaces segments, given in program order, by their solutions.
@@ -10,51 +10,30 @@ pub(crate) fn apply(f: &mut Func, changes: &[(&Segment, &Solution)]) {
     if changes.is_empty() {
         return;
     }
-    let mut old = std::mem::take(&mut f.nodes).into_iter().map(Some).collect::<Vec<_>>();
-    // What stands for every old value now.
-    let mut now: Vec<Value> = (0..f.values.len() as u32).map(Value).collect();
-    let mut at = 0;
-    for (s, solution) in changes {
-        copy(f, &mut old[at..s.run.start], &now);
-        segment(f, &mut old[s.run.clone()], s, solution, &mut now);
-        at = s.run.end;
-    }
-    copy(f, &mut old[at..], &now);
+    let mut patch = Patch::of(f);
+    changes.iter().for_each(|(s, solution)| segment(f, s, solution, &mut patch));
+    patch.apply(f);
 }
 
-fn copy(f: &mut Func, nodes: &mut [Option<Node>], now: &[Value]) {
-    for node in nodes {
-        let mut node = node.take().expect("each node is written once");
-        node.ins.iter_mut().for_each(|v| *v = now[v.0 as usize]);
-        f.nodes.push(node);
-    }
-}
-
-fn segment(
-    f: &mut Func,
-    old: &mut [Option<Node>],
-    s: &Segment,
-    solution: &Solution,
-    now: &mut [Value],
-) {
-    let outs: Vec<_> = old.iter().map(|n| n.as_ref().expect("untouched").outs.clone()).collect();
-    let outer: Vec<Value> = s.outer.iter().map(|v| now[v.0 as usize]).collect();
+fn segment(f: &mut Func, s: &Segment, solution: &Solution, patch: &mut Patch) {
+    let start = s.run.start;
     let mut fresh: Vec<Value> = vec![];
-    let value = |r: Ref, fresh: &[Value]| match r {
-        Ref::Outer(i) => outer[i as usize],
-        Ref::Inner { node, out } => outs[node as usize][out as usize],
+    let value = |f: &Func, r: Ref, fresh: &[Value]| match r {
+        Ref::Outer(i) => s.outer[i as usize],
+        Ref::Inner { node, out } => f.nodes[start + node as usize].outs[out as usize],
         Ref::Fresh(i) => fresh[i as usize],
     };
-    let scopes: Vec<_> = old.iter().map(|n| n.as_ref().expect("untouched").scope).collect();
+    s.run.clone().for_each(|n| patch.erase(n));
     for item in &solution.items {
         match item {
             Item::Keep { node, ins } => {
-                let mut n = old[*node as usize].take().expect("kept once");
-                n.ins = ins.iter().map(|&r| value(r, &fresh)).collect();
-                f.nodes.push(n);
+                let ins = ins.iter().map(|&r| value(f, r, &fresh)).collect();
+                let node = Node { ins, ..f.nodes[start + *node as usize].clone() };
+                patch.insert(s.run.end, node);
             }
             Item::New { node, op, ins, fresh: ty, rule } => {
-                let (scope, own) = (scopes[*node as usize], outs[*node as usize][0]);
+                let old = &f.nodes[start + *node as usize];
+                let (scope, own) = (old.scope, old.outs[0]);
                 let out = match ty {
                     None => own,
                     Some(ty) => {
@@ -66,13 +45,14 @@ fn segment(
                         v
                     }
                 };
-                let ins: Vec<Value> = ins.iter().map(|&r| value(r, &fresh)).collect();
+                let ins: Vec<Value> = ins.iter().map(|&r| value(f, r, &fresh)).collect();
                 let note = (!rule.is_empty()).then_some(Cow::Borrowed(*rule));
-                f.nodes.push(Node { note, ..Node::new(op.clone(), &ins, &[out], scope) });
+                let node = Node { note, ..Node::new(op.clone(), &ins, &[out], scope) };
+                patch.insert(s.run.end, node);
             }
         }
     }
     for &(node, r) in &solution.aliases {
-        now[outs[node as usize][0].0 as usize] = value(r, &fresh);
+        patch.replace(f.nodes[start + node as usize].outs[0], value(f, r, &fresh));
     }
 }

@@ -56,16 +56,16 @@ pub(crate) const RULES: &[Line] = rules! {
         "(all_gather[?t; ?d] (slice[?t; ?d] ?a))" => "(fan_out[?t] ?a)";
         "t: y | d: dim=0 | a: f32[5,6]"
     "reduce-of-place";
-        "(all_reduce[?t] (place[?t; ?d] ?a))" => "(all_gather[?t; ?d] ?a)";
+        "(all_reduce[?t] (pad_to_partial[?t; ?d] ?a))" => "(all_gather[?t; ?d] ?a)";
         "t: x | d: dim=1 | a: f32[4,7@x] | out: f32[4,7]"
     "scatter-of-place";
-        "(reduce_scatter[?t; ?d] (place[?t; ?d] ?a))" => "?a";
+        "(reduce_scatter[?t; ?d] (pad_to_partial[?t; ?d] ?a))" => "?a";
         "t: x | d: dim=1 | a: f32[4,7@x]"
     "move-by-gather";
         "(slice[?t; ?e] (all_gather[?t; ?d] ?a))" => "(all_to_all[?t; from ?d; to ?e] ?a)";
         "t: x | d: dim=0 | e: dim=1 | a: f32[5@x,6]"
     "move-by-scatter";
-        "(reduce_scatter[?t; ?e] (place[?t; ?d] ?a))" => "(all_to_all[?t; from ?d; to ?e] ?a)";
+        "(reduce_scatter[?t; ?e] (pad_to_partial[?t; ?d] ?a))" => "(all_to_all[?t; from ?d; to ?e] ?a)";
         "t: x | d: dim=0 | e: dim=1 | a: f32[5@x,6]"
     "move-back";
         "(all_to_all[?t; ?f; ?g] (all_to_all[?t; ?h; ?k] ?a))" => "?a";

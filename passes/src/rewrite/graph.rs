@@ -217,8 +217,8 @@ fn stands(f: &Func, facts: &Facts, run: &Range<usize>, n: usize, p: &Pattern) ->
         && node.ins.iter().zip(ins).all(|(v, p)| match p {
             Pattern::Var(_) => true,
             Pattern::Op { .. } => {
-                let maker = facts.makers[v.0 as usize] as usize;
-                run.contains(&maker) && stands(f, facts, run, maker, p)
+                let maker = facts.uses.maker(*v).filter(|m| run.contains(m));
+                maker.is_some_and(|m| stands(f, facts, run, m, p))
             }
         })
 }

@@ -1,6 +1,6 @@
 //! Segments: the runs of nodes of one layer, and their structure without names and numbers.
 
-use shardc_ir::func::{Func, Value};
+use shardc_ir::func::{Func, Uses, Value, ValueMap};
 use shardc_ir::maps::HashMap;
 use shardc_ir::mesh::Mesh;
 use shardc_ir::types::Type;
@@ -23,20 +23,17 @@ pub(crate) enum Ref {
 
 /// What the pass asks of a whole function.
 pub(crate) struct Facts {
-    /// The node that makes a value; `u32::MAX` for arguments.
-    pub makers: Vec<u32>,
+    /// A result of the function keeps a value of its own.
+    pub uses: Uses,
     /// Segments in program order.
     pub runs: Vec<Range<usize>>,
     /// Read after its segment, or never.
-    pub live_out: Vec<bool>,
-    /// A result of the function: it keeps a value of its own.
-    pub port: Vec<bool>,
+    pub live_out: ValueMap<bool>,
 }
 
 impl Facts {
     pub(crate) fn new(f: &Func) -> Facts {
-        let mut makers = vec![u32::MAX; f.values.len()];
-        let mut run_of = vec![u32::MAX; f.values.len()];
+        let mut run_of = f.per_value(u32::MAX);
         let mut runs: Vec<Range<usize>> = vec![];
         let mut layer = None;
         for (n, node) in f.nodes.iter().enumerate() {
@@ -47,24 +44,20 @@ impl Facts {
             }
             layer = Some(here);
             for o in &node.outs {
-                makers[o.0 as usize] = n as u32;
-                run_of[o.0 as usize] = runs.len() as u32 - 1;
+                run_of[o] = runs.len() as u32 - 1;
             }
         }
-        let (mut live_out, mut read) = (vec![false; f.values.len()], vec![false; f.values.len()]);
-        let mut port = live_out.clone();
+        let mut live_out = f.per_value(false);
         for (r, run) in runs.iter().enumerate() {
             for v in f.nodes[run.clone()].iter().flat_map(|n| &n.ins) {
-                read[v.0 as usize] = true;
-                live_out[v.0 as usize] |= run_of[v.0 as usize] != r as u32;
+                live_out[v] |= run_of[v] != r as u32;
             }
         }
-        for p in &f.results {
-            port[p.value.0 as usize] = true;
-            live_out[p.value.0 as usize] = true;
+        let uses = f.uses();
+        for v in f.values.ids() {
+            live_out[v] |= uses.is_result(v) || uses.of(v).is_empty();
         }
-        live_out.iter_mut().zip(&read).for_each(|(l, r)| *l |= !r);
-        Facts { makers, runs, live_out, port }
+        Facts { uses, runs, live_out }
     }
 }
 
@@ -94,8 +87,7 @@ impl Segment {
         let mut s = Segment { run: run.clone(), ins: vec![], outer: vec![], nodes: vec![] };
         for node in &f.nodes[run.clone()] {
             let mut one = |v: &Value| {
-                let maker = facts.makers[v.0 as usize] as usize;
-                if run.contains(&maker) {
+                if let Some(maker) = facts.uses.maker(*v).filter(|m| run.contains(m)) {
                     let outs = &f.nodes[maker].outs;
                     let out = outs.iter().position(|o| o == v).expect("its maker makes it");
                     return Ref::Inner { node: (maker - run.start) as u32, out: out as u32 };
@@ -106,11 +98,10 @@ impl Segment {
                 }))
             };
             s.ins.push(node.ins.iter().map(&mut one).collect());
-            let any = |of: &[bool]| node.outs.iter().any(|o| of[o.0 as usize]);
             let annotated = node.outs.iter().any(|o| f.annotations.contains_key(o));
             s.nodes.push(NodeFacts {
-                live_out: any(&facts.live_out),
-                port: any(&facts.port),
+                live_out: node.outs.iter().any(|o| facts.live_out[o]),
+                port: node.outs.iter().any(|&o| facts.uses.is_result(o)),
                 opaque: node.outs.len() != 1 || annotated,
             });
         }

@@ -1,7 +1,7 @@
 //! Ranges of a dim that are cut, padded and cut again become one shift each, and shifts of one value a chain.
 //!
-//! Before:  `%w = widen[d=14; start=2] %x`, `%p = narrow[p=12; start=0] %w`, `%q = narrow[p=12; start=1] %w`
-//! After:   `%q = widen[d=12; start=1] %x`, `%p = widen[d=12; start=1] %q`
+//! Before:  `%w = pad[d=14; start=2] %x`, `%p = narrow[p=12; start=0] %w`, `%q = narrow[p=12; start=1] %w`
+//! After:   `%q = pad[d=12; start=1] %x`, `%p = pad[d=12; start=1] %q`
 //! Assumes: phase Source.  Leaves: phase Source.
 //!
 //! Ranks that split the dim exchange what crosses from piece to piece: of a shift no more than it shifts by; of a
@@ -10,8 +10,8 @@
 //! What the first of two ops cuts away is 0 only if the second has no place for it. Else both stay.
 
 use shardc_ir::boxes::Halo;
-use shardc_ir::func::{Func, Node, Scope, Value};
-use shardc_ir::ops::{Narrow, Op, Widen};
+use shardc_ir::func::{Func, Node, Patch, Scope, Value, ValueMap};
+use shardc_ir::ops::{Narrow, Op, Pad};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
@@ -56,7 +56,7 @@ impl Shift {
         let dim = Narrow::along(self.dim, 0, 1, 1).dim;
         match self.is_range() {
             true => Narrow::along(self.dim, self.start as usize, self.to, 1).into(),
-            false => Widen { dim, ..Widen::new(-self.start, self.to) }.into(),
+            false => Pad { dim, ..Pad::new(-self.start, self.to) }.into(),
         }
     }
 
@@ -76,75 +76,70 @@ pub fn shifts(f: &mut Func) {
         return;
     }
     // What is a result, or asked to be split somehow, stays.
-    let mut kept = vec![false; f.values.len()];
+    let mut kept = f.per_value(false);
     let asked = f.annotations.keys().copied();
-    asked.chain(f.results.iter().map(|r| r.value)).for_each(|v| kept[v.0 as usize] = true);
+    asked.chain(f.results.iter().map(|r| r.value)).for_each(|v| kept[v] = true);
     drop_identities(f, &kept);
     join(f, &kept);
     chain(f);
 }
 
 /// Drops ranges of all of a dim, so that those who read them read what they are of.
-fn drop_identities(f: &mut Func, kept: &[bool]) {
-    let mut now: Vec<Value> = (0..f.values.len() as u32).map(Value).collect();
-    for mut n in std::mem::take(&mut f.nodes) {
-        n.ins.iter_mut().for_each(|v| *v = now[v.0 as usize]);
-        match Shift::of(f, &n) {
-            Some(own) if own.changes_nothing() && !kept[n.outs[0].0 as usize] => {
-                now[n.outs[0].0 as usize] = n.ins[0];
-            }
-            _other => f.nodes.push(n),
+fn drop_identities(f: &mut Func, kept: &ValueMap<bool>) {
+    let mut patch = Patch::of(f);
+    for (i, n) in f.nodes.iter().enumerate() {
+        if Shift::of(f, n).is_some_and(Shift::changes_nothing) && !kept[n.outs[0]] {
+            patch.replace(n.outs[0], n.ins[0]);
+            patch.erase(i);
         }
     }
+    patch.apply(f);
 }
 
 /// Shifts of what only shifts read: each becomes one of the first operand.
-fn join(f: &mut Func, kept: &[bool]) {
-    let mut users: Vec<Vec<usize>> = vec![vec![]; f.values.len()];
-    for (u, n) in f.nodes.iter().enumerate() {
-        n.ins.iter().for_each(|v| users[v.0 as usize].push(u));
-    }
-    // The value that each shifted one is of, and what stands for each value.
-    let mut made: Vec<Option<(Value, Shift)>> = vec![None; f.values.len()];
-    let mut now: Vec<Value> = (0..f.values.len() as u32).map(Value).collect();
-    let mut gone = vec![false; f.values.len()];
-    let nodes = std::mem::take(&mut f.nodes);
-    for mut n in nodes.iter().cloned() {
-        n.ins.iter_mut().for_each(|v| *v = now[v.0 as usize]);
-        let Some(own) = Shift::of(f, &n) else {
-            f.nodes.push(n);
-            continue;
-        };
-        let (v, out) = (n.ins[0], n.outs[0]);
-        let before = made[v.0 as usize].filter(|&(of, first)| {
+fn join(f: &mut Func, kept: &ValueMap<bool>) {
+    let (uses, mut patch) = (f.uses(), Patch::of(f));
+    // The value that each shifted one is of.
+    let mut made: ValueMap<Option<(Value, Shift)>> = f.per_value(None);
+    let (mut joined, mut gone) = (f.per_value(false), f.per_value(false));
+    for n in &f.nodes {
+        let Some(own) = Shift::of(f, n) else { continue };
+        let (v, out) = (patch.now(n.ins[0]), n.outs[0]);
+        let before = made[v].filter(|&(of, first)| {
             // Ranges of ranges stay: terms do not join them, and such a plan would not be proved.
-            let within = made[of.0 as usize].is_some_and(|m| m.1.is_range());
+            let within = made[of].is_some_and(|m| m.1.is_range());
             let apart = |next: &Shift| first.is_range() && (within || next.is_range());
-            let alone = |&u: &usize| {
-                let next = Shift::of(f, &nodes[u]).filter(|next| !apart(next));
+            let alone = |u: usize| {
+                let next = Shift::of(f, &f.nodes[u]).filter(|next| !apart(next));
                 let both = next.and_then(|next| first.then(next));
-                both.is_some_and(|b| !b.changes_nothing() || !kept[nodes[u].outs[0].0 as usize])
+                both.is_some_and(|b| !b.changes_nothing() || !kept[f.nodes[u].outs[0]])
             };
-            !kept[v.0 as usize] && users[v.0 as usize].iter().all(alone)
+            !kept[v] && uses.users(v).all(alone)
         });
         let both = before.and_then(|(of, first)| Some((of, first.then(own)?)));
         let Some((of, both)) = both else {
-            made[out.0 as usize] = Some((v, own));
-            f.nodes.push(n);
+            made[out] = Some((v, own));
             continue;
         };
-        gone[v.0 as usize] = true;
+        gone[v] = true;
         if both.changes_nothing() {
-            now[out.0 as usize] = of;
+            gone[out] = true;
+            patch.replace(out, of);
             continue;
         }
-        made[out.0 as usize] = Some((of, both));
-        f.nodes.push(Node {
-            note: Some(Cow::Borrowed("shift of a shift")),
-            ..Node::new(both.op(), &[of], &[out], n.scope)
-        });
+        made[out] = Some((of, both));
+        joined[out] = true;
     }
-    f.nodes.retain(|n| !gone[n.outs[0].0 as usize]);
+    for (u, n) in f.nodes.iter_mut().enumerate() {
+        let out = n.outs[0];
+        if gone[out] {
+            patch.erase(u);
+        } else if let Some((of, both)) = made[out].filter(|_| joined[out]) {
+            let note = Some(Cow::Borrowed("shift of a shift"));
+            *n = Node { note, ..Node::new(both.op(), &[of], &[out], n.scope) };
+        }
+    }
+    patch.apply(f);
 }
 
 /// Lets each shift of a value begin where a nearer one ends.

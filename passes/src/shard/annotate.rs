@@ -12,7 +12,7 @@ use crate::autodiff::recompute::Recompute;
 use crate::options::{CpMode, Options, ShardRule, TpMode};
 use shardc_ir::attr::read_atoms;
 use shardc_ir::diag::{Diag, Result};
-use shardc_ir::func::{AnnotatedDim, Annotation, Fill, Func, Node, Port, RoleKind, Value};
+use shardc_ir::func::{AnnotatedDim, Annotation, Fill, Func, Node, Port, RoleKind, Uses, Value};
 use shardc_ir::mesh::{Atom, AtomSet, Mesh, PIPELINE};
 use shardc_ir::ops::{Kind, Op};
 use shardc_ir::plan::Mode;
@@ -48,7 +48,7 @@ pub fn annotate(
     experts::cut(&mut mesh, &folded)?;
     // Per parameter, the dim that tensor parallelism splits and how many ways it may.
     let by_name: BTreeMap<&str, &Weight> = weights.iter().map(|w| (&*w.param, w)).collect();
-    let users = users(f);
+    let uses = f.uses();
     // On a grid words name the dim that is split, and the mode says how.
     let on_grid = |r: &&ShardRule| o.tp_mode != TpMode::OneD && asked::word(r).is_some();
     let words: Vec<ShardRule> = o.shard.iter().filter(on_grid).cloned().collect();
@@ -57,7 +57,7 @@ pub fn annotate(
         let role = a.role.as_ref().filter(|r| r.kind == RoleKind::Param)?;
         let own = by_name.get(&*role.name).filter(|w| w.experts.is_none())?.tp_dim;
         let dim = words.get(&a.value).copied().unwrap_or(own)?;
-        Some((dim, split_limit(f, &users, a.value, dim)))
+        Some((dim, split_limit(f, &uses, a.value, dim)))
     };
     let recipes: Vec<Option<(usize, Option<usize>)>> = f.args.iter().map(recipe).collect();
     grid::cut(&mut mesh, o.tp_mode, recipes.iter().flatten().filter_map(|r| r.1))?;
@@ -90,7 +90,7 @@ pub fn annotate(
         match role.kind {
             RoleKind::Param => {
                 if let &Some(recipe) = recipe {
-                    let (cut, made) = weight(&mesh, f, &users, a.value, recipe, &grid);
+                    let (cut, made) = weight(&mesh, f, &uses, a.value, recipe, &grid);
                     dims.iter_mut().zip(cut).for_each(|(d, atoms)| d.atoms = atoms);
                     if let (true, Some((v, side, last))) = (grid.cuts_stream(), made) {
                         new.push(laid(v, &side.rows, last));
@@ -362,15 +362,15 @@ type Made<'a> = Option<(Value, &'a Side, AtomList)>;
 fn weight<'a>(
     mesh: &Mesh,
     f: &Func,
-    users: &Users,
+    uses: &Uses,
     v: Value,
     (dim, limit): (usize, Option<usize>),
     grid: &'a Grid,
 ) -> (Vec<AtomList>, Made<'a>) {
     let list = |s: AtomSet| AtomList::collect(s.iter()).unwrap_or_default();
     let rank = f.ty(v).rank();
-    let v = behind(f, users, v);
-    let used = users[v.0 as usize].iter().map(|&(i, j)| (&f.nodes[i as usize], j as usize));
+    let v = behind(f, uses, v);
+    let used = uses.of(v).iter().map(|u| (&f.nodes[u.at()], u.operand as usize));
     let used: Vec<(&Node, usize)> = used.collect();
     if !used.is_empty() && used.iter().all(|u| u.0.op.facts().kind == Kind::Lookup) {
         let entries = AtomList::collect(grid.entries.iter().copied()).unwrap_or_default();
@@ -401,18 +401,20 @@ fn weight<'a>(
 
 /// What products take for a value: behind all that is done to each of its elements alone, as a
 /// factor that was moved from an activation to its smaller weight.
-fn behind(f: &Func, users: &Users, mut v: Value) -> Value {
+fn behind(f: &Func, uses: &Uses, mut v: Value) -> Value {
     loop {
-        let used = &users[v.0 as usize];
-        let node = |i: u32| &f.nodes[i as usize];
-        let taken = |&(i, _): &(u32, u32)| node(i).op.facts().kind.takes_weights();
-        let Some(&(first, _)) = used.first().filter(|_| !used.iter().any(taken)) else { return v };
-        let [only] = node(first).ins[..] else { return v };
-        let rule = node(first).op.def().rule(&[f.ty(only).rank()]);
+        let mut users = uses.users(v).map(|i| &f.nodes[i]);
+        let Some(first) = users.clone().next() else { return v };
+        let taken = users.any(|n| n.op.facts().kind.takes_weights());
+        let &[only] = &first.ins[..] else { return v };
+        if taken {
+            return v;
+        }
+        let rule = first.op.def().rule(&[f.ty(only).rank()]);
         if rule.outs.len() != 1 || rule.outs[0] != rule.ins[0] {
             return v;
         }
-        v = node(first).outs[0];
+        v = first.outs[0];
     }
 }
 
@@ -426,44 +428,32 @@ fn up_to(mesh: &Mesh, set: AtomSet, limit: Option<usize>) -> AtomList {
     AtomList::collect(fits).unwrap_or_default()
 }
 
-/// Per value, the nodes that use it and as which operand.
-type Users = Vec<SmallVec<[(u32, u32); 2]>>;
-
-fn users(f: &Func) -> Users {
-    let mut users: Users = vec![SmallVec::new(); f.values.len()];
-    for (i, n) in f.nodes.iter().enumerate() {
-        for (j, v) in n.ins.iter().enumerate() {
-            users[v.0 as usize].push((i as u32, j as u32));
-        }
-    }
-    users
-}
-
 /// How many ways the tensor-parallel dim of a weight can be split so that heads stay whole: the
 /// number of heads if the product it feeds is cut into heads, no limit otherwise.
-fn split_limit(f: &Func, users: &Users, arg: Value, dim: usize) -> Option<usize> {
+fn split_limit(f: &Func, uses: &Uses, arg: Value, dim: usize) -> Option<usize> {
     let (mut v, mut dim) = (arg, dim);
     loop {
-        v = behind(f, users, v);
-        let &(i, j) = users[v.0 as usize].first()?;
-        let n = &f.nodes[i as usize];
+        v = behind(f, uses, v);
+        let first = uses.of(v).first()?;
+        let n = &f.nodes[first.at()];
         // Only a product, and a bias, may stand between a weight and its heads.
         if !matches!(n.op, Op::Dot(_) | Op::Add(_)) {
             return None;
         }
         let ranks: SmallVec<[usize; 4]> = n.ins.iter().map(|&x| f.ty(x).rank()).collect();
         let rule = n.op.def().rule(&ranks);
-        let letter: Letter = rule.ins[j as usize][dim].single()?;
+        let letter: Letter = rule.ins[first.operand as usize][dim].single()?;
         dim = rule.outs[0].iter().position(|g| g.single() == Some(letter))?;
-        v = behind(f, users, n.outs[0]);
-        let next = &users[v.0 as usize];
-        let heads = next.iter().find_map(|&(k, _)| {
-            let Op::Reshape(r) = &f.nodes[k as usize].op else { return None };
+        v = behind(f, uses, n.outs[0]);
+        let mut next = uses.users(v).map(|k| &f.nodes[k]);
+        let count = next.len();
+        let heads = next.find_map(|n| {
+            let Op::Reshape(r) = &n.op else { return None };
             let major = r.rule.0.ins[0][dim].letters().split_first().filter(|l| !l.1.is_empty())?.0;
             let at = r.rule.0.outs[0].iter().position(|g| g.single() == Some(*major))?;
-            Some(f.ty(f.nodes[k as usize].outs[0]).dims[at].size)
+            Some(f.ty(n.outs[0]).dims[at].size)
         });
-        if heads.is_some() || next.len() != 1 {
+        if heads.is_some() || count != 1 {
             return heads;
         }
     }

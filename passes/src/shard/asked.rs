@@ -8,7 +8,7 @@ use crate::globs;
 use crate::options::{Options, ShardRule};
 use shardc_ir::attr::{read_atoms, read_sub_axis};
 use shardc_ir::diag::{Diag, Result};
-use shardc_ir::func::{AnnotatedDim, Annotation, Func, Node, RoleKind, Value};
+use shardc_ir::func::{AnnotatedDim, Annotation, Func, Node, RoleKind, Scope, Value};
 use shardc_ir::mesh::{AtomSet, Mesh, PIPELINE};
 use shardc_ir::names::{self, glob};
 use shardc_ir::ops::Kind;
@@ -140,8 +140,8 @@ pub(super) fn recipes(
 fn hits(f: &Func, weights: &[Weight], rule: &ShardRule) -> Result<Vec<(Value, Vec<String>)>> {
     let word = word(rule);
     let args = globs::arguments(f, weights, &rule.glob).map_err(|d| d.at(place(rule)))?;
-    let own = |s: u32| glob(&rule.glob, &f.scopes[s as usize].path);
-    let scopes: BTreeSet<u32> = f.nodes.iter().map(|n| n.scope.0).filter(|&s| own(s)).collect();
+    let own = |s: Scope| glob(&rule.glob, &f.scopes[s].path);
+    let scopes: BTreeSet<Scope> = f.nodes.iter().map(|n| n.scope).filter(|&s| own(s)).collect();
     if args.is_empty() && scopes.is_empty() {
         return Err(unknown(f, weights, rule));
     }
@@ -151,7 +151,7 @@ fn hits(f: &Func, weights: &[Weight], rule: &ShardRule) -> Result<Vec<(Value, Ve
             args.iter().map(|&v| Ok((v, of_param(f, rule, word, v)?))).collect::<Result<_>>()?
         }
         None if args.is_empty() => {
-            let of = f.nodes.iter().filter(|n| scopes.contains(&n.scope.0));
+            let of = f.nodes.iter().filter(|n| scopes.contains(&n.scope));
             let last: BTreeMap<u32, Value> = of.map(|n| (n.scope.0, n.outs[0])).collect();
             last.into_values().map(|v| (v, rule.dims.clone())).collect()
         }
@@ -182,15 +182,15 @@ fn of_scopes(
     f: &Func,
     rule: &ShardRule,
     word: &str,
-    scopes: &BTreeSet<u32>,
+    scopes: &BTreeSet<Scope>,
 ) -> Result<Vec<(Value, Vec<String>)>> {
-    let inside = |n: &Node| scopes.contains(&n.scope.0);
+    let inside = |n: &Node| scopes.contains(&n.scope);
     let params: Vec<Value> = params(f).filter(|&v| user(f, v, &inside).is_some()).collect();
     // A word is for linears and embeddings, as in torch.
     if params.iter().any(|&v| is_weight(f, v, &inside)) {
         return Ok(params.into_iter().map(|v| (v, dims(f, v, word, &inside))).collect());
     }
-    let path = scopes.first().map_or("", |&s| &f.scopes[s as usize].path);
+    let path = scopes.first().map_or("", |&s| &f.scopes[s].path);
     let weighs = |n: &Node| self::params(f).any(|v| is_weight(f, v, &|m| std::ptr::eq(m, n)));
     let paths = f.nodes.iter().filter(|n| weighs(n)).map(|n| &*f.scope_info(n.scope).path);
     let below = paths.filter(|p| p.strip_prefix(path).is_some_and(|rest| rest.starts_with('.')));
@@ -317,7 +317,7 @@ pub fn check_inputs(mesh: &Mesh, f: &mut Func, batch: AtomSet, o: &Options) -> R
         if o.microbatches() > 1 && first.open && first.atoms.set().within(batch) && !taken {
             first.atoms = AtomList::collect(batch.iter()).unwrap_or_default();
         }
-        let (rows, ty) = (first.atoms, &f.values[a.value.0 as usize].ty);
+        let (rows, ty) = (first.atoms, &f.values[a.value].ty);
         let ways: usize = rows.iter().map(|x| mesh.size(x)).product();
         let moved = o.microbatches() > 1 && rows.set() != batch;
         if moved || ty.dims[0].size % ways != 0 {

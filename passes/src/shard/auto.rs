@@ -22,13 +22,13 @@ use super::ways::{Chosen, Execution, Group, Place, Stored, Way, ways};
 use super::zero::Zero;
 use crate::choose::{Choice, Cost, Costs, Problem, Var, within};
 use crate::depends::weighted;
-use shardc_ir::func::{Func, Port, RoleKind, Value};
+use shardc_ir::func::{Func, Port, RoleKind, Uses, Value, ValueMap};
 use shardc_ir::hardware::Hardware;
 use shardc_ir::infer::Linear;
+use shardc_ir::maps::HashMap;
 use shardc_ir::mesh::{Atom, AtomSet, Mesh};
 use shardc_ir::types::{AtomList, State, Type};
 use smallvec::SmallVec;
-use std::collections::HashMap;
 use std::rc::Rc;
 
 /// What the choice is for.
@@ -37,6 +37,8 @@ pub struct Asked<'a> {
     pub hardware: &'a Hardware,
     /// Gradients are made.
     pub trains: bool,
+    /// How many f32 the optimizer keeps of each element of a trained parameter.
+    pub states: u64,
     /// Of a step: what is done to parameters once per step counts so much less.
     pub microbatches: usize,
     /// Bytes of a rank for parameters, their gradients and state, and what backward reads.
@@ -90,16 +92,15 @@ struct Builder<'a> {
     over: Vec<(AtomSet, bool)>,
     now: Option<Chosen>,
     /// Values that depend on a parameter, and those with a gradient.
-    weighted: Vec<bool>,
-    active: &'a [bool],
-    trained: Vec<bool>,
+    weighted: ValueMap<bool>,
+    active: &'a ValueMap<bool>,
+    trained: ValueMap<bool>,
     /// Values that backward reads.
-    saved: Vec<bool>,
+    saved: ValueMap<bool>,
     /// By value, of parameters: how it is stored.
-    zero: Vec<Option<Var>>,
-    uses: Vec<SmallVec<[(u32, u32); 4]>>,
-    makers: Vec<Option<u32>>,
-    param: Vec<bool>,
+    zero: ValueMap<Option<Var>>,
+    uses: Uses,
+    param: ValueMap<bool>,
     units: Vec<usize>,
     moves: Moves<'a>,
     problem: Problem,
@@ -113,20 +114,14 @@ pub(crate) fn choose(
     asked: &Asked,
     f: &Func,
     ops: &Factors,
-    active: &[bool],
+    active: &ValueMap<bool>,
     trained: &dyn Fn(&str) -> bool,
 ) -> (Chosen, Price, Option<Choices>) {
-    let mut uses: Vec<SmallVec<[(u32, u32); 4]>> = vec![SmallVec::new(); f.values.len()];
-    for (u, n) in f.nodes.iter().enumerate() {
-        for (j, v) in n.ins.iter().enumerate() {
-            uses[v.0 as usize].push((u as u32, j as u32));
-        }
-    }
-    let (mut param, mut mine) = (vec![false; f.values.len()], vec![false; f.values.len()]);
+    let (mut param, mut mine) = (f.per_value(false), f.per_value(false));
     for a in &f.args {
         if let Some(r) = a.role.as_ref().filter(|r| r.kind == RoleKind::Param) {
-            param[a.value.0 as usize] = true;
-            mine[a.value.0 as usize] = trained(&r.name);
+            param[a.value] = true;
+            mine[a.value] = trained(&r.name);
         }
     }
     let mut b = Builder {
@@ -139,32 +134,31 @@ pub(crate) fn choose(
         active,
         trained: mine,
         saved: saved(asked, f, active),
-        zero: vec![None; f.values.len()],
-        uses,
-        makers: f.makers(),
+        zero: f.per_value(None),
+        uses: f.uses(),
         param,
         units: units(f),
         moves: Moves::new(asked.mesh, asked.hardware, asked.trains),
         problem: Problem::new(),
-        alike: HashMap::new(),
-        edges: HashMap::new(),
+        alike: HashMap::default(),
+        edges: HashMap::default(),
     };
     b.least()
 }
 
 /// Values that backward reads, about: operands of ops with a gradient that are not linear in all of them.
-fn saved(asked: &Asked, f: &Func, active: &[bool]) -> Vec<bool> {
-    let mut saved = vec![false; f.values.len()];
-    let nodes = f.nodes.iter().filter(|n| n.outs.iter().any(|o| active[o.0 as usize]));
+fn saved(asked: &Asked, f: &Func, active: &ValueMap<bool>) -> ValueMap<bool> {
+    let mut saved = f.per_value(false);
+    let nodes = f.nodes.iter().filter(|n| n.outs.iter().any(|o| active[o]));
     for n in nodes.filter(|n| !matches!(n.op.def().linear(), Linear::Together(_))) {
-        n.ins.iter().for_each(|v| saved[v.0 as usize] = asked.trains);
+        n.ins.iter().for_each(|v| saved[v] = asked.trains);
     }
     saved
 }
 
 /// The unit of each node: a number that grows where a layer begins or ends.
 pub(super) fn units(f: &Func) -> Vec<usize> {
-    let mut seen: HashMap<Option<u32>, usize> = HashMap::new();
+    let mut seen: HashMap<Option<u32>, usize> = HashMap::default();
     let (mut next, mut last) = (0, None);
     let mut of = vec![];
     for n in &f.nodes {
@@ -194,11 +188,11 @@ impl Builder<'_> {
         self.alike.clear();
         self.edges.clear();
         let mut nodes: Vec<Option<Running>> = vec![];
-        let mut values: Vec<Option<Lying>> = (0..f.values.len()).map(|_| None).collect();
+        let mut values: ValueMap<Option<Lying>> = (0..f.values.len()).map(|_| None).collect();
         for a in &f.args {
-            if self.param[a.value.0 as usize] && self.is_shared(a.value) {
+            if self.param[a.value] && self.is_shared(a.value) {
                 let v = self.value(a.value);
-                values[a.value.0 as usize] = Some(v);
+                values[a.value] = Some(v);
             }
         }
         for u in 0..f.nodes.len() {
@@ -208,16 +202,16 @@ impl Builder<'_> {
             }
             nodes.push(own);
             for (o, &v) in f.nodes[u].outs.iter().enumerate() {
-                if !self.weighted[v.0 as usize] || !self.is_shared(v) {
+                if !self.weighted[v] || !self.is_shared(v) {
                     continue;
                 }
                 let made = self.value(v);
                 if let Some((maker, _)) = &nodes[u] {
                     let gives = maker.gives.iter().map(|g| g[o]).collect();
                     let needs = made.0.needs.iter().map(|g| g[0]).collect();
-                    self.edge((maker.var, gives), (made.0.var, needs), self.active[v.0 as usize]);
+                    self.edge((maker.var, gives), (made.0.var, needs), self.active[v]);
                 }
-                values[v.0 as usize] = Some(made);
+                values[v] = Some(made);
             }
         }
         let budget = self.asked.budget.unwrap_or(u64::MAX >> 3);
@@ -230,17 +224,17 @@ impl Builder<'_> {
         &mut self,
         found: Choice,
         nodes: &[Option<Running>],
-        values: &[Option<Lying>],
+        values: &ValueMap<Option<Lying>>,
     ) -> Choices {
         let problem = std::mem::take(&mut self.problem);
         let mut all = Choices::new(problem, found, self.zero.clone());
-        for (i, v) in values.iter().enumerate() {
-            v.iter().for_each(|(own, layouts)| all.own(i, own.var, layouts));
+        for (v, lying) in values.ids().zip(values) {
+            lying.iter().for_each(|(own, layouts)| all.own(v, own.var, layouts));
         }
         for (n, own) in self.f.nodes.iter().zip(nodes) {
             let Some((own, ways)) = own else { continue };
             n.outs.iter().enumerate().for_each(|(o, &v)| all.result(v, own.var, ways, o));
-            let params = n.ins.iter().enumerate().filter(|v| self.param[v.1.0 as usize]);
+            let params = n.ins.iter().enumerate().filter(|v| self.param[v.1]);
             params.for_each(|(j, &v)| all.operand(v, own.var, ways, j));
         }
         all
@@ -251,7 +245,7 @@ impl Builder<'_> {
         // What is summed over microbatches is reduced once per step: it stays as it is made.
         let shown = |r: &Port| r.value == v && !r.role.as_ref().is_some_and(|r| r.kind.is_summed());
         let asked = self.f.annotations.contains_key(&v);
-        asked || self.uses[v.0 as usize].len() > 1 || self.f.results.iter().any(shown)
+        asked || self.uses.of(v).len() > 1 || self.f.results.iter().any(shown)
     }
 
     fn is_result(&self, v: Value) -> bool {
@@ -261,16 +255,15 @@ impl Builder<'_> {
     /// The variable of a node that depends on a parameter.
     fn node(&mut self, u: usize) -> Option<Running> {
         let n = &self.f.nodes[u];
-        if !n.outs.iter().any(|o| self.weighted[o.0 as usize]) {
+        if !n.outs.iter().any(|o| self.weighted[o]) {
             return None;
         }
         let mut key = String::new();
         n.op.write(self.asked.mesh, &mut key);
         for v in n.ins.iter().chain(&n.outs) {
             let t = self.f.ty(*v);
-            let i = v.0 as usize;
-            let own = self.param[i] && !self.is_shared(*v);
-            let (active, trained, saved) = (self.active[i], self.trained[i], self.saved[i]);
+            let own = self.param[v] && !self.is_shared(*v);
+            let (active, trained, saved) = (self.active[v], self.trained[v], self.saved[v]);
             let result = self.is_result(*v);
             key += &format!(" {:?}{:?}{active}{own}{trained}{saved}{result}", t.dtype, t.sizes());
         }
@@ -290,7 +283,7 @@ impl Builder<'_> {
         let var = self.problem.var(all.len(), self.units[u]);
         self.problem.table(&[var], costs);
         for (j, &v) in n.ins.iter().enumerate() {
-            if self.param[v.0 as usize] && !self.is_shared(v) {
+            if self.param[v] && !self.is_shared(v) {
                 let used: Vec<Type> = all.iter().map(|w| w.ins[j].clone()).collect();
                 self.stored(v, var, &used, self.units[u]);
             }
@@ -306,12 +299,11 @@ impl Builder<'_> {
         let costs: Vec<Cost> = layouts.iter().flat_map(|t| self.parameter(v, t)).collect();
         let var = self.problem.var(STORED.len(), unit);
         self.problem.table(&[used, var], costs);
-        self.zero[v.0 as usize] = Some(var);
+        self.zero[v] = Some(var);
     }
 
     /// The variable of a value: where it lies between the op that makes it and those that use it.
     fn value(&mut self, v: Value) -> Lying {
-        let i = v.0 as usize;
         let result = self.is_result(v);
         let mut all = vec![];
         // What is asked for is there; what else may split the value splits its open dims.
@@ -319,17 +311,17 @@ impl Builder<'_> {
         let plain = self.asked_for(v);
         let open = |d: usize| asked.is_none_or(|a| a.dims[d].open);
         let free: Vec<Group> = self
-            .groups(|now, a| place(&now.own[i], a))
+            .groups(|now, a| place(&now.own[v], a))
             .into_iter()
             .map(|(atoms, place)| (atoms.minus(plain.sharded()), place))
             .filter(|g| !g.0.is_empty())
             .collect();
-        let may_spread = !result && (self.active[i] || self.param[i]);
+        let may_spread = !result && (self.active[v] || self.param[v]);
         layouts(self.asked.mesh, &free, may_spread, &open, plain, &mut |t| all.push(t));
-        let first = self.uses[i].first().map_or(0, |u| self.units[u.0 as usize]);
-        let unit = self.makers[i].map_or(first, |u| self.units[u as usize]);
+        let first = self.uses.users(v).next().map_or(0, |u| self.units[u]);
+        let unit = self.uses.maker(v).map_or(first, |u| self.units[u]);
         let var = self.problem.var(all.len(), unit);
-        if self.param[i] {
+        if self.param[v] {
             self.stored(v, var, &all, first);
         }
         let ids: Vec<u32> = all.iter().map(|t| self.moves.id(t)).collect();
@@ -354,21 +346,20 @@ impl Builder<'_> {
         u: usize,
         own: &Variable,
         nodes: &[Option<Running>],
-        values: &[Option<Lying>],
+        values: &ValueMap<Option<Lying>>,
     ) {
         let f = self.f;
         let mut joined: Vec<(Var, Vec<u32>, usize, bool)> = vec![];
         for (j, &v) in f.nodes[u].ins.iter().enumerate() {
-            let i = v.0 as usize;
-            let active = self.active[i];
-            if let Some((value, _)) = &values[i] {
+            let active = self.active[v];
+            if let Some((value, _)) = &values[v] {
                 joined.push((value.var, value.gives.iter().map(|g| g[0]).collect(), j, active));
-            } else if self.weighted[i] && !self.param[i] {
-                let Some(m) = self.makers[i].map(|m| m as usize) else { continue };
+            } else if self.weighted[v] && !self.param[v] {
+                let Some(m) = self.uses.maker(v) else { continue };
                 let Some((maker, _)) = &nodes[m] else { continue };
                 let o = f.nodes[m].outs.iter().position(|&x| x == v).expect("its maker");
                 joined.push((maker.var, maker.gives.iter().map(|g| g[o]).collect(), j, active));
-            } else if !self.param[i] {
+            } else if !self.param[v] {
                 // The same everywhere, but where it is asked for.
                 let t = self.asked_for(v);
                 let from = self.moves.id(&t);
@@ -407,12 +398,12 @@ impl Builder<'_> {
         &self,
         found: &Choice,
         nodes: &[Option<Running>],
-        values: &[Option<Lying>],
+        values: &ValueMap<Option<Lying>>,
     ) -> (Chosen, Price) {
         let f = self.f;
         let same = |v: Value| self.asked_for(v);
-        let mut own: Vec<Type> = (0..f.values.len()).map(|i| same(Value(i as u32))).collect();
-        let mut stored: Vec<Option<Stored>> = vec![None; f.values.len()];
+        let mut own: ValueMap<Type> = f.values.ids().map(same).collect();
+        let mut stored: ValueMap<Option<Stored>> = f.per_value(None);
         let mut run = vec![];
         for (u, n) in nodes.iter().enumerate() {
             let Some((variable, all)) = n else {
@@ -423,25 +414,24 @@ impl Builder<'_> {
             run.push(way.run.clone());
             // What only this node uses lies as it needs it.
             for (j, v) in f.nodes[u].ins.iter().enumerate() {
-                let i = v.0 as usize;
-                if self.weighted[i] && !self.is_shared(*v) {
-                    own[i] = way.ins[j].clone();
+                if self.weighted[v] && !self.is_shared(*v) {
+                    own[v] = way.ins[j].clone();
                 }
             }
         }
-        for (i, v) in values.iter().enumerate() {
-            if let Some((variable, all)) = v {
-                own[i].clone_from(&all[found.ways[variable.var.index()]]);
+        for (v, lying) in values.ids().zip(values) {
+            if let Some((variable, all)) = lying {
+                own[v].clone_from(&all[found.ways[variable.var.index()]]);
             }
         }
         for a in &f.args {
-            let i = a.value.0 as usize;
-            if self.param[i] {
-                let zero = STORED[self.zero[i].map_or(1, |v| found.ways[v.index()])];
-                let over = if zero.splits { own[i].replicated } else { AtomSet::EMPTY };
-                let mut ty = own[i].clone();
+            let v = a.value;
+            if self.param[v] {
+                let zero = STORED[self.zero[v].map_or(1, |v| found.ways[v.index()])];
+                let over = if zero.splits { own[v].replicated } else { AtomSet::EMPTY };
+                let mut ty = own[v].clone();
                 ty.replicated = AtomSet::EMPTY;
-                stored[i] = Some(Stored { ty, zero, over });
+                stored[v] = Some(Stored { ty, zero, over });
             }
         }
         let price = Price {

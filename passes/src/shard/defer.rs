@@ -1,7 +1,7 @@
 //! Takes sums behind the op that reads them rather than before it, where that costs less.
 //!
-//! Before:  `%o = all_reduce[tp] %o_part`, `%y = combine %o, %slot, %gates`
-//! After:   `%y_part = combine %o_part, %slot_f, %gates_f`, `%y = all_reduce[tp] %y_part`
+//! Before:  `%o = all_reduce[tp] %o_part`, `%y = unpermute %o, %slot, %gates`
+//! After:   `%y_part = unpermute %o_part, %slot_f, %gates_f`, `%y = all_reduce[tp] %y_part`
 //!
 //! Where values lie is asked for, and so is how each op runs, but for this: an op that is linear may run on parts
 //! of a sum, and what it makes is such parts. Which do is the least cost of all together, forward and backward,
@@ -13,12 +13,12 @@ use super::factors::Factors;
 use super::moves::Moves;
 use super::ways::{Chosen, Execution, Way, linear_in, way};
 use crate::choose::{Cost, Problem, Var, within};
-use shardc_ir::func::{Func, Port, Value};
+use shardc_ir::func::{Func, Port, Uses, Value, ValueMap};
+use shardc_ir::maps::HashMap;
 use shardc_ir::mesh::AtomSet;
 use shardc_ir::price;
 use shardc_ir::types::{Reduction, Type};
 use smallvec::SmallVec;
-use std::collections::HashMap;
 
 /// A way to run an op of one result.
 struct Alternative {
@@ -37,12 +37,10 @@ struct Deferral<'a> {
     asked: &'a Asked<'a>,
     f: &'a Func,
     ops: &'a Factors,
-    active: &'a [bool],
+    active: &'a ValueMap<bool>,
     chosen: &'a Chosen,
     moves: Moves<'a>,
-    makers: Vec<Option<u32>>,
-    /// Nodes that use each value, and as which operand.
-    uses: Vec<SmallVec<[(u32, u32); 2]>>,
+    uses: Uses,
     /// By node: the first is as asked. None where there is nothing to choose.
     all: Vec<Vec<Alternative>>,
     problem: Problem,
@@ -63,18 +61,10 @@ pub(super) fn defer(
     asked: &Asked,
     f: &Func,
     ops: &Factors,
-    active: &[bool],
+    active: &ValueMap<bool>,
     moves: Moves,
     chosen: &mut Chosen,
 ) -> bool {
-    let mut uses = vec![SmallVec::new(); f.values.len()];
-    for (u, n) in f.nodes.iter().enumerate() {
-        for (j, v) in n.ins.iter().enumerate() {
-            uses[v.0 as usize].push((u as u32, j as u32));
-        }
-    }
-    // What leaves the function is used once more.
-    f.results.iter().for_each(|r| uses[r.value.0 as usize].push((u32::MAX, 0)));
     let mut d = Deferral {
         asked,
         f,
@@ -82,13 +72,12 @@ pub(super) fn defer(
         active,
         chosen,
         moves,
-        makers: f.makers(),
-        uses,
+        uses: f.uses(),
         all: vec![],
         problem: Problem::new(),
         vars: vec![None; f.nodes.len()],
-        also: HashMap::new(),
-        lying: HashMap::new(),
+        also: HashMap::default(),
+        lying: HashMap::default(),
         units: vec![],
     };
     d.problem.limit = LIMIT;
@@ -105,27 +94,18 @@ pub(super) fn defer(
     for (u, run, kept) in changes {
         chosen.run[u] = run;
         if let Some(made) = kept {
-            chosen.own[f.nodes[u].outs[0].0 as usize] = made;
+            chosen.own[f.nodes[u].outs[0]] = made;
         }
     }
     any
 }
 
 impl Deferral<'_> {
-    /// The one use of a value, if it is used once.
-    fn only_use(&self, v: Value) -> Option<(u32, u32)> {
-        match self.uses[v.0 as usize][..] {
-            [one] if one.0 != u32::MAX => Some(one),
-            _ => None,
-        }
-    }
-
     /// The sum that may reach an operand without being taken.
     fn carried(&self, v: Value) -> AtomSet {
-        let Some(m) = self.makers[v.0 as usize].filter(|_| self.only_use(v).is_some()) else {
-            return AtomSet::EMPTY;
-        };
-        let kept = self.all[m as usize].iter().filter(|a| a.keeps);
+        let only = self.uses.only_use(v);
+        let Some(m) = self.uses.maker(v).filter(|_| only.is_some()) else { return AtomSet::EMPTY };
+        let kept = self.all[m].iter().filter(|a| a.keeps);
         kept.fold(AtomSet::EMPTY, |s, a| s.union(a.made().sum))
     }
 
@@ -133,7 +113,7 @@ impl Deferral<'_> {
     fn alternatives(&self, u: usize) -> Vec<Alternative> {
         let n = &self.f.nodes[u];
         let [out] = n.outs[..] else { return vec![] };
-        if self.uses[out.0 as usize].is_empty() {
+        if self.uses.count(out) == 0 {
             return vec![];
         }
         let base = &self.chosen.run[u];
@@ -169,7 +149,7 @@ impl Deferral<'_> {
         let stays = !asked && self.in_one_stage(u, out);
         let mut all = vec![];
         for way in ways {
-            if stays && !way.outs[0].sum.is_empty() && self.only_use(out).is_some() {
+            if stays && !way.outs[0].sum.is_empty() && self.uses.only_use(out).is_some() {
                 all.push(Alternative { way: way.clone(), keeps: false });
                 all.push(Alternative { way, keeps: true });
             } else {
@@ -180,31 +160,34 @@ impl Deferral<'_> {
     }
 
     fn is_param(&self, v: Value) -> bool {
-        self.chosen.stored[v.0 as usize].is_some()
+        self.chosen.stored[v].is_some()
     }
 
     /// Whether the stage that makes a value is the one that reads it.
     fn in_one_stage(&self, u: usize, out: Value) -> bool {
         let stage = |u: usize| self.f.stage_of(&self.f.nodes[u]);
-        self.only_use(out).is_none_or(|(user, _)| stage(user as usize) == stage(u))
+        self.uses.only_user(out).is_none_or(|user| stage(user) == stage(u))
     }
 
     /// Whether the op makes a sum which the one op that reads it might leave so.
     fn may_keep(&self, u: usize, out: Value) -> bool {
         let (n, op, run) = (&self.f.nodes[u], &self.ops[u], &self.chosen.run[u]);
         let mut cut = op.factor_ids().filter(|&g| !run.lists[g as usize].is_empty());
-        let Some((user, j)) = self.only_use(out) else { return false };
+        let Some(only) = self.uses.only_use(out) else { return false };
         n.op.def().reduction() == Reduction::Sum
             && cut.any(|g| op.is_reduced(g))
-            && linear_in(self.f, &self.f.nodes[user as usize]).iter().any(|m| m >> j & 1 == 1)
+            && linear_in(self.f, &self.f.nodes[only.at()])
+                .iter()
+                .any(|m| m >> only.operand & 1 == 1)
     }
 
     /// Drops ways that leave a sum to a user which takes none, and nodes without a choice.
     fn drop_useless(&mut self, u: usize) {
         if self.all[u].iter().any(|a| a.keeps) {
             let out = self.f.nodes[u].outs[0];
-            let (user, j) = self.only_use(out).expect("kept for one");
-            let taken = self.all[user as usize].iter().map(|a| a.way.ins[j as usize].sum);
+            let only = self.uses.only_use(out).expect("kept for one");
+            let ins = self.all[only.at()].iter().map(|a| &a.way.ins);
+            let taken = ins.map(|ins| ins[only.operand as usize].sum);
             let taken = taken.fold(AtomSet::EMPTY, AtomSet::union);
             self.all[u].retain(|a| !a.keeps || a.made().sum.within(taken));
         }
@@ -223,9 +206,9 @@ impl Deferral<'_> {
         if let Some(&known) = self.lying.get(&v) {
             return known;
         }
-        let maker = self.makers[v.0 as usize].map(|m| m as usize);
+        let maker = self.uses.maker(v);
         let ty = match maker.and_then(|m| self.base(m)) {
-            None => self.chosen.own[v.0 as usize].clone(),
+            None => self.chosen.own[v].clone(),
             Some(way) => {
                 let outs = &self.f.nodes[maker.expect("it has a way")].outs;
                 let o = outs.iter().position(|&x| x == v).expect("its maker");
@@ -270,7 +253,7 @@ impl Deferral<'_> {
         let n = &self.f.nodes[u];
         let out = n.outs[0];
         let (hw, mesh) = (self.asked.hardware, self.asked.mesh);
-        let active = self.active[out.0 as usize];
+        let active = self.active[out];
         let times = if self.asked.trains && active { 3 } else { 1 };
         // What is summed over microbatches is reduced once per step.
         let of_step = |r: &Port| r.role.as_ref().is_some_and(|r| r.kind.is_summed());
@@ -305,7 +288,7 @@ impl Deferral<'_> {
                         let from = self.moves.id(&self.left(v, a));
                         for b in &self.all[u] {
                             let to = self.moves.id(&b.way.ins[j]);
-                            costs.push(self.moves.cost(from, to, self.active[v.0 as usize]));
+                            costs.push(self.moves.cost(from, to, self.active[v]));
                         }
                     }
                     self.problem.table(&[maker, var], costs);
@@ -317,7 +300,7 @@ impl Deferral<'_> {
 
     /// The variable of a value's maker, where it and its one user are chosen together.
     fn maker(&self, v: Value) -> Option<(usize, Var)> {
-        let m = self.makers[v.0 as usize].filter(|_| self.only_use(v).is_some())? as usize;
+        let m = self.uses.maker(v).filter(|_| self.uses.only_use(v).is_some())?;
         Some((m, self.vars[m]?))
     }
 
@@ -329,7 +312,7 @@ impl Deferral<'_> {
             let mut costs = vec![];
             for a in &self.all[m] {
                 let from = self.moves.id(&self.left(v, a));
-                costs.push(self.moves.cost(from, to, self.active[v.0 as usize]));
+                costs.push(self.moves.cost(from, to, self.active[v]));
             }
             self.problem.table(&[maker], costs);
         }
@@ -351,7 +334,7 @@ impl Deferral<'_> {
             let there = match self.also.get(&(v, want)) {
                 Some(&there) => there,
                 None => {
-                    let mut cost = self.moves.cost(lies, want, self.active[v.0 as usize]);
+                    let mut cost = self.moves.cost(lies, want, self.active[v]);
                     if self.is_param(v) && cost.allowed() {
                         // A parameter is moved once per step.
                         cost.time /= self.asked.microbatches as u64;
@@ -372,10 +355,9 @@ impl Deferral<'_> {
 
     /// True if a user that runs as asked needs the value in this type anyway.
     fn is_there(&mut self, v: Value, want: u32) -> bool {
-        let users = self.uses[v.0 as usize].clone();
-        users.into_iter().filter(|u| u.0 != u32::MAX).any(|(u, j)| {
-            let (u, j) = (u as usize, j as usize);
-            let needs = || self.chosen.run[u].required(self.f, &self.ops[u], u, j);
+        self.uses.of(v).iter().any(|x| {
+            let u = x.at();
+            let needs = || self.chosen.run[u].required(self.f, &self.ops[u], u, x.operand as usize);
             self.all[u].is_empty() && self.moves.id(&needs()) == want
         })
     }

@@ -127,8 +127,7 @@ fn atoms(mesh: &Mesh, pieces: &[AxisPiece], which: impl Fn(&AxisPiece) -> bool) 
         let inside = |a: &shardc_ir::mesh::AtomInfo| {
             mesh.axes[a.axis as usize].name == p.axis && a.pre >= p.pre && a.pre < p.pre * p.size
         };
-        let ids = (0..mesh.atoms.len()).filter(|&i| inside(&mesh.atoms[i]));
-        ids.map(|i| Atom(i as u8)).collect::<Vec<_>>()
+        mesh.atoms.ids().filter(|a| inside(&mesh.atoms[a])).collect::<Vec<_>>()
     };
     found.into_iter().flat_map(of).collect()
 }
@@ -178,7 +177,7 @@ pub(super) fn annotate(
                 ask(n.outs[0], SEQUENCE, &[whole, at(tokens), whole, whole]);
             }
             Some(Mixing::Product) => ask(n.outs[0], 0, &[at(expert), at(own), whole, open]),
-            Some(Mixing::Combine) | None => {}
+            Some(Mixing::Unpermute) | None => {}
         }
     }
     for a in &f.args {

@@ -98,7 +98,7 @@ impl Grid {
         let p = Parts::of(mode, mesh.axes[tp].size)?;
         let part = |(before, size): (usize, usize)| -> AtomSet {
             let within = |a: Atom| {
-                let i = mesh.atoms[a.0 as usize];
+                let i = mesh.atoms[a];
                 i.axis as usize == tp && i.pre >= before && i.pre * i.size <= before * size
             };
             mesh.all().iter().filter(|&a| within(a)).collect()

@@ -5,11 +5,11 @@ use crate::choose::Cost;
 use shardc_ir::builder;
 use shardc_ir::func::{Func, Name, Step};
 use shardc_ir::hardware::Hardware;
+use shardc_ir::maps::HashMap;
 use shardc_ir::mesh::Mesh;
 use shardc_ir::ops::Op;
 use shardc_ir::price;
 use shardc_ir::types::Type;
-use std::collections::HashMap;
 
 /// Prices of changes of layout, each worked out once.
 pub(crate) struct Moves<'a> {

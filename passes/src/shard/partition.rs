@@ -23,7 +23,7 @@ use super::zero::{Zero, zero_axes};
 use crate::depends::active;
 use orders::Orders;
 use shardc_ir::alike::Alike;
-use shardc_ir::func::{Func, FuncKind, Node, ParamLayout, RoleKind, Scope, Value};
+use shardc_ir::func::{Func, FuncKind, Node, ParamLayout, RoleKind, Scope, Value, ValueMap};
 use shardc_ir::mesh::{AtomSet, Mesh};
 use shardc_ir::ops::Op;
 use shardc_ir::types::Type;
@@ -78,14 +78,14 @@ pub fn partition(
         ops,
         chosen,
         out: src.like(FuncKind::Forward, 0, 1),
-        now: vec![None; src.values.len()],
-        made: vec![vec![]; src.values.len()],
+        now: src.per_value(None),
+        made: src.per_value(vec![]),
         resharder,
-        needs: vec![],
+        needs: ValueMap::default(),
         active,
         grid,
-        pieces: vec![false; src.values.len()],
-        whole: vec![None; src.values.len()],
+        pieces: src.per_value(false),
+        whole: src.per_value(None),
         alike: Alike::default(),
     };
     // Collectives come between.
@@ -97,10 +97,10 @@ pub fn partition(
     }
     let makers = src.makers();
     for r in &src.results {
-        let mut value = p.now[r.value.0 as usize].expect("results are computed");
+        let mut value = p.now[r.value].expect("results are computed");
         let shown = r.role.as_ref().is_some_and(|r| r.kind == RoleKind::Output);
         // A sum over microbatches that is shown, too: of each microbatch, and whole.
-        if let Some(u) = makers[r.value.0 as usize].filter(|_| shown && p.stays_pending(r.value)) {
+        if let Some(u) = makers[r.value].filter(|_| shown && p.stays_pending(r.value)) {
             let to = p.chosen.settled(r.value, p.out.ty(value));
             value = p.reshard(value, &to, u as usize);
         }
@@ -122,11 +122,10 @@ fn as_asked(orders: &Orders, ops: &Factors, zero: Zero, moves: &mut Moves) -> Ch
     let &Orders { mesh, f: src, is_param, active, .. } = orders;
     let mut run = orders.all(ops, moves);
     spread(mesh, src, ops, &mut run, is_param, active);
-    let own: Vec<Type> = src.values.iter().map(|v| v.ty.clone()).collect();
+    let own: ValueMap<Type> = src.values.iter().map(|v| v.ty.clone()).collect();
     let over = if zero.splits { zero_axes(mesh) } else { AtomSet::EMPTY };
-    let stored =
-        |(i, ty): (usize, &Type)| is_param[i].then(|| Stored { ty: ty.clone(), zero, over });
-    Chosen { run, stored: own.iter().enumerate().map(stored).collect(), own }
+    let stored = |v: Value| is_param[v].then(|| Stored { ty: own[v].clone(), zero, over });
+    Chosen { run, stored: own.ids().map(stored).collect(), own }
 }
 
 /// Lets ops run replicated over other atoms than they run over now.
@@ -135,17 +134,17 @@ fn spread(
     src: &Func,
     ops: &Factors,
     run: &mut [Execution],
-    is_param: &[bool],
-    active: &[bool],
+    is_param: &ValueMap<bool>,
+    active: &ValueMap<bool>,
 ) {
     let spread = replicated_mode(mesh, src, ops, run, is_param, active);
     run.iter_mut().zip(spread).for_each(|(e, s)| e.spread = s);
 }
 
-fn params(f: &Func) -> Vec<bool> {
-    let mut is = vec![false; f.values.len()];
+fn params(f: &Func) -> ValueMap<bool> {
+    let mut is = f.per_value(false);
     for a in &f.args {
-        is[a.value.0 as usize] = a.role.as_ref().is_some_and(|r| r.kind == RoleKind::Param);
+        is[a.value] = a.role.as_ref().is_some_and(|r| r.kind == RoleKind::Param);
     }
     is
 }
@@ -158,8 +157,8 @@ fn replicated_mode(
     f: &Func,
     ops: &Factors,
     exec: &[Execution],
-    is_param: &[bool],
-    active: &[bool],
+    is_param: &ValueMap<bool>,
+    active: &ValueMap<bool>,
 ) -> Vec<AtomSet> {
     let mut mode = vec![AtomSet::EMPTY; f.nodes.len()];
     for a in mesh.all().iter() {
@@ -168,16 +167,16 @@ fn replicated_mode(
         let needs =
             |u: usize, j: usize| cuts(u) && !part(u, j) && !ops[u].holds(j, &exec[u].lists, a);
         // Values that may become R: every user needs them so, or may itself run so.
-        let mut possible = vec![true; f.values.len()];
-        let mut fanned = vec![false; f.values.len()];
+        let mut possible = f.per_value(true);
+        let mut fanned = f.per_value(false);
         for r in &f.results {
-            possible[r.value.0 as usize] = false;
+            possible[r.value] = false;
         }
         for (u, n) in f.nodes.iter().enumerate().rev() {
-            let may = !cuts(u) && n.outs.iter().all(|o| possible[o.0 as usize]);
+            let may = !cuts(u) && n.outs.iter().all(|o| possible[o]);
             for (j, v) in n.ins.iter().enumerate() {
-                fanned[v.0 as usize] |= needs(u, j);
-                possible[v.0 as usize] &= needs(u, j) || may;
+                fanned[v] |= needs(u, j);
+                possible[v] &= needs(u, j) || may;
             }
         }
         if !fanned.iter().any(|&x| x) {
@@ -185,46 +184,41 @@ fn replicated_mode(
         }
         // What it costs to have each value as R.
         let bytes = |v: Value| f.ty(v).local_bytes(mesh) as f64;
-        let mut cost = vec![0.0; f.values.len()];
+        let mut cost = f.per_value(0.0);
         let mut hoist = vec![f64::INFINITY; f.nodes.len()];
         for p in &f.args {
-            cost[p.value.0 as usize] =
-                if is_param[p.value.0 as usize] { bytes(p.value) * 1e-3 } else { 0.0 };
+            cost[p.value] = if is_param[p.value] { bytes(p.value) * 1e-3 } else { 0.0 };
         }
         for (u, n) in f.nodes.iter().enumerate() {
             let operand = |v: &Value| {
-                if !active[v.0 as usize] || (fanned[v.0 as usize] && !is_param[v.0 as usize]) {
-                    0.0
-                } else {
-                    cost[v.0 as usize]
-                }
+                if !active[v] || (fanned[v] && !is_param[v]) { 0.0 } else { cost[v] }
             };
             if !cuts(u) && !n.ins.is_empty() {
                 hoist[u] = n.ins.iter().map(operand).sum();
             }
             let own: f64 = n.outs.iter().map(|&o| bytes(o)).sum();
             for o in &n.outs {
-                let may = possible[o.0 as usize];
-                cost[o.0 as usize] = if may { own.min(hoist[u]) } else { own };
+                let may = possible[o];
+                cost[o] = if may { own.min(hoist[u]) } else { own };
             }
         }
         // From the users back: run as R where all users are R and it pays.
-        let mut all_r = vec![true; f.values.len()];
-        let mut used = vec![false; f.values.len()];
+        let mut all_r = f.per_value(true);
+        let mut used = f.per_value(false);
         for r in &f.results {
-            all_r[r.value.0 as usize] = false;
+            all_r[r.value] = false;
         }
         for (u, n) in f.nodes.iter().enumerate().rev() {
             let own: f64 = n.outs.iter().map(|&o| bytes(o)).sum();
-            let wanted = n.outs.iter().all(|o| all_r[o.0 as usize] || !used[o.0 as usize]);
-            let any = n.outs.iter().any(|o| used[o.0 as usize]);
-            let live = n.outs.iter().any(|o| active[o.0 as usize]);
+            let wanted = n.outs.iter().all(|o| all_r[o] || !used[o]);
+            let any = n.outs.iter().any(|o| used[o]);
+            let live = n.outs.iter().any(|o| active[o]);
             if live && any && wanted && hoist[u] < own {
                 mode[u] = mode[u].with(a);
             }
             for (j, v) in n.ins.iter().enumerate() {
-                used[v.0 as usize] = true;
-                all_r[v.0 as usize] &= needs(u, j) || mode[u].has(a);
+                used[v] = true;
+                all_r[v] &= needs(u, j) || mode[u].has(a);
             }
         }
     }
@@ -238,30 +232,30 @@ struct Partition<'a> {
     chosen: Chosen,
     out: Func,
     /// The new value of each source value, in its own layout.
-    now: Vec<Option<Value>>,
+    now: ValueMap<Option<Value>>,
     /// The same in other layouts, as uses needed them.
-    made: Vec<Vec<(Type, Value, Scope)>>,
+    made: ValueMap<Vec<(Type, Value, Scope)>>,
     resharder: Resharder,
     /// The layouts that the users of each source value need, in program order.
-    needs: Vec<SmallVec<[Type; 1]>>,
-    active: Vec<bool>,
+    needs: ValueMap<SmallVec<[Type; 1]>>,
+    active: ValueMap<bool>,
     grid: AtomSet,
     /// Parameters that are gathered where they are used.
-    pieces: Vec<bool>,
+    pieces: ValueMap<bool>,
     /// How such a one is gathered if its gradient is reduced at step scope: to this, in these steps.
-    whole: Vec<Option<Type>>,
+    whole: ValueMap<Option<Type>>,
     /// Nodes of the source and what they became, which others do that are like them.
     alike: Alike<(usize, usize)>,
 }
 
 impl Partition<'_> {
-    fn all_needs(&self) -> Vec<SmallVec<[Type; 1]>> {
-        let mut needs: Vec<SmallVec<[Type; 1]>> = vec![SmallVec::new(); self.src.values.len()];
+    fn all_needs(&self) -> ValueMap<SmallVec<[Type; 1]>> {
+        let mut needs: ValueMap<SmallVec<[Type; 1]>> = self.src.per_value(SmallVec::new());
         for (u, n) in self.src.nodes.iter().enumerate() {
             for (j, v) in n.ins.iter().enumerate() {
                 let t = self.required(u, j);
-                if !needs[v.0 as usize].contains(&t) {
-                    needs[v.0 as usize].push(t);
+                if !needs[v].contains(&t) {
+                    needs[v].push(t);
                 }
             }
         }
@@ -271,12 +265,11 @@ impl Partition<'_> {
     /// Fans a value out that has no gradient, for all users at once: it costs nothing, and layers
     /// that share it (positions, rotary tables) stay alike.
     fn fan_out_early(&mut self, src: Value, u: Option<usize>) {
-        let i = src.0 as usize;
-        if self.active[i] {
+        if self.active[src] {
             return;
         }
-        let have = self.now[i].expect("just made");
-        for want in self.needs[i].clone() {
+        let have = self.now[src].expect("just made");
+        for want in self.needs[src].clone() {
             let only_fan_out = {
                 let mut t = self.out.ty(have).clone();
                 t.replicated = want.replicated;
@@ -285,7 +278,7 @@ impl Partition<'_> {
             if only_fan_out && *self.out.ty(have) != want {
                 let scope = u.map_or(Scope(0), |u| self.src.nodes[u].scope);
                 let v = self.reshard_in(have, &want, scope);
-                self.made[i].push((want, v, scope));
+                self.made[src].push((want, v, scope));
             }
         }
     }
@@ -298,12 +291,12 @@ impl Partition<'_> {
     /// The operand in the layout that the node needs.
     fn operand(&mut self, u: usize, j: usize) -> Value {
         let src = self.src.nodes[u].ins[j];
-        let have = self.now[src.0 as usize].expect("operands come first");
+        let have = self.now[src].expect("operands come first");
         let want = self.required(u, j);
         if *self.out.ty(have) == want {
             return have;
         }
-        match self.whole[src.0 as usize].clone() {
+        match self.whole[src].clone() {
             Some(whole) if whole != want => {
                 let have = self.made(src, have, whole, u);
                 self.made(src, have, want, u)
@@ -316,12 +309,12 @@ impl Partition<'_> {
     fn made(&mut self, src: Value, have: Value, want: Type, u: usize) -> Value {
         // A parameter is gathered again where another part of the model uses it.
         let scope = self.src.nodes[u].scope;
-        let near = |s: Scope| !self.pieces[src.0 as usize] || s == scope;
-        if let Some(m) = self.made[src.0 as usize].iter().find(|m| m.0 == want && near(m.2)) {
+        let near = |s: Scope| !self.pieces[src] || s == scope;
+        if let Some(m) = self.made[src].iter().find(|m| m.0 == want && near(m.2)) {
             return m.1;
         }
         let v = self.reshard(have, &want, u);
-        self.made[src.0 as usize].push((want, v, scope));
+        self.made[src].push((want, v, scope));
         v
     }
 
@@ -371,7 +364,7 @@ impl Partition<'_> {
                 let to = self.chosen.settled(o, self.out.ty(v));
                 at = self.finish(v, &to, o, u);
             }
-            self.now[o.0 as usize] = Some(at);
+            self.now[o] = Some(at);
             self.fan_out_early(o, Some(u));
         }
     }

@@ -9,7 +9,7 @@
 //! only grow, so it ends. A dim that every user needs whole takes no sharding from elsewhere.
 
 use super::factors::{DimFactors, Factors, OpFactors, Tensor, named, project};
-use shardc_ir::func::{Annotation, Func, Value};
+use shardc_ir::func::{Annotation, Func, Uses, Value, ValueMap};
 use shardc_ir::mesh::{Atom, AtomSet, Mesh};
 use shardc_ir::types::AtomList;
 use smallvec::SmallVec;
@@ -38,11 +38,11 @@ struct State<'a> {
     mesh: &'a Mesh,
     f: &'a Func,
     ops: Factors,
-    dims: Vec<Dims>,
+    dims: ValueMap<Dims>,
     /// Atoms of annotations of lower priority, which must wait: not to be used by others now.
-    held: Vec<AtomSet>,
+    held: ValueMap<AtomSet>,
     /// Bit per dim: takes no more atoms.
-    closed: Vec<u16>,
+    closed: ValueMap<u16>,
     causes: Vec<Cause>,
 }
 
@@ -52,17 +52,16 @@ pub fn propagate(mesh: &Mesh, f: &mut Func) -> Vec<Cause> {
     let dims =
         f.values.iter().map(|v| v.ty.dims.iter().map(|_| AtomList::EMPTY).collect()).collect();
     let whole = closed_by_use(f, &ops);
-    let n = f.values.len();
     let mut s = State {
         mesh,
         f,
         ops,
         dims,
-        held: vec![AtomSet::EMPTY; n],
+        held: f.per_value(AtomSet::EMPTY),
         closed: whole.clone(),
         causes: vec![],
     };
-    let users = users(f);
+    let uses = f.uses();
     let mut priorities: Vec<u8> = f.annotations.values().map(|a| a.priority).collect();
     priorities.sort_unstable();
     priorities.dedup();
@@ -72,7 +71,7 @@ pub fn propagate(mesh: &Mesh, f: &mut Func) -> Vec<Cause> {
             s.apply(v, a, p);
         }
         for round in 0..4 {
-            s.fixed_point(&users, p, round);
+            s.fixed_point(&uses, p, round);
         }
     }
     let State { dims, causes, .. } = s;
@@ -84,44 +83,36 @@ pub fn propagate(mesh: &Mesh, f: &mut Func) -> Vec<Cause> {
     causes
 }
 
-/// Nodes that touch each value.
-fn users(f: &Func) -> Vec<SmallVec<[u32; 4]>> {
-    let mut users: Vec<SmallVec<[u32; 4]>> = f.values.iter().map(|_| SmallVec::new()).collect();
-    for (i, n) in f.nodes.iter().enumerate() {
-        for v in n.ins.iter().chain(&n.outs) {
-            let list = &mut users[v.0 as usize];
-            if list.last() != Some(&(i as u32)) {
-                list.push(i as u32);
-            }
-        }
-    }
-    users
+/// Nodes that touch a value, each once, in the order of the program.
+fn touching(uses: &Uses, v: Value) -> impl Iterator<Item = usize> {
+    let mut last = None;
+    let all = uses.maker(v).into_iter().chain(uses.users(v));
+    all.filter(move |&n| last.replace(n) != Some(n))
 }
 
 /// Bit per dim of each value: every user needs it whole, directly or through pass-through letters. Not
 /// what somebody asked to split.
-fn closed_by_use(f: &Func, ops: &Factors) -> Vec<u16> {
-    let mut asked = vec![0u16; f.values.len()];
+fn closed_by_use(f: &Func, ops: &Factors) -> ValueMap<u16> {
+    let mut asked = f.per_value(0u16);
     for (v, a) in &f.annotations {
         for (d, _) in a.dims.iter().enumerate().filter(|(_, x)| !x.atoms.is_empty()) {
-            asked[v.0 as usize] |= 1 << d;
+            asked[v] |= 1 << d;
         }
     }
-    let mut used = vec![false; f.values.len()];
-    let mut closed = vec![0u16; f.values.len()];
+    let mut used = f.per_value(false);
+    let mut closed = f.per_value(0u16);
     for (n, op) in f.nodes.iter().zip(ops.iter()).rev() {
         let (ins, outs) = op.tensors.split_at(n.ins.len());
         let needs = |fac: u8| {
             let through = |(t, v): (&Tensor, &Value)| {
                 let d = t.dims.iter().position(|d| d[..] == [fac]);
-                d.is_some_and(|d| used[v.0 as usize] && closed[v.0 as usize] >> d & 1 == 1)
+                d.is_some_and(|d| used[v] && closed[v] >> d & 1 == 1)
             };
             op.factors[fac as usize].whole || outs.iter().zip(&n.outs).any(through)
         };
         let bit = |(d, fs): (usize, &DimFactors)| u16::from(fs.len() == 1 && needs(fs[0])) << d;
         let bits = ins.iter().map(|t| t.dims.iter().enumerate().map(bit).sum());
-        let bits: SmallVec<[(usize, u16); 4]> =
-            n.ins.iter().map(|v| v.0 as usize).zip(bits).collect();
+        let bits: SmallVec<[(Value, u16); 4]> = n.ins.iter().copied().zip(bits).collect();
         for (v, b) in bits {
             let b = b & !asked[v];
             closed[v] = if used[v] { closed[v] & b } else { b };
@@ -134,44 +125,43 @@ fn closed_by_use(f: &Func, ops: &Factors) -> Vec<u16> {
 impl State<'_> {
     /// Lets an annotation speak at its priority, and keeps its atoms free before.
     fn apply(&mut self, v: Value, a: &Annotation, now: u8) {
-        let i = v.0 as usize;
         if a.priority > now {
             let own = a.dims.iter().fold(AtomSet::EMPTY, |s, d| s.union(d.atoms.set()));
-            self.held[i] = own;
+            self.held[v] = own;
             for (d, x) in a.dims.iter().enumerate() {
                 if !x.atoms.is_empty() || !x.open {
-                    self.closed[i] |= 1 << d;
+                    self.closed[v] |= 1 << d;
                 }
             }
             return;
         }
-        self.held[i] = AtomSet::EMPTY;
+        self.held[v] = AtomSet::EMPTY;
         for (d, x) in a.dims.iter().enumerate() {
             if x.open {
-                self.closed[i] &= !(1 << d);
+                self.closed[v] &= !(1 << d);
             } else {
-                self.closed[i] |= 1 << d;
+                self.closed[v] |= 1 << d;
             }
-            if a.priority == now && x.atoms.starts_with(self.dims[i][d]) {
-                for atom in x.atoms.iter().skip(self.dims[i][d].len()) {
+            if a.priority == now && x.atoms.starts_with(self.dims[v][d]) {
+                for atom in x.atoms.iter().skip(self.dims[v][d].len()) {
                     let from = Origin::Annotation { priority: now };
                     self.causes.push(Cause { value: v, dim: d, atom, from });
                 }
-                self.dims[i][d] = x.atoms;
+                self.dims[v][d] = x.atoms;
             }
         }
     }
 
-    fn fixed_point(&mut self, users: &[SmallVec<[u32; 4]>], priority: u8, round: u8) {
+    fn fixed_point(&mut self, uses: &Uses, priority: u8, round: u8) {
         let n = self.ops.len();
         let mut queued = vec![true; n];
         let mut queue: std::collections::VecDeque<u32> = (0..n as u32).collect();
         while let Some(node) = queue.pop_front() {
             queued[node as usize] = false;
-            for v in self.step(node, users, priority, round) {
-                for &u in &users[v.0 as usize] {
-                    if !std::mem::replace(&mut queued[u as usize], true) {
-                        queue.push_back(u);
+            for v in self.step(node, uses, priority, round) {
+                for u in touching(uses, v) {
+                    if !std::mem::replace(&mut queued[u], true) {
+                        queue.push_back(u as u32);
                     }
                 }
             }
@@ -179,20 +169,14 @@ impl State<'_> {
     }
 
     /// One op: every factor takes the longest split that all its tensors agree on.
-    fn step(
-        &mut self,
-        node: u32,
-        users: &[SmallVec<[u32; 4]>],
-        priority: u8,
-        round: u8,
-    ) -> SmallVec<[Value; 4]> {
+    fn step(&mut self, node: u32, uses: &Uses, priority: u8, round: u8) -> SmallVec<[Value; 4]> {
         let (n, op) = (&self.f.nodes[node as usize], &self.ops[node as usize]);
         let mut grown = SmallVec::new();
         if round < 2 && !op.pointwise {
             return grown;
         }
         // One producer and one user touch a value that is used once.
-        if round == 0 && n.ins.iter().any(|v| users[v.0 as usize].len() > 2) {
+        if round == 0 && n.ins.iter().any(|&v| touching(uses, v).nth(2).is_some()) {
             return grown;
         }
         // Longest list per factor, and the tensor it comes from.
@@ -200,7 +184,7 @@ impl State<'_> {
             op.factors.iter().map(|_| (AtomList::EMPTY, usize::MAX)).collect();
         for (ti, t) in op.tensors.iter().enumerate() {
             for (d, fs) in t.dims.iter().enumerate() {
-                let atoms = self.dims[named(n, ti).0 as usize][d];
+                let atoms = self.dims[named(n, ti)][d];
                 if atoms.is_empty() {
                     continue;
                 }
@@ -235,25 +219,26 @@ impl State<'_> {
                 let all = op.tensors.iter().enumerate();
                 for (ti, t) in all.filter(|t| t.1.result == results_first) {
                     let value = named(n, ti);
-                    let v = value.0 as usize;
                     let at = t.dims.iter().position(|d| d.contains(&(f as u8)));
-                    let Some(d) = at.filter(|&d| self.closed[v] >> d & 1 == 0) else { continue };
+                    let Some(d) = at.filter(|&d| self.closed[value] >> d & 1 == 0) else {
+                        continue;
+                    };
                     let longer = grow(
                         self.mesh,
                         op,
                         &t.dims[d],
                         f as u8,
                         list,
-                        &self.dims[v],
+                        &self.dims[value],
                         d,
-                        self.held[v],
+                        self.held[value],
                     );
                     if let Some(new) = longer {
-                        for atom in new.iter().skip(self.dims[v][d].len()) {
+                        for atom in new.iter().skip(self.dims[value][d].len()) {
                             let from = Origin::Op { node, value: source, priority, round };
                             self.causes.push(Cause { value, dim: d, atom, from });
                         }
-                        self.dims[v][d] = new;
+                        self.dims[value][d] = new;
                         grown.push(value);
                     }
                 }

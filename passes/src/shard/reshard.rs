@@ -9,11 +9,11 @@ mod tests;
 
 use shardc_ir::func::Step;
 use shardc_ir::hardware::Hardware;
+use shardc_ir::maps::HashMap;
 use shardc_ir::mesh::{Atom, AtomSet, Mesh};
 use shardc_ir::ops::*;
 use shardc_ir::price;
 use shardc_ir::types::{AtomList, Reduction, State, Type};
-use std::collections::HashMap;
 
 /// Remembers answered questions.
 #[derive(Default)]
@@ -29,7 +29,7 @@ const MAX_RANKS: usize = 4096;
 impl Resharder {
     /// With these prices; by default those of the device `generic`.
     pub fn new(hardware: &Hardware) -> Resharder {
-        Resharder { hardware: hardware.clone(), known: HashMap::new() }
+        Resharder { hardware: hardware.clone(), known: HashMap::default() }
     }
 
     /// The cheapest steps from `from` to `to`; `None` where [`path`] has none.

@@ -4,7 +4,7 @@ use super::factors::OpFactors;
 use super::zero::Zero;
 use shardc_ir::attr::Offset;
 use shardc_ir::boxes::Halo;
-use shardc_ir::func::{Func, Node, Value};
+use shardc_ir::func::{Func, Node, Value, ValueMap};
 use shardc_ir::infer::{Linear, TypeError};
 use shardc_ir::mesh::{Atom, AtomSet, Mesh};
 use shardc_ir::ops::{Exchange, Op};
@@ -167,16 +167,16 @@ pub(crate) struct Chosen {
     /// By node.
     pub run: Vec<Execution>,
     /// By value: its own layout, from which uses take theirs.
-    pub own: Vec<Type>,
+    pub own: ValueMap<Type>,
     /// By value, of parameters.
-    pub stored: Vec<Option<Stored>>,
+    pub stored: ValueMap<Option<Stored>>,
 }
 
 impl Chosen {
     /// The type of a value in its own layout, made as `made`: with no sum still to be taken, but one that its
     /// user takes.
     pub fn settled(&self, v: Value, made: &Type) -> Type {
-        let mut to = self.own[v.0 as usize].clone();
+        let mut to = self.own[v].clone();
         to.replicated = to.replicated.union(made.replicated).minus(to.sharded()).minus(to.sum);
         to
     }

@@ -112,12 +112,13 @@ impl Partition<'_> {
                 self.sums.partition_point(|s| (self.sums[end] - s) / self.speeds[run] > most);
             earliest[run] = first.max(run);
         }
-        let mut best = vec![0.0];
+        let mut best = vec![Some(0.0)];
         let mut from: Vec<Vec<usize>> = vec![];
         for run in 0..runs {
-            // Of ends from `earliest[run + 1]` on: the least sum, and where the run begins.
+            // Of ends from `earliest[run + 1]` on that can be reached: the least sum, which may be too large for a
+            // number, and where the run begins.
             let ends = earliest[run + 1]..=latest[run + 1];
-            let mut least = vec![(f64::INFINITY, 0); ends.clone().count()];
+            let mut least: Vec<Option<(f64, usize)>> = vec![None; ends.clone().count()];
             for (own, end) in least.iter_mut().zip(ends) {
                 let starts = earliest[run]..=latest[run].min(end - 1);
                 for start in starts.rev() {
@@ -126,15 +127,16 @@ impl Partition<'_> {
                     if t > most {
                         break;
                     }
-                    let x = best[start - earliest[run]] + t * t;
+                    let Some(before) = best[start - earliest[run]] else { continue };
+                    let x = before + t * t;
                     // Ties go to the later start: earlier stages hold more live microbatches.
-                    if x < own.0 {
-                        *own = (x, start);
+                    if own.is_none_or(|o| x < o.0) {
+                        *own = Some((x, start));
                     }
                 }
             }
-            best = least.iter().map(|x| x.0).collect();
-            from.push(least.into_iter().map(|x| x.1).collect());
+            best = least.iter().map(|x| x.map(|x| x.0)).collect();
+            from.push(least.into_iter().map(|x| x.map_or(0, |x| x.1)).collect());
         }
         let mut cuts = vec![n];
         for run in (0..runs).rev() {
@@ -159,7 +161,10 @@ mod tests {
     #[test]
     fn no_cut_is_better() {
         let costs = [5u64, 1, 1, 7, 2, 2, 9, 3];
-        for speeds in [vec![1.0; 2], vec![1.0; 3], vec![1.0, 0.5, 1.0, 2.0], vec![1.0; 8]] {
+        let usual = [vec![1.0; 2], vec![1.0; 3], vec![1.0, 0.5, 1.0, 2.0], vec![1.0; 8]];
+        // Squares of times, and times, that are no numbers any more.
+        let slow = [vec![1e-300, 1.0], vec![1.0, 1e-160, 1.0], vec![5e-324, 1.0], vec![5e-324; 2]];
+        for speeds in usual.into_iter().chain(slow) {
             let found = cut(&costs, &speeds);
             let got = slowest(&costs, &speeds, &found);
             let mut least = f64::INFINITY;

@@ -37,7 +37,7 @@ pub fn units(f: &Func) -> Vec<Unit> {
     let mut of: Vec<Option<usize>> = vec![None; f.scopes.len()];
     let mut by_layer: std::collections::BTreeMap<u32, usize> = Default::default();
     let mut out: Vec<Unit> = vec![];
-    for n in f.nodes.iter().filter(|n| n.outs.iter().any(|o| weighted[o.0 as usize])) {
+    for n in f.nodes.iter().filter(|n| n.outs.iter().any(|o| weighted[o])) {
         let s = n.scope.0 as usize;
         let info = f.scope_info(n.scope);
         let known = of[s].or_else(|| info.layer.and_then(|l| by_layer.get(&l).copied()));
@@ -94,7 +94,7 @@ pub fn stages(f: &mut Func, o: &Options, s: &Schedule) -> Result<()> {
     };
     for (stage, w) in cuts.windows(2).enumerate() {
         for s in units[w[0]..w[1]].iter().flat_map(|u| &u.scopes) {
-            f.scopes[s.0 as usize].stage = stage;
+            f.scopes[s].stage = stage;
         }
     }
     forward_only(f, count)?;
@@ -126,7 +126,7 @@ fn sums_together(f: &Func, last: usize) -> Result<()> {
     let (weighted, makers) = (weighted(f), f.makers());
     for r in &f.results {
         let Some(role) = r.role.as_ref().filter(|r| r.kind == RoleKind::Sum) else { continue };
-        let Some(m) = makers[r.value.0 as usize].filter(|_| weighted[r.value.0 as usize]) else {
+        let Some(m) = makers[r.value].filter(|_| weighted[r.value]) else {
             continue;
         };
         let node = &f.nodes[m as usize];
@@ -151,10 +151,10 @@ fn sums_together(f: &Func, last: usize) -> Result<()> {
 fn forward_only(f: &Func, count: usize) -> Result<()> {
     let weighted = weighted(f);
     let makers = f.makers();
-    for n in f.nodes.iter().filter(|n| n.outs.iter().any(|o| weighted[o.0 as usize])) {
+    for n in f.nodes.iter().filter(|n| n.outs.iter().any(|o| weighted[o])) {
         let own = f.stage_of(n);
-        for v in n.ins.iter().filter(|v| weighted[v.0 as usize]) {
-            let Some(m) = makers[v.0 as usize] else { continue };
+        for v in n.ins.iter().filter(|v| weighted[*v]) {
+            let Some(m) = makers[v] else { continue };
             let from = f.stage_of(&f.nodes[m as usize]);
             if from > own {
                 let (name, scope) = (f.name(*v), &f.scope_info(n.scope).path);

@@ -1,23 +1,24 @@
 //! Puts the step around the functions of the microbatches, for every rank of the pipeline.
 
-use super::elide_accumulators::elide_accumulators;
+use super::elide_accumulators::{accumulate_rows, elide_accumulators};
 use super::enter::enter;
 use super::finish::{Foreign, StepKind, evaluate, finish};
 use super::once::{Once, once};
+use crate::optim::Groups;
 use crate::options::Options;
-use shardc_ir::func::{Fill, Func, FuncKind, Module, ParamLayout, Port, RoleKind};
+use shardc_ir::func::{Fill, Func, FuncKind, Module, ParamLayout, Port, RoleKind, StateDecl};
 use shardc_ir::maps::HashMap;
 use shardc_ir::plan::Mode;
 use shardc_ir::schedule::Schedule;
 use shardc_ir::types::DType;
-use shardc_ir::weights::Weight;
+use std::collections::BTreeSet;
 
 /// Adds to the functions of the microbatches what every rank of the pipeline does around them.
 pub fn assemble(
     m: &mut Module,
     s: &Schedule,
     params: &[ParamLayout],
-    weights: &[Weight],
+    groups: &Groups,
     o: &Options,
 ) {
     let ranks = s.ranks.len();
@@ -34,8 +35,9 @@ pub fn assemble(
         1 => loops.iter_mut().for_each(|l| elide_accumulators(l)),
         _several => alike = loops.iter_mut().map(|l| once(l)).collect(),
     }
+    loops.iter_mut().flatten().for_each(accumulate_rows);
     // By parameter: the ranks whose functions take it, and those whose functions add to its gradient.
-    let taken = named_as(RoleKind::Ready, &loops, |f| &f.args);
+    let taken = named_as(RoleKind::Unsharded, &loops, |f| &f.args);
     let added = named_as(RoleKind::Grad, &loops, |f| &f.results);
     let mut first_stage = vec![usize::MAX; ranks];
     s.owner.iter().enumerate().rev().for_each(|(stage, &r)| first_stage[r] = stage);
@@ -75,7 +77,7 @@ pub fn assemble(
         if o.mode == Mode::Train {
             let counts = labels.is_some();
             let kind = StepKind { counts, scaled };
-            last.push(finish(&m.mesh, (rank, ranks), &own, weights, &all, &foreign, kind, o));
+            last.push(finish(&m.mesh, (rank, ranks), &own, &all, &foreign, kind, groups, o));
             last.extend(evaluate(&m.mesh, (rank, ranks), &all, counts));
         }
         around.push((first, last));
@@ -85,6 +87,15 @@ pub fn assemble(
         m.funcs.extend(own);
         m.funcs.extend(last);
     }
+    m.states = kept(m, groups);
+}
+
+/// Declares what updates keep, of a module that has something to keep.
+fn kept(m: &Module, groups: &Groups) -> Vec<StateDecl> {
+    let all = m.of_kind(FuncKind::OptimizerStep).flat_map(|f| &f.args);
+    let found: BTreeSet<RoleKind> = all.filter_map(|a| Some(a.role.as_ref()?.kind)).collect();
+    let is = |s: &&StateDecl| found.contains(&RoleKind::State(s.name));
+    groups.states.iter().filter(is).copied().collect()
 }
 
 /// True of a training that computes in f16, whose gradients underflow without a scaled loss.

@@ -2,24 +2,28 @@
 //! while ranks work.
 //!
 //! ```text
-//! Before:  @backward(…):   %d_w_sum = add %d_w_acc, %d_w : f32[4,8]+dp    After:  @backward(…): as before
-//!                          return %d_w_sum grad "w"                               @backward_last(…):
-//!          @finish(%d_w: f32[4,8]+dp grad "w", …):                                  %d_w_sum = add %d_w_acc, %d_w
-//!                          %d_w.1 = all_reduce[dp] %d_w : f32[4,8]                  %d_w.1 = all_reduce[dp] %d_w_sum
-//!                                                                                   return %d_w.1 grad_sum "w"
-//!                                                                                 @finish(%d_w: f32[4,8] grad_sum "w", …)
+//! Before:  @backward(…):  %d_w_sum = accumulate %d_w_acc, %d_w : f32[4,8]+dp
+//!                         return %d_w_sum grad "w"
+//!          @optimizer_step(%d_w: f32[4,8]+dp grad "w", …):
+//!                         %d_w.1 = all_reduce[dp] %d_w : f32[4,8]
+//! After:   @backward(…):  as before
+//!          @backward_last(…):
+//!                         %d_w_sum = accumulate %d_w_acc, %d_w
+//!                         %d_w.1 = all_reduce[dp] %d_w_sum
+//!                         return %d_w.1 grad_sum "w"
+//!          @optimizer_step(%d_w: f32[4,8] grad_sum "w", …)
 //! ```
 //! Assumes: phase Step, sums not combined.  Leaves: phase Step.
 //!
 //! With one microbatch the backward that there is starts them; with several, one of its own for the last microbatch
-//! of its stage. What `@finish` does with a gradient must begin with a collective, which is what moves; further
+//! of its stage. What `@optimizer_step` does with a gradient must begin with a collective, which is what moves; further
 //! ones stay. All sums of a rank of the pipeline stay but those of gradients that only its last call before
-//! `@finish` makes, and all if others wait for something of that call, or for a gradient of the rank: so no
+//! `@optimizer_step` makes, and all if others wait for something of that call, or for a gradient of the rank: so no
 //! rank waits longer than before. (Of a tied table and a loss in chunks forward makes a part: its sum stays.) A sum
 //! also stays if microbatches have exchanged the gradient already (ZeRO-2 and 3): `overlap` joins these calls. And
 //! some stay if a step would need more memory for them.
 
-use shardc_ir::func::{Func, FuncKind, Module, Node, Port, Role, RoleKind, Value};
+use shardc_ir::func::{Func, FuncKind, Module, Node, Patch, Port, Role, RoleKind, Uses, Value};
 use shardc_ir::maps::{HashMap, HashSet};
 use shardc_ir::mesh::AtomSet;
 use shardc_ir::ops::{Kind, Sends};
@@ -28,7 +32,7 @@ use shardc_ir::schedule::{ActionKind, Schedule};
 /// The first collective of a gradient.
 struct Sum {
     role: Role,
-    /// In `@finish`: the argument, and the node that reads it.
+    /// In `@optimizer_step`: the argument, and the node that reads it.
     arg: Value,
     node: usize,
 }
@@ -41,7 +45,7 @@ pub const PARTS: usize = 8;
 pub fn early_sums(m: &mut Module, s: &Schedule, left: usize) -> bool {
     let mut changed = false;
     let ranks: Vec<(usize, usize)> = {
-        let all = m.funcs.iter().enumerate().filter(|(_, f)| f.kind == FuncKind::Finish);
+        let all = m.funcs.iter().enumerate().filter(|(_, f)| f.kind == FuncKind::OptimizerStep);
         all.map(|(i, f)| (i, f.stage)).collect()
     };
     // From the last one on, so that what is put before one moves no other.
@@ -72,7 +76,7 @@ pub fn early_sums(m: &mut Module, s: &Schedule, left: usize) -> bool {
     changed
 }
 
-/// The function that a rank of the pipeline calls last before `@finish`.
+/// The function that a rank of the pipeline calls last before `@optimizer_step`.
 fn ends(m: &Module, s: &Schedule, rank: usize) -> Option<usize> {
     let last = s.ranks.get(rank)?.last()?;
     let of = |kind| m.funcs.iter().position(|f| (f.kind, f.stage) == (kind, last.stage));
@@ -111,40 +115,35 @@ fn own_gradients(
     own
 }
 
-/// The gradients of which `@finish` first makes a sum over ranks, each alone.
+/// The gradients of which `@optimizer_step` first makes a sum over ranks, each alone.
 fn sums(f: &Func) -> Vec<Sum> {
-    let mut readers: HashMap<Value, Vec<usize>> = HashMap::default();
-    for (i, n) in f.nodes.iter().enumerate() {
-        n.ins.iter().for_each(|&v| readers.entry(v).or_default().push(i));
-    }
+    let uses = f.uses();
     let sums = |n: &Node| {
         let sends = n.op.collective().map(|c| c.sends());
         n.ins.len() == 1 && matches!(sends, Some(Sends::SumToAll | Sends::Share))
     };
     let one = |a: &Port| {
         let role = a.role.clone().filter(|r| r.kind == RoleKind::Grad)?;
-        let &[node] = &readers.get(&a.value)?[..] else { return None };
+        let &[only] = uses.of(a.value) else { return None };
+        let node = only.at();
         sums(&f.nodes[node]).then_some(Sum { role, arg: a.value, node })
     };
     f.args.iter().filter_map(one).collect()
 }
 
-/// Who makes the values of a function, and how many operands they are.
+/// A function, and who makes and reads its values.
 struct Made<'a> {
     f: &'a Func,
-    makers: Vec<Option<u32>>,
-    readers: Vec<usize>,
+    uses: Uses,
 }
 
 impl<'a> Made<'a> {
     fn of(f: &'a Func) -> Made<'a> {
-        let mut readers = vec![0; f.values.len()];
-        f.nodes.iter().flat_map(|n| &n.ins).for_each(|v| readers[v.0 as usize] += 1);
-        Made { f, makers: f.makers(), readers }
+        Made { f, uses: f.uses() }
     }
 
     fn maker(&self, v: Value) -> Option<&'a Node> {
-        self.makers[v.0 as usize].map(|i| &self.f.nodes[i as usize])
+        self.uses.made_by(&self.f.nodes, v)
     }
 
     /// The node that makes a gradient, if it makes all of it: as its own result, of what has not been exchanged, and
@@ -152,32 +151,22 @@ impl<'a> Made<'a> {
     fn at(&self, role: &Role) -> Option<usize> {
         let is = |p: &&Port| p.role.as_ref() == Some(role);
         let total = self.f.results.iter().find(is)?.value;
-        let readers = |v: Value| self.readers[v.0 as usize];
-        let shown = self.f.results.iter().filter(|r| r.value == total).count();
-        let last = self.maker(total).filter(|n| !n.op.def().is_view())?;
+        self.maker(total).filter(|n| !n.op.def().is_view())?;
         let before = self.f.args.iter().find(is).map(|a| a.value);
-        let given = |v: Value| self.f.results.iter().any(|r| r.value == v);
-        // The last sum, and those that it was added to.
-        let first = |n: &&'a Node| {
-            let &v = n.ins.first().filter(|v| readers(**v) == 1)?;
-            self.maker(v).filter(|m| [n, m].iter().all(|n| n.op.is_plain_sum()))
-        };
         let sums: Vec<&Node> = match before {
-            Some(_) => std::iter::successors(Some(last), first).collect(),
-            None => vec![last],
+            Some(_) => self.f.accumulations(&self.uses, total).collect(),
+            None => vec![],
         };
-        let begins = |v: &Value| sums.last().is_some_and(|n| n.ins.contains(v));
-        let adds = before.is_none_or(|v| begins(&v) && readers(v) == 1 && !given(v));
-        let terms = sums.iter().flat_map(|n| &n.ins);
-        let of_microbatch = terms.filter(|v| before.is_some_and(|b| b != **v));
+        let adds = before.is_none_or(|v| sums.last().is_some_and(|n| n.ins[0] == v));
+        let of_microbatch = sums.iter().flat_map(|n| &n.ins[1..]);
         let exchanged = of_microbatch.chain([&total]).any(|&v| {
             let carries = |n: &&Node| matches!(n.op.facts().kind, Kind::Conversion | Kind::Layout);
             let next = |n: &&Node| self.maker(n.ins[0]).filter(carries);
             let mut chain = std::iter::successors(self.maker(v).filter(carries), next);
             chain.any(|n| n.op.collective().is_some())
         });
-        let whole = shown == 1 && readers(total) == 0 && adds && !exchanged;
-        self.makers[total.0 as usize].filter(|_| whole).map(|i| i as usize)
+        let whole = self.uses.count(total) == 1 && adds && !exchanged;
+        self.uses.maker(total).filter(|_| whole)
     }
 }
 
@@ -193,7 +182,7 @@ fn start(f: &mut Func, finish: &Func, sums: &[Sum]) {
         let is = |r: &&mut Port| r.role.as_ref() == Some(&sum.role);
         let Some(result) = f.results.iter_mut().find(is) else { continue };
         let total = result.value;
-        let Some(at) = makers[total.0 as usize].map(|i| i as usize) else { continue };
+        let Some(at) = makers[total].map(|i| i as usize) else { continue };
         let (ty, name) = (finish.ty(n.outs[0]).clone(), f.name(total).clone());
         let out = f.value(ty, name);
         if let Some(r) = f.results.iter_mut().find(|r| r.value == total) {
@@ -213,34 +202,22 @@ fn start(f: &mut Func, finish: &Func, sums: &[Sum]) {
         let node = Node::new(n.op.clone(), &[total], &[out], scope);
         calls.push((at, Node { note: n.note.clone(), ..node }));
     }
-    calls.sort_by_key(|c| c.0);
-    let mut calls = calls.into_iter().peekable();
-    for (i, n) in std::mem::take(&mut f.nodes).into_iter().enumerate() {
-        f.nodes.push(n);
-        while let Some((_, call)) = calls.next_if(|c| c.0 == i) {
-            f.nodes.push(call);
-        }
-    }
+    let mut patch = Patch::of(f);
+    calls.into_iter().for_each(|(at, call)| patch.insert_after(at, call));
+    patch.apply(f);
 }
 
 /// Takes the sums as arguments.
 fn take(finish: &mut Func, sums: &[Sum]) {
-    let moved: HashSet<usize> = sums.iter().map(|s| s.node).collect();
-    let mut instead: HashMap<Value, Value> = HashMap::default();
+    let mut patch = Patch::of(finish);
     for s in sums {
         let out = finish.nodes[s.node].outs[0];
         let ty = finish.ty(out).clone();
-        finish.values[s.arg.0 as usize].ty = ty;
-        instead.insert(out, s.arg);
+        finish.values[s.arg].ty = ty;
+        patch.replace(out, s.arg);
+        patch.erase(s.node);
         let own = finish.args.iter_mut().filter(|a| a.value == s.arg);
         own.for_each(|a| a.role = Some(Role { kind: RoleKind::GradSum, ..s.role.clone() }));
     }
-    let mut i = 0;
-    finish.nodes.retain(|_| {
-        i += 1;
-        !moved.contains(&(i - 1))
-    });
-    let read = finish.nodes.iter_mut().flat_map(|n| &mut n.ins);
-    let read = read.chain(finish.results.iter_mut().map(|r| &mut r.value));
-    read.for_each(|v| *v = instead.get(v).copied().unwrap_or(*v));
+    patch.apply(finish);
 }

@@ -1,4 +1,4 @@
-//! Makes `@enter`, which runs once per step before the microbatches.
+//! Makes `@step_prologue`, which runs once per step before the microbatches.
 //!
 //! It fans parameters out (or gathers them), clears what microbatches add to, and counts the labels
 //! of the whole global batch, so that the loss is a mean per token whatever the layout.
@@ -31,7 +31,7 @@ pub fn enter(
     scaled: bool,
     o: &Options,
 ) -> Func {
-    let mut f = Func::of(FuncKind::Enter, rank, ranks);
+    let mut f = Func::of(FuncKind::StepPrologue, rank, ranks);
     let mut ready = Vec::new();
     for p in params {
         let v = f.arg(p.stored.clone(), p.name.clone(), Some(p.param.clone()));
@@ -51,7 +51,7 @@ pub fn enter(
             f.nodes.push(Node { note, ..Node::new(s.op.clone(), &[*v], &[out], scope) });
             *v = out;
         }
-        let role = Role { kind: RoleKind::Ready, name: p.param.name.clone() };
+        let role = Role { kind: RoleKind::Unsharded, name: p.param.name.clone() };
         f.results.push(Port { value: *v, role: Some(role) });
     }
     let mut b = Builder::new(mesh, &mut f);

@@ -1,22 +1,23 @@
-//! Makes `@finish`, which runs once per step after the microbatches: reduces the gradients, takes
+//! Makes `@optimizer_step`, which runs once per step after the microbatches: reduces the gradients, takes
 //! their norm, clips, and steps the optimizer.
 //!
-//! The reduction of a gradient is the mirror of what `@enter` did to its parameter. The norm counts
+//! The reduction of a gradient is the mirror of what `@step_prologue` did to its parameter. The norm counts
 //! every parameter once because types say what is counted twice: a split gradient's square is a sum
 //! still to be taken, an invariant one's is not.
 
-use crate::options::{Decay, Optimizer, Options};
+use crate::optim::Groups;
+use crate::options::Options;
 use crate::step::enter::{COUNTED, scale_of, sums};
 use crate::step::router_bias::Corrected;
+use crate::step::updates::{Scalars, Updates};
 use shardc_ir::attr::{Broadcast, RuleAttr};
 use shardc_ir::builder::Builder;
-use shardc_ir::func::{Func, FuncKind, Name, ParamLayout, Port, Role, RoleKind, Slot, Value};
+use shardc_ir::func::{Func, FuncKind, Name, ParamLayout, Port, Role, RoleKind, StateName, Value};
 use shardc_ir::maps::HashMap;
 use shardc_ir::mesh::{AtomSet, Mesh, PIPELINE};
 use shardc_ir::ops::cast::in_f32;
 use shardc_ir::ops::*;
 use shardc_ir::types::Type;
-use shardc_ir::weights::Weight;
 use std::collections::BTreeMap;
 
 /// Added to the norm before dividing, as torch's `clip_grad_norm_` does.
@@ -53,24 +54,24 @@ pub fn finish(
     mesh: &Mesh,
     (rank, ranks): (usize, usize),
     params: &[&ParamLayout],
-    weights: &[Weight],
     loops: &[&Func],
     foreign: &[Foreign],
     kind: StepKind,
+    groups: &Groups,
     o: &Options,
 ) -> Func {
-    let mut f = Func::of(FuncKind::Finish, rank, ranks);
+    let mut updates = Updates::new(groups);
+    let mut f = Func::of(FuncKind::OptimizerStep, rank, ranks);
     let sums = gradients(loops);
     let has_grad = |p: &&&ParamLayout| p.trainable && sums.contains_key(&*p.param.name);
     let trained: Vec<&ParamLayout> = params.iter().filter(has_grad).copied().collect();
     // Arguments, results, and values between them.
     f.reserve(trained.len() * 8);
-    let args = arguments(&mut f, &trained, loops, &sums, foreign, kind, o);
+    let args = arguments(&mut f, &trained, loops, &sums, foreign, kind, &updates);
     let corrected = match o.balance.rate {
         0.0 => vec![],
         _ => Corrected::arguments(&mut f, params, loops),
     };
-    let matrices: HashMap<&str, bool> = weights.iter().map(|w| (&*w.param, w.matrix)).collect();
     let mut b = Builder::new(mesh, &mut f);
     let mut grads: Vec<Value> = vec![];
     for (i, p) in trained.iter().enumerate() {
@@ -95,12 +96,9 @@ pub fn finish(
     show(&mut b, by.norm, RoleKind::Metric, "grad_norm");
     let unscale = by.unscale.filter(|_| o.observe);
     let each = [Some(args.lr), Some(args.step), Some(by.factor), by.applies, unscale];
-    let mut scalars = Scalars { each, fanned: BTreeMap::new() };
+    let mut scalars = Scalars::new(each, by.norm);
     for (i, p) in trained.iter().enumerate() {
-        let matrix = matrices.get(&*p.param.name).is_none_or(|&m| m);
-        let decays = o.decay == Decay::All || matrix;
-        let decay = if decays { o.weight_decay } else { 0.0 };
-        update(&mut b, p, args.params[i], grads[i], &args.states[i], &mut scalars, decay, o);
+        updates.update(&mut b, p, [args.params[i], grads[i]], &args.states[i], &mut scalars);
         if o.observe {
             let [.., unscale] = scalars.over(&mut b, p.stored.sharded());
             let shown = match unscale {
@@ -180,14 +178,6 @@ fn gradients<'a>(loops: &[&'a Func]) -> HashMap<&'a str, &'a Type> {
     .collect()
 }
 
-/// What the optimizer keeps of every parameter.
-fn slots(o: &Options) -> &'static [Slot] {
-    match o.optimizer {
-        Optimizer::AdamW { .. } => &Slot::ALL,
-        Optimizer::Sgd => &[],
-    }
-}
-
 struct Args {
     params: Vec<Value>,
     grads: Vec<Value>,
@@ -207,7 +197,7 @@ fn arguments(
     sums: &HashMap<&str, &Type>,
     foreign: &[Foreign],
     kind: StepKind,
-    o: &Options,
+    updates: &Updates,
 ) -> Args {
     let scalar = Type::f32(&[]);
     let plain = |hint: &'static str| Name { grad: false, layer: None, hint: hint.into(), dup: 0 };
@@ -225,12 +215,12 @@ fn arguments(
     let states = trained
         .iter()
         .map(|p| {
-            let state = |s: &Slot| {
+            let state = |(s, ty): (StateName, Type)| {
                 let hint = [&*p.name.hint, "_", s.name()].concat().into();
-                let role = Role { kind: RoleKind::State(*s), ..p.param.clone() };
-                f.arg(p.stored.clone(), Name { hint, ..p.name.clone() }, Some(role))
+                let role = Role { kind: RoleKind::State(s), ..p.param.clone() };
+                f.arg(ty, Name { hint, ..p.name.clone() }, Some(role))
             };
-            slots(o).iter().map(state).collect()
+            updates.states(p).into_iter().map(state).collect()
         })
         .collect();
     let received = foreign
@@ -405,57 +395,4 @@ fn norm(b: &mut Builder, params: &[&ParamLayout], grads: &[Value]) -> Value {
 /// The atoms of the pipeline, if there is one.
 fn mesh_pipeline(b: &Builder) -> Option<AtomSet> {
     b.mesh.axis(PIPELINE)
-}
-
-/// The rate and number of a step, what gradients are multiplied by, whether it applies, and what gradients
-/// that are shown are multiplied by.
-type Each = [Option<Value>; 5];
-
-/// The step's scalars, fanned out over the atoms that split a parameter: one fan_out per set.
-struct Scalars {
-    each: Each,
-    fanned: BTreeMap<AtomSet, Each>,
-}
-
-impl Scalars {
-    fn over(&mut self, b: &mut Builder, axes: AtomSet) -> Each {
-        let own = self.each;
-        if axes.is_empty() {
-            return own;
-        }
-        let mut fan_out = |v| b.push("scalar_f", FanOut { axes }, &[v]);
-        *self.fanned.entry(axes).or_insert_with(|| own.map(|v| v.map(&mut fan_out)))
-    }
-}
-
-#[allow(clippy::too_many_arguments)]
-fn update(
-    b: &mut Builder,
-    p: &ParamLayout,
-    param: Value,
-    grad: Value,
-    state: &[Value],
-    scalars: &mut Scalars,
-    decay: f64,
-    o: &Options,
-) {
-    let [lr, step, by, applies, _] = scalars.over(b, p.stored.sharded());
-    b.enter(&p.scope);
-    let old = std::iter::once(param).chain([grad]).chain(state.iter().copied()).map(Some);
-    let (op, scalars): (Op, [Option<Value>; 4]) = match o.optimizer {
-        Optimizer::AdamW { beta1, beta2, eps } => {
-            (AdamW { beta1, beta2, eps, decay }.into(), [lr, step, by, applies])
-        }
-        Optimizer::Sgd => (Sgd { decay }.into(), [lr, None, by, applies]),
-    };
-    let ins: Vec<Value> = old.chain(scalars).flatten().collect();
-    let outs = b.push_n(&["new", "exp_avg", "exp_avg_sq"], op, &ins);
-    let states = slots(o).iter().map(|s| (RoleKind::State(*s), ["_", s.name()]));
-    let all = std::iter::once((RoleKind::Param, ["", ""])).chain(states);
-    for (&value, (kind, [dash, what])) in outs.iter().zip(all) {
-        let hint = [&p.name.hint, dash, what, "_new"].concat().into();
-        b.f.rename(value, Name { hint, ..p.name.clone() });
-        b.f.results.push(Port { value, role: Some(Role { kind, ..p.param.clone() }) });
-    }
-    b.enter("step");
 }

@@ -61,14 +61,14 @@ impl Index {
             forward: all(FuncKind::Forward)?,
             backward: some(FuncKind::Backward),
             weight: some(FuncKind::Weight),
-            enter: all(FuncKind::Enter)?,
-            finish: some(FuncKind::Finish),
+            enter: all(FuncKind::StepPrologue)?,
+            finish: some(FuncKind::OptimizerStep),
             evaluate: some(FuncKind::Evaluate),
         };
         // A plan that trains has all of them.
         if mode == Mode::Train {
             all(FuncKind::Backward)?;
-            all(FuncKind::Finish)?;
+            all(FuncKind::OptimizerStep)?;
             if s.splits_backward() {
                 all(FuncKind::Weight)?;
             }
@@ -158,7 +158,7 @@ enum Moment {
 /// When a value of this kind crosses, if one rank uses what another makes.
 fn moment(kind: RoleKind) -> Option<Moment> {
     match kind {
-        RoleKind::Ready => Some(Moment::Before),
+        RoleKind::Unsharded => Some(Moment::Before),
         RoleKind::Edge => Some(Moment::Each),
         RoleKind::GradFrom(_) => Some(Moment::After),
         _stays => None,

@@ -1,7 +1,7 @@
 //! The step around the microbatches: what happens to parameters before them, and gradients after.
 
 pub mod assemble;
-pub mod combine;
+pub mod bucket_grads;
 pub mod early;
 pub mod early_sums;
 pub mod elide_accumulators;
@@ -11,3 +11,4 @@ pub mod instructions;
 pub mod once;
 pub mod replay;
 pub mod router_bias;
+mod updates;

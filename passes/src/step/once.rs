@@ -1,11 +1,11 @@
-//! What every microbatch would make alike is made once per step, in `@enter`.
+//! What every microbatch would make alike is made once per step, in `@step_prologue`.
 //!
 //! ```text
 //! Before:  @forward:   %angle = mul[s,r->sr] %position, %inv_freq : f32[32,16]
 //!                      %cos = cos %angle : f32[32,16]
 //!                      return %cos stash "cos", …
 //!          @backward(%cos: f32[32,16] stash "cos", …)
-//! After:   @enter:     %cos = cos %angle : f32[32,16]
+//! After:   @step_prologue:     %cos = cos %angle : f32[32,16]
 //!                      return %cos step "cos of every microbatch", …
 //!          @forward(%cos: f32[32,16] step "cos of every microbatch", …)
 //!          @backward(%cos: f32[32,16] step "cos of every microbatch", …)
@@ -21,7 +21,7 @@
 //! which are followed within a function.
 
 use crate::autodiff::split::drop_unused_args;
-use shardc_ir::func::{Fill, Func, Name, Node, Port, Role, RoleKind, Value};
+use shardc_ir::func::{Fill, Func, Name, Node, Patch, Port, Role, RoleKind, Value, ValueMap};
 use shardc_ir::maps::{HashMap, HashSet};
 use shardc_ir::ops::Op;
 use shardc_ir::types::Type;
@@ -45,7 +45,7 @@ struct Alike {
     name: Name,
 }
 
-/// What `@enter` makes once for all microbatches of a rank of the pipeline.
+/// What `@step_prologue` makes once for all microbatches of a rank of the pipeline.
 #[derive(Default)]
 pub struct Once {
     /// All that is alike; what one is made of stands before it.
@@ -123,18 +123,18 @@ impl Once {
 }
 
 /// Of each function, the number of each value that is the same for all microbatches.
-fn numbered(loops: &[Func], all: &mut Vec<Alike>) -> Vec<Vec<Option<Key>>> {
+fn numbered(loops: &[Func], all: &mut Vec<Alike>) -> Vec<ValueMap<Option<Key>>> {
     let mut inputs: HashMap<Role, Key> = HashMap::default();
     let mut made: HashMap<(&str, SmallVec<[Key; 4]>), Vec<Key>> = HashMap::default();
     // By role, what a function hands to a later one; none if two do not make the same of it.
     let mut handed: HashMap<&Role, Option<Key>> = HashMap::default();
     let mut out = vec![];
     for f in loops {
-        let mut keys: Vec<Option<Key>> = vec![None; f.values.len()];
+        let mut keys: ValueMap<Option<Key>> = f.per_value(None);
         for a in &f.args {
             let Some(role) = &a.role else { continue };
-            keys[a.value.0 as usize] = match role.kind {
-                // Labels are also counted in `@enter`.
+            keys[a.value] = match role.kind {
+                // Labels are also counted in `@step_prologue`.
                 RoleKind::Input(i) if !i.batch && i.fill != Fill::Labels => {
                     let ty = f.ty(a.value);
                     let key = *inputs.entry(role.clone()).or_insert_with(|| {
@@ -153,8 +153,7 @@ fn numbered(loops: &[Func], all: &mut Vec<Alike>) -> Vec<Vec<Option<Key>>> {
         let shown: HashSet<Value> = f.results.iter().filter(stays).map(|r| r.value).collect();
         for n in &f.nodes {
             let [out] = n.outs[..] else { continue };
-            let ins: Option<SmallVec<[Key; 4]>> =
-                n.ins.iter().map(|v| keys[v.0 as usize]).collect();
+            let ins: Option<SmallVec<[Key; 4]>> = n.ins.iter().map(|v| keys[v]).collect();
             let Some(ins) = ins.filter(|_| !shown.contains(&out)) else { continue };
             let same = made.entry((n.op.mnemonic(), ins.clone())).or_default();
             let is = |k: &&Key| all[**k].is_made_by(&n.op, f.ty(out));
@@ -170,13 +169,13 @@ fn numbered(loops: &[Func], all: &mut Vec<Alike>) -> Vec<Vec<Option<Key>>> {
             let layer = f.name(out).layer;
             let name = &mut all[key].name;
             name.layer = name.layer.filter(|_| name.layer == layer);
-            keys[out.0 as usize] = Some(key);
+            keys[out] = Some(key);
         }
         for r in &f.results {
             let Some(role) = r.role.as_ref().filter(|r| r.kind == RoleKind::Stash) else {
                 continue;
             };
-            let key = keys[r.value.0 as usize];
+            let key = keys[r.value];
             handed.entry(role).and_modify(|k| *k = k.filter(|_| *k == key)).or_insert(key);
         }
         out.push(keys);
@@ -211,25 +210,29 @@ impl Found {
     }
 }
 
-/// What a function would take from `@enter`, if `is_table` says so of it: what is alike and read by what is
+/// What a function would take from `@step_prologue`, if `is_table` says so of it: what is alike and read by what is
 /// not. Views, which cost nothing, stay.
-fn tables(f: &Func, keys: &[Option<Key>], is_table: impl Fn(Key, Found) -> bool) -> Vec<Key> {
-    let mut uses = vec![Found::default(); f.values.len()];
+fn tables(
+    f: &Func,
+    keys: &ValueMap<Option<Key>>,
+    is_table: impl Fn(Key, Found) -> bool,
+) -> Vec<Key> {
+    let mut uses = f.per_value(Found::default());
     let mut copies: HashMap<Key, usize> = HashMap::default();
-    for key in f.nodes.iter().flat_map(|n| &n.outs).filter_map(|o| keys[o.0 as usize]) {
+    for key in f.nodes.iter().flat_map(|n| &n.outs).filter_map(|o| keys[o]) {
         *copies.entry(key).or_default() += 1;
     }
     let elements = |v: &Value| f.ty(*v).elements();
     let mut out = vec![];
     for r in &f.results {
-        uses[r.value.0 as usize].saved = true;
+        uses[r.value].saved = true;
     }
     for n in f.nodes.iter().rev() {
         if let [made] = n.outs[..]
-            && let Some(key) = keys[made.0 as usize]
+            && let Some(key) = keys[made]
         {
             let sizes = n.ins.iter().map(elements).max().map(|of| [of, elements(&made)]);
-            let found = Found { copies: copies[&key], sizes, ..uses[made.0 as usize] };
+            let found = Found { copies: copies[&key], sizes, ..uses[made] };
             let is_used = found.saved || found.readers > 0;
             if !is_used {
                 continue;
@@ -240,46 +243,46 @@ fn tables(f: &Func, keys: &[Option<Key>], is_table: impl Fn(Key, Found) -> bool)
                 continue;
             }
             if n.op.def().is_view() {
-                let of = &mut uses[n.ins[0].0 as usize];
+                let of = &mut uses[n.ins[0]];
                 (of.readers, of.saved) = (of.readers + found.readers, of.saved | found.saved);
                 continue;
             }
         }
-        n.ins.iter().for_each(|v| uses[v.0 as usize].readers += 1);
+        n.ins.iter().for_each(|v| uses[v].readers += 1);
     }
     out
 }
 
-/// Makes arguments of what a function makes, or has from another function, if `@enter` makes it.
-fn take(f: &mut Func, keys: &[Option<Key>], own: &[Key], roles: &BTreeMap<Key, Role>) {
-    let key = |v: Value| keys[v.0 as usize].filter(|k| roles.contains_key(k));
+/// Makes arguments of what a function makes, or has from another function, if `@step_prologue` makes it.
+fn take(f: &mut Func, keys: &ValueMap<Option<Key>>, own: &[Key], roles: &BTreeMap<Key, Role>) {
+    let key = |v: Value| keys[v].filter(|k| roles.contains_key(k));
     let own: HashSet<Key> = own.iter().copied().collect();
     // What stands for each value: one argument for all that are the same.
-    let mut instead: Vec<Value> = (0..f.values.len() as u32).map(Value).collect();
+    let mut patch = Patch::of(f);
     let mut args: HashMap<Key, Value> = HashMap::default();
     f.args.retain_mut(|a| {
         let is_stash = a.role.as_ref().is_some_and(|r| r.kind == RoleKind::Stash);
         let Some(key) = key(a.value).filter(|_| is_stash) else { return true };
         a.role = Some(roles[&key].clone());
         let first = *args.entry(key).or_insert(a.value);
-        instead[a.value.0 as usize] = first;
+        patch.replace(a.value, first);
         first == a.value
     });
     let mut new = vec![];
-    f.nodes.retain(|n| {
-        let [out] = n.outs[..] else { return true };
-        let Some(key) = key(out).filter(|k| own.contains(k)) else { return true };
-        instead[out.0 as usize] = *args.entry(key).or_insert_with(|| {
+    for (i, n) in f.nodes.iter().enumerate() {
+        let [out] = n.outs[..] else { continue };
+        let Some(key) = key(out).filter(|k| own.contains(k)) else { continue };
+        let first = *args.entry(key).or_insert_with(|| {
             new.push(Port { value: out, role: Some(roles[&key].clone()) });
             out
         });
-        false
-    });
+        patch.replace(out, first);
+        patch.erase(i);
+    }
     f.args.extend(new);
     let handed = |r: &Port| r.role.as_ref().is_some_and(|r| r.kind == RoleKind::Stash);
     f.results.retain(|r| !(handed(r) && key(r.value).is_some()));
-    let read = f.nodes.iter_mut().flat_map(|n| &mut n.ins);
-    read.chain(f.results.iter_mut().map(|r| &mut r.value)).for_each(|v| *v = instead[v.0 as usize]);
+    patch.apply(f);
     f.drop_dead();
     drop_unused_args(f);
 }

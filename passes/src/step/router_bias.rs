@@ -1,4 +1,4 @@
-//! Corrects the biases by which routers choose experts, in `@finish`: no loss balances the load then.
+//! Corrects the biases by which routers choose experts, in `@optimizer_step`: no loss balances the load then.
 //!
 //! `bias_i += rate · sign(mean load − load_i)`, where the load of an expert is how many copies of tokens
 //! chose it in the whole step (Wang et al., 2024, *Auxiliary-Loss-Free Load Balancing*; DeepSeek-V3,
@@ -26,7 +26,7 @@ impl<'a> Corrected<'a> {
         loops: &[&Func],
     ) -> Vec<Corrected<'a>> {
         let counted = |p: &ParamLayout| {
-            let role = Role { kind: RoleKind::Load, name: p.param.name.clone() };
+            let role = Role { kind: RoleKind::TokensPerExpert, name: p.param.name.clone() };
             let find = |g: &&Func| {
                 let a = g.args.iter().find(|a| a.role.as_ref() == Some(&role))?;
                 Some(g.ty(a.value).clone())

@@ -10,10 +10,10 @@
 //! needs those of its groups for all shards. Products need them too: where they are exchanged for
 //! them, that is now done before the rows move; where they are gathered, they are exchanged here.
 //! So both sides know what comes, in forward and in backward, and nobody asks. What moves into the
-//! buffers of experts was made by a `dispatch`, and what moves out of them goes to a `combine`:
+//! buffers of experts was made by a `dispatch`, and what moves out of them goes to an `unpermute`:
 //! neither defines or reads other rows.
 
-use shardc_ir::func::{Func, Name, Node, Value};
+use shardc_ir::func::{Func, Name, Node, Patch, Value};
 use shardc_ir::mesh::{AtomSet, Mesh};
 use shardc_ir::ops::{AllToAll, AllToAllV, FanOut, Kind, Mixing, Op};
 use smallvec::smallvec;
@@ -50,13 +50,10 @@ pub fn ragged(mesh: &Mesh, f: &mut Func) {
         n.op = AllToAllV { axes, from, to, copies: x.copies }.into();
         n.ins = smallvec![inp, sent, received];
     }
-    for (i, n) in std::mem::take(&mut f.nodes).into_iter().enumerate() {
-        if !counts.taken.contains(&i) {
-            f.nodes.push(n);
-        }
-        let own = counts.moved.iter().filter(|m| m.route == i);
-        f.nodes.extend(own.map(|m| m.node.clone()));
-    }
+    let mut patch = Patch::of(f);
+    counts.taken.into_iter().for_each(|i| patch.erase(i));
+    counts.moved.into_iter().for_each(|m| patch.insert_after(m.route, m.node));
+    patch.apply(f);
 }
 
 /// An exchange of the counts of a `route`, or a fan_out of them, which is to stand behind it.
@@ -137,10 +134,10 @@ impl Counts<'_> {
     }
 }
 
-/// Exchanges of what a `dispatch` makes, and of what nobody but a `combine` or `row_dots` reads.
+/// Exchanges of what a `dispatch` makes, and of what nobody but an `unpermute` or `combine_gates_grad` reads.
 fn found(f: &Func) -> Vec<Found> {
     let makers = f.makers();
-    let maker = |v: Value| makers[v.0 as usize].map(|i| &f.nodes[i as usize]);
+    let maker = |v: Value| makers[v].map(|i| &f.nodes[i as usize]);
     // Behind what only says that ranks use it differently.
     let behind = |mut v: Value| loop {
         match maker(v) {
@@ -163,7 +160,7 @@ fn found(f: &Func) -> Vec<Found> {
             [0, 1] => (*read.get(&n.outs[0])?)?,
             _other_dims => return None,
         };
-        let route = makers[slot.0 as usize]? as usize;
+        let route = makers[slot]? as usize;
         let copies = f.ty(slot).dims[1].size * f.ty(slot).dims[2].size;
         let op = op.clone();
         f.nodes[route].op.as_route().map(|_| Found { node, route, op, copies })
@@ -177,8 +174,8 @@ fn slots(f: &Func, behind: &impl Fn(Value) -> Value) -> BTreeMap<Value, Option<V
         f.results.iter().map(|r| (r.value, None)).collect();
     for n in f.nodes.iter().rev() {
         for (i, &v) in n.ins.iter().enumerate() {
-            let combines = n.op.mixing() == Some(Mixing::Combine);
-            let reads = i == 0 && (combines || matches!(n.op, Op::RowDots(_)));
+            let combines = n.op.mixing() == Some(Mixing::Unpermute);
+            let reads = i == 0 && (combines || matches!(n.op, Op::CombineGatesGrad(_)));
             let slot = match n.op.facts().kind == Kind::Conversion {
                 true => slots.get(&n.outs[0]).copied().flatten(),
                 false => reads.then(|| behind(n.ins[1])),
@@ -209,7 +206,7 @@ func @f(%i: i32[2@tp,3,2], %x: f32[2@tp,3,4], %gates: f32[2@tp,3,2]) -> f32[2@tp
   %moved = all_to_all[tp; from=1; to=0] %rows : f32[2@tp,2,6,4]
 {}  %twice = scale[2.0] %moved : f32[2@tp,2,6,4]
   %back = all_to_all[tp; from=0; to=1] %twice : f32[2,2@tp,6,4]
-  %y = combine %back, %slot, %gates : f32[2@tp,3,4]
+  %y = unpermute %back, %slot, %gates : f32[2@tp,3,4]
   return %y
 }}
 ",
@@ -226,7 +223,7 @@ func @f(%i: i32[2@tp,3,2], %x: f32[2@tp,3,4], %gates: f32[2@tp,3,2]) -> f32[2@tp
             assert_eq!(new.funcs[0].forward_nodes(), new.funcs[0].nodes.len());
             let ops: Vec<&str> = new.funcs[0].nodes.iter().map(|n| n.op.mnemonic()).collect();
             let [to, back] = ["all_to_all_v"; 2];
-            assert_eq!(ops, ["route", "all_to_all", "dispatch", to, "scale", back, "combine"]);
+            assert_eq!(ops, ["route", "all_to_all", "dispatch", to, "scale", back, "unpermute"]);
             assert!(verify(&new, Phase::Ranked).is_ok());
             let index = Tensor::from_fn(&[2, 3, 2], |i| ((i[0] + 2 * i[1] + i[2]) % 4) as f64);
             let x = Tensor::from_fn(&[2, 3, 4], |i| (12 * i[0] + 4 * i[1] + i[2]) as f64);
@@ -249,7 +246,7 @@ func @f(%i: i32[2@tp,3,2], %x: f32[2@tp,3,4], %gates: f32[2@tp,3,2]) -> f32[2@tp
              %gf = fan_out[etp] %gates : f32[2@tp,3,2]~etp\n  \
              %rows = dispatch[g=2,c=6] %xf, %f, %gf : f32[2,2@tp,6,4]~etp\n",
         );
-        let text = text.replace("combine %back, %slot, %gates", "combine %back, %f, %gf");
+        let text = text.replace("unpermute %back, %slot, %gates", "unpermute %back, %f, %gf");
         let text = text.replace("f32[2@tp,2,6,4]", "f32[2@tp,2,6,4]~etp");
         let text =
             text.replace("%back, %f, %gf : f32[2@tp,3,4]", "%back, %f, %gf : f32[2@tp,3,4]~etp");
@@ -262,7 +259,7 @@ func @f(%i: i32[2@tp,3,2], %x: f32[2@tp,3,4], %gates: f32[2@tp,3,2]) -> f32[2@tp
         assert!(verify(&m, Phase::Ranked).is_ok());
     }
 
-    /// Buffers that no `dispatch` made or not only a `combine` reads may have any rows.
+    /// Buffers that no `dispatch` made or not only an `unpermute` reads may have any rows.
     #[test]
     fn other_exchanges_stay() {
         let dense = |text: &str| {

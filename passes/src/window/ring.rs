@@ -3,7 +3,7 @@
 //! Before:  `%k_all = all_gather[cp; dim=1] %k : f32[2,8,1,4]~cp`, `%v_all` alike,
 //!          `%attn, %lse = attention %q, %k_all, %v_all, %at, %positions : f32[2,8@cp,1,4], …`
 //! After:   `%k_own = to_varying[cp; dim=1] %k : f32[2,4,1,4]!cp`, q, v and the queries' positions alike;
-//!          `%k_block = permute[cp; shift=1] %k_own`, `%key_at = piece[cp; dim=0; shift=0] %positions`,
+//!          `%k_block = permute[cp; shift=1] %k_own`, `%key_at = ring_shard[cp; dim=0; shift=0] %positions`,
 //!          `%attn_block, %lse_block = attention %q_own, %k_own, %v_own, %at_own, %key_at`,
 //!          the same of `%k_block` with shift=1, …; `%out, %lse_out = merge_attention` of the two, …;
 //!          `%attn = from_varying[cp; dim=1] %out : f32[2,8@cp,1,4]`
@@ -17,14 +17,13 @@
 
 use shardc_ir::builder::Builder;
 use shardc_ir::diag::{Diag, Result};
-use shardc_ir::func::{Func, Node, Value};
+use shardc_ir::func::{Func, Node, Uses, Value};
 use shardc_ir::mesh::{AtomSet, Mesh};
 use shardc_ir::ops::attention::Behind;
 use shardc_ir::ops::{
-    Add, Attention, AttentionGrad, FromVarying, MergeAttention, Op, Permute, Piece, ToVarying,
+    Add, Attention, AttentionGrad, FromVarying, MergeAttention, Op, Permute, RingShard, ToVarying,
 };
 use shardc_ir::types::AtomList;
-use smallvec::SmallVec;
 use std::collections::BTreeSet;
 
 /// The dim of q, k, v and of what is made of them that tokens stand in.
@@ -35,13 +34,9 @@ const TOKENS: usize = 1;
 /// # Errors
 /// `ring` for attention whose operands are cut in another way.
 pub fn ring(mesh: &Mesh, cp: AtomSet, f: &mut Func) -> Result<()> {
-    let mut users: Vec<SmallVec<[u32; 2]>> = vec![SmallVec::new(); f.values.len()];
-    for (i, n) in f.nodes.iter().enumerate() {
-        n.ins.iter().for_each(|v| users[v.0 as usize].push(i as u32));
-    }
-    let makers = f.makers();
+    let uses = f.uses();
     let nodes = std::mem::take(&mut f.nodes);
-    let gathered = Gathered { mesh, cp, nodes: &nodes, makers, users };
+    let gathered = Gathered { mesh, cp, nodes: &nodes, uses };
     // Results of the reduce_scatters whose place a ring takes.
     let mut homes: BTreeSet<Value> = BTreeSet::new();
     for n in &nodes {
@@ -66,8 +61,7 @@ struct Gathered<'a> {
     mesh: &'a Mesh,
     cp: AtomSet,
     nodes: &'a [Node],
-    makers: Vec<Option<u32>>,
-    users: Vec<SmallVec<[u32; 2]>>,
+    uses: Uses,
 }
 
 impl Gathered<'_> {
@@ -106,7 +100,7 @@ impl Gathered<'_> {
 
     /// What was gathered to have this value.
     fn piece(&self, v: Value) -> Option<Value> {
-        let maker = &self.nodes[self.makers[v.0 as usize]? as usize];
+        let maker = self.uses.made_by(self.nodes, v)?;
         let Op::AllGather(g) = &maker.op else { return None };
         (g.axes == self.cp && g.dim == TOKENS).then(|| maker.ins[0])
     }
@@ -114,11 +108,10 @@ impl Gathered<'_> {
     /// What a gradient of gathered keys or values is scattered to; `None` if nobody wants it.
     fn home(&self, f: &Func, n: &Node, result: usize) -> Result<Option<Value>> {
         let v = n.outs[result];
-        let shown = f.results.iter().any(|r| r.value == v);
-        let user = match &self.users[v.0 as usize][..] {
-            [] if !shown => return Ok(None),
-            &[one] if !shown => &self.nodes[one as usize],
-            _several => return Err(self.unlike(f, n)),
+        let user = match self.uses.only_user(v) {
+            Some(one) => &self.nodes[one],
+            None if self.uses.count(v) == 0 => return Ok(None),
+            None => return Err(self.unlike(f, n)),
         };
         match &user.op {
             Op::ReduceScatter(s) if s.axes == self.cp && s.dim == TOKENS => Ok(Some(user.outs[0])),
@@ -186,10 +179,10 @@ impl<'a> Ring<'a> {
                 let note = "ring: the next block comes while this one is used";
                 block = [self.pass("k_block", k, note), self.pass("v_block", v, note)];
             }
-            let piece = Piece { axes: self.cp, dim: 0, shift: step };
+            let piece = RingShard { axes: self.cp, dim: 0, shift: step };
             let at = self.b.push("key_at", piece, &[k_pos]);
             if let Some((i, all)) = behind.key_segments {
-                let piece = Piece { axes: self.cp, dim: TOKENS, shift: step };
+                let piece = RingShard { axes: self.cp, dim: TOKENS, shift: step };
                 behind.own[i] = self.b.push("key_segment", piece, &[all]);
             }
             f(self, [k, v, at], &behind.own);

@@ -80,7 +80,7 @@ fn choices_are_made_in_f32() {
           %kept = at_least[0.0] %slot : f32[1,6,2]
           %rows = dispatch[g=1,c=12] %x, %slot, %kept : f32[1,1,12,8]
           %made = grouped_dot %rows, %counts, %w : f32[1,1,12,5]
-          %y = combine %made, %slot, %gates : f32[1,6,5]
+          %y = unpermute %made, %slot, %gates : f32[1,6,5]
           return %y
         }"#,
         r#"mesh []
@@ -100,7 +100,7 @@ fn choices_are_made_in_f32() {
           %kept = at_least[0.0] %slot : f32[1,6,2]
           %rows = dispatch[g=1,c=12] %x, %slot, %kept : bf16[1,1,12,8]
           %made = grouped_dot %rows, %counts, %w : bf16[1,1,12,5]
-          %y = combine %made, %slot, %gates : bf16[1,6,5]
+          %y = unpermute %made, %slot, %gates : bf16[1,6,5]
           return %y
         }"#,
     );

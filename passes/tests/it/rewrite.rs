@@ -6,8 +6,8 @@ use shardc_ir::func::{AnnotatedDim, Annotation, Func, Module, Name, Port, Value}
 use shardc_ir::interp::{Precision, call, gather, scatter};
 use shardc_ir::mesh::Mesh;
 use shardc_ir::ops::{
-    Add, AllGather, AllReduce, AllToAll, Attention, Dot, Exp, FanOut, Gelu, Mask, Mul, Op, Permute,
-    Place, ReduceScatter, Scale, Slice, Transpose,
+    Add, AllGather, AllReduce, AllToAll, Attention, Dot, Exp, FanOut, Gelu, Mask, Mul, Op,
+    PadToPartial, Permute, ReduceScatter, Scale, Slice, Transpose,
 };
 use shardc_ir::rng::Stream;
 use shardc_ir::tensor::Tensor;
@@ -456,7 +456,7 @@ fn random_program(seed: u64) -> Module {
             6 => (ReduceScatter { axes, dim }.into(), 1),
             7 => (Slice { axes, dim }.into(), 1),
             8 => (FanOut { axes }.into(), 1),
-            9 => (Place { axes, dim }.into(), 1),
+            9 => (PadToPartial { axes, dim }.into(), 1),
             10 => (AllToAll { axes, from: dim, to }.into(), 1),
             11 => (Permute { axes, shift: to }.into(), 1),
             12 => (Mul::same().into(), 2),

@@ -2,6 +2,7 @@
 
 use super::ranks::Ranks;
 use crate::meaning::rule;
+use crate::ops::law;
 use shardc_ir::func::{Func, Module, Node};
 use shardc_ir::rule::{Letter, has_letter};
 use shardc_ir::schedule::Schedule;
@@ -46,7 +47,7 @@ fn of_node(f: &Func, n: &Node, ranks: &Ranks) -> f64 {
 /// The letters of operands that no result has, with their sizes on a rank.
 fn lost(f: &Func, n: &Node, ranks: &Ranks) -> Vec<(Letter, usize)> {
     let ins: Vec<&Type> = n.ins.iter().map(|&v| f.ty(v)).collect();
-    let r = rule(&n.op, &ins);
+    let Ok(r) = rule(law(&n.op), &ins) else { return vec![] };
     let mut out: Vec<(Letter, usize)> = vec![];
     for (dims, t) in r.ins.iter().zip(&ins) {
         for (g, size) in dims.iter().zip(t.chunks(&ranks.mesh)) {

@@ -23,15 +23,16 @@ use crate::textbook::Textbook;
 use crate::whole::Whole;
 use crate::{Report, Subject, Verdict, experts, local};
 use cost::{AT_ONCE, LARGEST, UNCHANGED, cost};
-use functions::{Begins, oracle, results, seed};
+use functions::{Begins, oracle, seed};
 use inputs::Inputs;
 use ranks::{Pieces, Ranks};
 use shardc_ir::func::{Func, FuncKind, Module, Role, RoleKind};
+use shardc_ir::maps::HashMap;
 use shardc_ir::mesh::PIPELINE;
 use shardc_ir::ops::Op;
 use shardc_ir::schedule::Schedule;
 use shardc_ir::types::Type;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::rc::Rc;
 use tensor::{Tensor, einsum, times};
 use witness::Witness;
@@ -101,7 +102,7 @@ impl Run<'_> {
                 .get(&(from as usize, Role::new(RoleKind::Grad, role.name.clone())))
                 .cloned(),
             RoleKind::Edge => self.edges.get(role).cloned(),
-            RoleKind::Ready | RoleKind::Step | RoleKind::Scale => {
+            RoleKind::Unsharded | RoleKind::Step | RoleKind::Scale => {
                 let own = self.own.get(&(rank, role.clone()));
                 own.or_else(|| self.own.iter().find(|x| x.0.1 == *role).map(|x| x.1)).cloned()
             }
@@ -172,7 +173,7 @@ impl Run<'_> {
         let m = self.m;
         let parts = m.funcs.iter().filter_map(|f| Some((f, Part::of(f)?)));
         let parts: Vec<(&Func, Part)> = parts.collect();
-        for &(f, part) in parts.iter().filter(|x| x.1.kind == FuncKind::Enter) {
+        for &(f, part) in parts.iter().filter(|x| x.1.kind == FuncKind::StepPrologue) {
             let made = self.call(f, part, None, &mut Stages::default())?;
             let made = made.ok_or_else(|| waits(f))?;
             self.keep(f, part, made);
@@ -217,7 +218,7 @@ impl Run<'_> {
             stages.met.clear();
             let mut out = Results::new();
             for f in &self.m.funcs {
-                let Some(part) = Part::of(f).filter(|p| p.kind == FuncKind::Finish) else {
+                let Some(part) = Part::of(f).filter(|p| p.kind == FuncKind::OptimizerStep) else {
                     continue;
                 };
                 let made = self.call(f, part, None, &mut stages)?.ok_or_else(|| waits(f))?;
@@ -257,7 +258,7 @@ struct Values<'a> {
 
 impl<'a> Values<'a> {
     fn new(s: &'a Store, inputs: &'a Inputs, own: usize) -> Values<'a> {
-        Values { s, inputs, own, memo: HashMap::new(), calls: HashMap::new() }
+        Values { s, inputs, own, memo: HashMap::default(), calls: HashMap::default() }
     }
 
     fn of(&mut self, t: Term, j: Option<usize>) -> Result<Rc<Tensor>, String> {
@@ -289,7 +290,7 @@ impl<'a> Values<'a> {
                 let out: Vec<u32> = (0..shape.len() as u32).collect();
                 einsum(&factors, &out, &shape)
             }
-            Node::Apply(Fun::Microbatches, of, _) => {
+            Node::Apply(Fun::Microbatches(_), of, _) => {
                 let mut sum = (*self.of(of[0], Some(0))?).clone();
                 for j in 1..self.inputs.microbatches {
                     sum = sum.plus(&*self.of(of[0], Some(j))?);
@@ -304,7 +305,7 @@ impl<'a> Values<'a> {
                 let (f, args, j) = key;
                 let x = args.iter().map(|u| self.of(*u, j)).collect::<Result<Vec<_>, _>>()?;
                 let x: Vec<&Tensor> = x.iter().map(|t| &**t).collect();
-                let made = results(&f, &x, &shape, &Begins::WHOLE)?;
+                let made = f.results(&x, &shape, &Begins::WHOLE)?;
                 let made: Vec<Rc<Tensor>> = made.into_iter().map(Rc::new).collect();
                 let v = made[usize::from(out)].clone();
                 if made.len() > 1 {
@@ -417,7 +418,7 @@ fn compare(
     let book = Textbook::of(&mut w, model, subject.recipe, schedule.microbatches)?;
     if book.step.is_empty() {
         let lemma = "a plan for inference ends no step: prove it by terms".into();
-        return Err(Gap { op: "finish".into(), place: "programs".into(), lemma });
+        return Err(Gap { op: "optimizer_step".into(), place: "programs".into(), lemma });
     }
     let ranks = Ranks::new(&m.mesh);
     let terms: Vec<Term> = book.step.values().copied().collect();
@@ -425,8 +426,14 @@ fn compare(
     if count > most {
         return Ok(Some(count));
     }
-    let mut run =
-        Run { m, schedule, ranks, inputs: inputs(), own: HashMap::new(), edges: HashMap::new() };
+    let mut run = Run {
+        m,
+        schedule,
+        ranks,
+        inputs: inputs(),
+        own: HashMap::default(),
+        edges: HashMap::default(),
+    };
     run.loops(watch)?;
     let made = run.finish()?;
     let own = rows_of_an_owner(m, &run.ranks);

@@ -9,9 +9,9 @@ mod sizes;
 
 use super::Data;
 use crate::ledger::Gap;
-use crate::local::law;
+use crate::local::Fault;
 use crate::local::letters;
-use crate::local::{Fault, shrink};
+use crate::ops::{Counts, law, sizes as sizes_of};
 use crate::{Recipe, Subject};
 use shardc_ir::func::{Func, Module, Node, RoleKind, Value};
 use shardc_ir::mesh::{Atom, AtomSet, Mesh, PIPELINE};
@@ -137,7 +137,6 @@ impl<'a> Net<'a> {
     fn node(&mut self, at: [usize; 3], n: &Node) -> Result<(), String> {
         let [module, f, _] = at;
         let func = &self.modules[module].funcs[f];
-        let ways = |axes: AtomSet| self.mesh.ways(axes);
         // Operand, result: dims are as they were, but one that is a multiple of the other.
         let alike = |net: &mut Net, but: Option<(usize, bool, usize)>| -> Result<(), String> {
             for (x, y) in n.ins.iter().zip(&n.outs) {
@@ -152,19 +151,17 @@ impl<'a> Net<'a> {
             }
             Ok(())
         };
-        let but = match &n.op {
-            Op::ToVarying(k) => Some((k.dim, true, ways(k.axes))),
-            Op::Piece(k) => Some((k.dim, true, ways(k.axes))),
-            Op::Broadcast(k) => Some((k.dim, true, ways(k.axes))),
-            Op::FromVarying(k) => Some((k.dim, false, ways(k.axes))),
-            Op::Reduce(k) => Some((k.dim, false, ways(k.axes))),
-            _same => None,
-        };
-        match &n.op {
-            Op::Fill(_) | Op::Literal(_) => Ok(()),
-            Op::AllToAllV(_) => Err("to make buffers of experts smaller".into()),
-            op if !shrink::axes(op).is_empty() => alike(self, but),
-            op => self.letters(at, op, n),
+        match law(&n.op).between() {
+            None if n.ins.is_empty() => Ok(()),
+            None => self.letters(at, &n.op, n),
+            // Buffers of experts.
+            Some(_) if n.ins.len() != n.outs.len() => {
+                Err("to make buffers of experts smaller".into())
+            }
+            Some(b) => {
+                let ways = self.mesh.ways(b.axes());
+                alike(self, b.whole().map(|(dim, operand)| (dim, operand, ways)))
+            }
         }
     }
 
@@ -176,10 +173,9 @@ impl<'a> Net<'a> {
         let told = |fault: Fault| match fault {
             Fault::Wrong(s) | Fault::Unknown(s) => s,
         };
-        if shrink::is_tied(op) {
-            return Err("to make what it puts together or chooses smaller".into());
-        }
-        let rule = letters::rule(op, &ins, &outs).map_err(told)?;
+        let law = law(op);
+        let multiples = law.multiples(&ins)?;
+        let rule = letters::rule(law, &ins, &outs).map_err(told)?;
         let sizes = letters::sizes(op, &rule, &ins, &outs).map_err(told)?;
         let mut known: BTreeMap<Letter, Size> = BTreeMap::new();
         let dims = rule.ins.iter().chain(&rule.outs).zip(n.ins.iter().chain(&n.outs));
@@ -211,17 +207,13 @@ impl<'a> Net<'a> {
                 }
             }
         }
-        if let Op::Rope(_) = op {
-            let last = self.modules[module].funcs[f].ty(n.ins[1]).rank() - 1;
-            let [d, turns] = [(0, 3), (1, last)].map(|(i, dim)| self.dim(module, f, n.ins[i], dim));
-            match self.was[d] == 2 * self.was[turns] {
-                true => self.products.push((d, 2, vec![turns])),
-                false => return Err("to make a rotation of a part of a head smaller".into()),
-            }
+        for (dim, by, of) in multiples {
+            let [dim, of] = [dim, of].map(|[i, d]| self.dim(module, f, n.ins[i], d));
+            self.products.push((dim, by, vec![of]));
         }
-        for (l, _) in law::sizes(op) {
-            let own = known.get(l).copied().ok_or("an attribute of a letter that no dim has")?;
-            self.attributes.push((at, *l, own));
+        for (l, _) in sizes_of(op) {
+            let own = known.get(&l).copied().ok_or("an attribute of a letter that no dim has")?;
+            self.attributes.push((at, l, own));
         }
         Ok(())
     }
@@ -245,7 +237,7 @@ impl<'a> Net<'a> {
                         .collect();
                     let kind = match role.kind {
                         RoleKind::Param
-                        | RoleKind::Ready
+                        | RoleKind::Unsharded
                         | RoleKind::Grad
                         | RoleKind::GradSum
                         | RoleKind::GradFrom(_)
@@ -254,7 +246,7 @@ impl<'a> Net<'a> {
                         RoleKind::Input(_) => 1,
                         RoleKind::Stash => 2,
                         RoleKind::Edge => 3,
-                        RoleKind::Sum | RoleKind::Load | RoleKind::Mean => 4,
+                        RoleKind::Sum | RoleKind::TokensPerExpert | RoleKind::Mean => 4,
                         _shown => 5,
                     };
                     if once && role.kind.input().is_some_and(|i| i.batch) {
@@ -323,13 +315,14 @@ impl<'a> Net<'a> {
             }
             for n in &mut func.nodes {
                 if let Op::Literal(k) = &mut n.op {
-                    let n = func.values[n.outs[0].0 as usize].ty.elements();
+                    let n = func.values[n.outs[0]].ty.elements();
                     k.values = k.values.iter().copied().cycle().take(n).collect();
                 }
             }
         }
         for ([_, f, i], l, s) in self.attributes.iter().filter(|x| x.0[0] == module) {
-            let own = law::sizes_mut(&mut m.funcs[*f].nodes[*i].op).iter_mut();
+            let own = m.funcs[*f].nodes[*i].op.sizes_mut();
+            let own = own.into_iter().flat_map(|sizes| sizes.0.iter_mut());
             own.filter(|x| x.0 == *l).for_each(|x| x.1 = self.size(*s));
         }
         m
@@ -364,10 +357,9 @@ impl<'a> Net<'a> {
 
 /// The mesh with two ranks on each axis, but those of which the programs count the ranks.
 fn mesh(m: &Module) -> Mesh {
-    let counted = |op: &Op| match op {
-        Op::Broadcast(k) => k.axes,
-        Op::Reduce(k) => k.axes,
-        op => shrink::ring(op),
+    let counted = |op: &Op| {
+        let between = law(op).between().filter(|b| b.counts() != Counts::Nothing);
+        between.map_or(AtomSet::EMPTY, |b| b.axes())
     };
     let nodes = m.funcs.iter().flat_map(|f| &f.nodes);
     let kept = nodes.map(|n| counted(&n.op)).fold(AtomSet::EMPTY, AtomSet::union);

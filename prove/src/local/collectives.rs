@@ -1,53 +1,47 @@
 //! Collectives, and what only changes how a value is seen: each goes from one state to another
 //! (`docs/types.md`, "Collectives") and leaves everything else as it is.
 
-use super::{Block, Fault, Held, counts, wrong};
+use super::{Block, Fault, Held, wrong};
+use crate::ops::{Between, Law};
 use shardc_ir::mesh::{Atom, AtomSet, Mesh};
-use shardc_ir::ops::{Exchange, Op};
+use shardc_ir::ops::Exchange;
 use shardc_ir::types::{AtomList, Dim, Type};
 
 /// A change of a type that is being followed.
-struct Change<'a> {
-    mesh: &'a Mesh,
+pub(crate) struct Change<'a> {
+    pub mesh: &'a Mesh,
     axes: AtomSet,
     /// What the type is by now.
-    t: Type,
+    pub t: Type,
     /// What the result is said to be: the order of axes that come to a dim is taken from it.
     to: &'a Type,
-    blocks: Vec<Block>,
+    pub blocks: Vec<Block>,
 }
 
-/// The blocks of the results; `None` if the op is none of these.
-pub fn check(
+/// The blocks of the results.
+pub(crate) fn check<L: Law + Between>(
     mesh: &Mesh,
-    op: &Op,
+    law: &L,
     held: &[&Held],
     outs: &[&Type],
-) -> Option<Result<Vec<Vec<Block>>, Fault>> {
-    let axes = match op {
-        Op::FanOut(k) => k.axes,
-        Op::AllReduce(k) => k.axes,
-        Op::AllGather(k) => k.axes,
-        Op::ReduceScatter(k) => k.axes,
-        Op::Broadcast(k) => k.axes,
-        Op::Reduce(k) => k.axes,
-        Op::Slice(k) => k.axes,
-        Op::Place(k) => k.axes,
-        Op::AllToAll(k) => k.axes,
-        Op::Exchange(k) => k.axes,
-        Op::AllToAllV(k) => k.axes,
-        Op::Permute(k) => k.axes,
-        Op::ToPartial(k) => k.axes,
-        Op::ToVarying(k) => k.axes,
-        Op::FromVarying(k) => k.axes,
-        Op::Piece(k) => k.axes,
-        _of_one_rank => return None,
-    };
-    let one = |i: usize| {
-        let (h, to) = (held[i], outs[i]);
+) -> Result<Vec<Vec<Block>>, Fault> {
+    let axes = law.axes();
+    let ranks: Vec<usize> = held.iter().map(|h| h.ty.rank()).collect();
+    if law.letters(&ranks).is_none_or(|r| r.outs.len() != outs.len()) {
+        return wrong("it has other operands or results".into());
+    }
+    if axes.is_empty() || !axes.within(mesh.all()) {
+        return wrong("it is over no axes".into());
+    }
+    law.fits(mesh, held)?;
+    let one = |(h, to): (&&Held, &&Type)| {
         let mut c = Change { mesh, axes, t: h.ty.clone(), to, blocks: h.blocks.clone() };
-        c.follow(op)?;
-        match c.t == *to {
+        law.follow(&mut c)?;
+        let dims = c.t.rank();
+        if !c.blocks.iter().all(|b| b.dim < dims && c.t.dims[b.dim].atoms.is_empty()) {
+            return Err(Fault::Unknown("a block that is cut further".into()));
+        }
+        match c.t == **to {
             true => Ok(c.blocks),
             false => wrong(format!(
                 "the result is {} and not {}",
@@ -56,138 +50,40 @@ pub fn check(
             )),
         }
     };
-    let counts = match op {
-        Op::AllReduce(_) => held.len() == outs.len() && !held.is_empty(),
-        Op::AllToAllV(_) => held.len() == 3 && outs.len() == 1,
-        _one => held.len() == 1 && outs.len() == 1,
-    };
-    let all = (axes, mesh.all());
-    Some(match op {
-        _ if !counts => wrong("it has other operands or results".into()),
-        _ if axes.is_empty() || !all.0.within(all.1) => wrong("it is over no axes".into()),
-        Op::AllReduce(_) => (0..held.len()).map(one).collect(),
-        Op::AllToAllV(k) => {
-            counts::check(mesh, [k.from, k.to], held, axes).and_then(|()| Ok(vec![one(0)?]))
-        }
-        _one => one(0).map(|b| vec![b]),
-    })
+    held.iter().zip(outs).map(one).collect()
 }
 
 impl Change<'_> {
-    fn follow(&mut self, op: &Op) -> Result<(), Fault> {
-        match op {
-            Op::FanOut(_) => {
-                self.invariant()?;
-                self.t.replicated = self.t.replicated.union(self.axes);
+    /// Blocks of the axes, which must be the own ones of the dim, are put together.
+    pub fn joined(&mut self, dim: usize) -> Result<(), Fault> {
+        let own = |b: &Block| b.axes == self.axes && b.dim == dim;
+        match self.blocks.iter().filter(|b| b.axes.meets(self.axes)).collect::<Vec<_>>()[..] {
+            [b] if own(b) && b.shift == 0 => {}
+            [b] if own(b) => {
+                let far = b.shift;
+                return wrong(format!("the blocks are those of {far} places before"));
             }
-            Op::AllReduce(_) => {
-                self.reduced(false)?;
-                self.same_everywhere();
-            }
-            Op::AllGather(k) => {
-                self.leaves(k.dim)?;
-                self.same_everywhere();
-            }
-            Op::ReduceScatter(k) => {
-                self.reduced(true)?;
-                self.comes(k.dim)?;
-            }
-            Op::Slice(k) => {
-                if !self.axes.within(self.t.replicated) {
-                    self.invariant()?;
-                }
-                self.t.replicated = self.t.replicated.minus(self.axes);
-                self.comes(k.dim)?;
-            }
-            Op::Place(k) => {
-                self.leaves(k.dim)?;
-                self.t.sum = self.t.sum.union(self.axes);
-            }
-            Op::AllToAll(k) => self.moves(k.from, k.to)?,
-            Op::AllToAllV(k) => self.moves(k.from, k.to)?,
-            Op::Exchange(k) => self.exchanged(k)?,
-            Op::ToPartial(_) => {
-                self.invariant()?;
-                self.t.sum = self.t.sum.union(self.axes);
-            }
-            Op::Broadcast(k) => {
-                self.alone(k.dim, false)?;
-                self.number(k.from)?;
-                self.shrinks(k.dim)?;
-                self.t.replicated = self.t.replicated.union(self.axes);
-            }
-            Op::Reduce(k) => {
-                self.reduced(true)?;
-                self.number(k.to)?;
-                self.grows(k.dim)?;
-                self.comes(k.dim)?;
-                self.alone_in(self.t.dims[k.dim].atoms, false)?;
-            }
-            Op::ToVarying(k) => {
-                self.alone(k.dim, true)?;
-                self.shrinks(k.dim)?;
-                self.varies(k.dim, 0);
-            }
-            Op::Piece(k) => {
-                if !self.axes.within(self.t.replicated) || !self.dim(k.dim)?.atoms.is_empty() {
-                    return wrong("it takes what all ranks have all of".into());
-                }
-                self.t.replicated = self.t.replicated.minus(self.axes);
-                self.shrinks(k.dim)?;
-                self.varies(k.dim, k.shift);
-            }
-            Op::Permute(k) => {
-                self.varying()?;
-                let ways = self.mesh.ways(self.axes);
-                for b in self.blocks.iter_mut().filter(|b| b.axes.meets(k.axes)) {
-                    if b.axes != k.axes {
-                        return wrong("blocks of other axes are passed on".into());
-                    }
-                    b.shift = (b.shift + k.shift % ways) % ways;
-                }
-            }
-            Op::FromVarying(k) => {
-                self.varying()?;
-                let own = |b: &Block| b.axes == self.axes && b.dim == k.dim;
-                match self.blocks.iter().filter(|b| b.axes.meets(self.axes)).collect::<Vec<_>>()[..]
-                {
-                    [b] if own(b) && b.shift == 0 => {}
-                    [b] if own(b) => {
-                        let far = b.shift;
-                        return wrong(format!("the blocks are those of {far} places before"));
-                    }
-                    _ => return wrong("the values are not blocks of the dim".into()),
-                }
-                self.blocks.retain(|b| !b.axes.meets(self.axes));
-                self.t.varying = self.t.varying.minus(self.axes);
-                self.grows(k.dim)?;
-                self.comes(k.dim)?;
-                self.alone_in(self.t.dims[k.dim].atoms, true)?;
-            }
-            _other => return Err(Fault::Unknown("no collective".into())),
+            _ => return wrong("the values are not blocks of the dim".into()),
         }
-        let dims = self.t.rank();
-        match self.blocks.iter().all(|b| b.dim < dims && self.t.dims[b.dim].atoms.is_empty()) {
-            true => Ok(()),
-            false => Err(Fault::Unknown("a block that is cut further".into())),
-        }
+        self.blocks.retain(|b| !b.axes.meets(self.axes));
+        Ok(())
     }
 
-    fn dim(&mut self, dim: usize) -> Result<&mut Dim, Fault> {
+    pub fn dim(&mut self, dim: usize) -> Result<&mut Dim, Fault> {
         match self.t.dims.get_mut(dim) {
             Some(d) => Ok(d),
             None => wrong(format!("there is no dim {dim}")),
         }
     }
 
-    fn invariant(&self) -> Result<(), Fault> {
+    pub fn invariant(&self) -> Result<(), Fault> {
         match self.t.marked().meets(self.axes) {
             false => Ok(()),
             true => wrong("the operand is not invariant over the axes".into()),
         }
     }
 
-    fn varying(&self) -> Result<(), Fault> {
+    pub fn varying(&self) -> Result<(), Fault> {
         match self.axes.within(self.t.varying) {
             true => Ok(()),
             false => wrong("the operand does not vary over the axes".into()),
@@ -195,7 +91,7 @@ impl Change<'_> {
     }
 
     /// A reduction over the axes is taken; `sum`: it must be a sum.
-    fn reduced(&mut self, sum: bool) -> Result<(), Fault> {
+    pub fn reduced(&mut self, sum: bool) -> Result<(), Fault> {
         let all = [&mut self.t.sum, &mut self.t.max, &mut self.t.min];
         let most = if sum { 1 } else { 3 };
         match all.into_iter().take(most).find(|s| self.axes.within(**s)) {
@@ -208,12 +104,12 @@ impl Change<'_> {
     }
 
     /// All ranks have the same: invariant or replicated, over each axis as the result says.
-    fn same_everywhere(&mut self) {
+    pub fn same_everywhere(&mut self) {
         self.t.replicated = self.t.replicated.union(self.axes.and(self.to.replicated));
     }
 
     /// The axes, the minor ones of a dim, cut it no more.
-    fn leaves(&mut self, dim: usize) -> Result<(), Fault> {
+    pub fn leaves(&mut self, dim: usize) -> Result<(), Fault> {
         let (axes, mesh) = (self.axes, self.mesh);
         let d = self.dim(dim)?;
         let rest = d.atoms.len().checked_sub(axes.len()).map(|n| d.atoms.take(n));
@@ -226,7 +122,7 @@ impl Change<'_> {
     }
 
     /// The axes cut a dim, as its minor ones.
-    fn comes(&mut self, dim: usize) -> Result<(), Fault> {
+    pub fn comes(&mut self, dim: usize) -> Result<(), Fault> {
         let (axes, mesh) = (self.axes, self.mesh);
         let new = self.to.dims.get(dim).map(|d| d.atoms);
         let d = self.dim(dim)?;
@@ -242,7 +138,7 @@ impl Change<'_> {
         Ok(())
     }
 
-    fn moves(&mut self, from: usize, to: usize) -> Result<(), Fault> {
+    pub fn moves(&mut self, from: usize, to: usize) -> Result<(), Fault> {
         if from == to {
             return wrong("it leads from a dim to the same".into());
         }
@@ -251,7 +147,7 @@ impl Change<'_> {
     }
 
     /// Every rank has its box of the result among those that its group has of the operand.
-    fn exchanged(&mut self, op: &Exchange) -> Result<(), Fault> {
+    pub fn exchanged(&mut self, op: &Exchange) -> Result<(), Fault> {
         let Exchange { axes: _, start, dim } = op;
         let along = start.0.and_then(|_| dim.of(self.t.rank()));
         if along.is_some() != start.0.is_some() {
@@ -304,14 +200,14 @@ impl Change<'_> {
     }
 
     /// The axes alone cut the dim, evenly; `ordered`: in the order of the group.
-    fn alone(&mut self, dim: usize, ordered: bool) -> Result<(), Fault> {
+    pub fn alone(&mut self, dim: usize, ordered: bool) -> Result<(), Fault> {
         let list = self.dim(dim)?.atoms;
         self.alone_in(list, ordered)?;
         self.dim(dim)?.atoms = AtomList::EMPTY;
         Ok(())
     }
 
-    fn alone_in(&self, list: AtomList, ordered: bool) -> Result<(), Fault> {
+    pub fn alone_in(&self, list: AtomList, ordered: bool) -> Result<(), Fault> {
         let order = !ordered || list.iter().eq(self.axes.iter());
         match list.set() == self.axes && order {
             true => Ok(()),
@@ -320,7 +216,7 @@ impl Change<'_> {
     }
 
     /// A piece is what there is.
-    fn shrinks(&mut self, dim: usize) -> Result<(), Fault> {
+    pub fn shrinks(&mut self, dim: usize) -> Result<(), Fault> {
         let ways = self.mesh.ways(self.axes);
         let d = self.dim(dim)?;
         if d.size % ways != 0 {
@@ -330,7 +226,7 @@ impl Change<'_> {
         Ok(())
     }
 
-    fn grows(&mut self, dim: usize) -> Result<(), Fault> {
+    pub fn grows(&mut self, dim: usize) -> Result<(), Fault> {
         let ways = self.mesh.ways(self.axes);
         let d = self.dim(dim)?;
         match d.size.checked_mul(ways).filter(|_| d.atoms.is_empty()) {
@@ -342,14 +238,14 @@ impl Change<'_> {
         }
     }
 
-    fn number(&self, piece: usize) -> Result<(), Fault> {
+    pub fn number(&self, piece: usize) -> Result<(), Fault> {
         match piece < self.mesh.ways(self.axes) {
             true => Ok(()),
             false => wrong(format!("there is no piece {piece}")),
         }
     }
 
-    fn varies(&mut self, dim: usize, shift: usize) {
+    pub fn varies(&mut self, dim: usize, shift: usize) {
         let shift = shift % self.mesh.ways(self.axes);
         self.t.varying = self.t.varying.union(self.axes);
         self.blocks.push(Block { dim, axes: self.axes, shift });

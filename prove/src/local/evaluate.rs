@@ -7,12 +7,11 @@
 use super::inputs::{noise, operands};
 use super::shrink::mesh_of;
 use super::{Fault, Held, Obligation, wrong};
-use crate::field::functions::defined;
-use crate::field::ranks::{Pieces, Ranks, before};
+use crate::field::ranks::{Pieces, Ranks};
 use crate::field::tensor::Tensor;
 use crate::number::{P, add, neg};
+use crate::ops::law;
 use shardc_ir::mesh::{Atom, AtomSet, Mesh};
-use shardc_ir::ops::Op;
 use shardc_ir::types::Type;
 
 /// One evaluation.
@@ -34,10 +33,7 @@ struct Run<'a> {
 pub fn holds(o: &Obligation, mesh: &Mesh) -> Result<(), Fault> {
     let varying = o.ins.iter().chain(&o.outs).map(|h| h.ty.varying);
     let mut worlds = varying.fold(AtomSet::EMPTY, AtomSet::union);
-    if let Op::ToPartial(k) = &o.op {
-        // Each rank of the pipeline has its own, of which the others know nothing.
-        worlds = worlds.union(k.axes);
-    }
+    worlds = worlds.union(law(&o.op).between().map_or(AtomSet::EMPTY, |b| b.worlds()));
     let run = Run {
         o,
         mesh,
@@ -113,76 +109,13 @@ impl Run<'_> {
         [of, to]: [&[&Type]; 2],
     ) -> Result<Vec<Tensor>, Fault> {
         let own = &whole[self.world(rank)];
-        let at = |r: &usize| &whole[self.world(*r)][0];
-        let group = |axes| self.mesh.group(axes, rank);
-        let out = self.o.outs.first();
-        let part = |dim: usize, ways: usize, k: usize| {
-            let n = own[0].shape[dim] / ways;
-            own[0].slice(dim, k * n, n)
-        };
-        Ok(match &self.o.op {
-            Op::FanOut(_)
-            | Op::AllReduce(_)
-            | Op::AllGather(_)
-            | Op::ReduceScatter(_)
-            | Op::Slice(_)
-            | Op::Place(_)
-            | Op::AllToAll(_) => own.clone(),
-            Op::Exchange(k) => vec![Tensor::from_fn(&to[0].sizes(), |i| {
-                before(k, i.to_vec(), &own[0].shape).map_or(0, |at| own[0].at(&at))
-            })],
-            Op::AllToAllV(_) => vec![defined(&own[0], &own[1])],
-            Op::Broadcast(k) => vec![part(k.dim, self.mesh.ways(k.axes), k.from)],
-            Op::Reduce(k) => {
-                let n = own[0].shape[k.dim];
-                vec![own[0].among_zeros(&to[0].sizes(), k.dim, k.to * n)]
-            }
-            Op::ToPartial(k) => {
-                let all = group(k.axes);
-                let sum = Tensor::full(&own[0].shape, 0);
-                vec![all.iter().fold(sum, |s, r| s.plus(at(r)))]
-            }
-            Op::ToVarying(_) | Op::Piece(_) => {
-                vec![out.map_or_else(|| own[0].clone(), |h| self.block(h, &own[0], rank))]
-            }
-            Op::Permute(k) => {
-                let all = group(k.axes);
-                let place = self.mesh.place(k.axes, &self.coords[rank]);
-                let from = all[(place + all.len() - k.shift % all.len()) % all.len()];
-                let moved = at(&from).clone();
-                // Blocks that are known must be those of one tensor again.
-                let (Some(before), Some(after)) = (self.o.ins.first(), out) else {
-                    return Ok(vec![moved]);
-                };
-                if before.blocks.is_empty() || after.blocks.is_empty() {
-                    return Ok(vec![moved]);
-                }
-                let source = self.source(before, &own[0]);
-                vec![self.block(after, &source, rank)]
-            }
-            Op::FromVarying(_) => match self.o.ins.first().filter(|h| !h.blocks.is_empty()) {
-                Some(h) => {
-                    let mut of_ring = h.clone();
-                    of_ring.blocks.retain(|b| !b.axes.meets(self.joined()));
-                    let source = self.source(h, &own[0]);
-                    vec![self.block(&of_ring, &source, rank)]
-                }
-                None => return wrong("values that are not blocks are put together".into()),
-            },
-            op => {
-                let x: Vec<Pieces> = own.iter().map(|t| vec![t.clone()]).collect();
-                let x: Vec<&Pieces> = x.iter().collect();
-                let made = self.one.node(op, [of, to], &x).map_err(Fault::Unknown)?;
-                made.into_iter().map(|mut p| p.swap_remove(0)).collect()
-            }
-        })
-    }
-
-    fn joined(&self) -> AtomSet {
-        match &self.o.op {
-            Op::FromVarying(k) => k.axes,
-            _other => AtomSet::EMPTY,
+        if let Some(between) = law(&self.o.op).between() {
+            return between.want(&World { run: self, rank, whole, to });
         }
+        let x: Vec<Pieces> = own.iter().map(|t| vec![t.clone()]).collect();
+        let x: Vec<&Pieces> = x.iter().collect();
+        let made = self.one.node(&self.o.op, [of, to], &x).map_err(Fault::Unknown)?;
+        Ok(made.into_iter().map(|mut p| p.swap_remove(0)).collect())
     }
 
     /// A tensor of which a value's blocks are, made of one that has the size of a block.
@@ -254,5 +187,52 @@ impl Run<'_> {
         let sum = |r: usize| reduced(t.sum, &own, r, &|a, b| add(a, b, P));
         let max = |r: usize| reduced(t.max, &sum, r, &|a, b| a.max(b));
         reduced(t.min, &max, rank, &|a, b| a.min(b))
+    }
+}
+
+/// Whole tensors in the world of a rank, for an op between ranks.
+pub(crate) struct World<'a> {
+    run: &'a Run<'a>,
+    rank: usize,
+    whole: &'a [Vec<Tensor>],
+    pub to: &'a [&'a Type],
+}
+
+impl World<'_> {
+    /// The operands.
+    pub fn own(&self) -> &[Tensor] {
+        &self.whole[self.run.world(self.rank)]
+    }
+    /// The first operand in the world of another rank.
+    pub fn first_of(&self, rank: usize) -> &Tensor {
+        &self.whole[self.run.world(rank)][0]
+    }
+    pub fn group(&self, axes: AtomSet) -> Vec<usize> {
+        self.run.mesh.group(axes, self.rank)
+    }
+    pub fn place(&self, axes: AtomSet) -> usize {
+        self.run.mesh.place(axes, &self.run.coords[self.rank])
+    }
+    pub fn ways(&self, axes: AtomSet) -> usize {
+        self.run.mesh.ways(axes)
+    }
+    /// The result.
+    pub fn out(&self) -> &Held {
+        &self.run.o.outs[0]
+    }
+    /// The blocks of a tensor that the result is.
+    pub fn result_of(&self, all: &Tensor) -> Tensor {
+        self.run.block(self.out(), all, self.rank)
+    }
+    /// The tensor of which the operand is blocks, if it is some.
+    pub fn source(&self) -> Option<Tensor> {
+        let h = &self.run.o.ins[0];
+        (!h.blocks.is_empty()).then(|| self.run.source(h, &self.own()[0]))
+    }
+    /// The blocks of a tensor that the operand is, but for those around these axes.
+    pub fn without(&self, axes: AtomSet, all: &Tensor) -> Tensor {
+        let mut h = self.run.o.ins[0].clone();
+        h.blocks.retain(|b| !b.axes.meets(axes));
+        self.run.block(&h, all, self.rank)
     }
 }

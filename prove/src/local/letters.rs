@@ -1,9 +1,9 @@
 //! Ops that ranks do for themselves: the states of results from those of operands, letter by letter and
 //! axis by axis (`docs/types.md`, "Legal combinations").
 
-use super::law::{self, Law, Linear};
 use super::{Block, Fault, Held, wrong};
 use crate::meaning;
+use crate::ops::{self, Law, Linear, Typing};
 use shardc_ir::mesh::{Atom, AtomSet, Mesh};
 use shardc_ir::ops::Op;
 use shardc_ir::rule::{Dims, Group, Letter, Rule};
@@ -19,12 +19,8 @@ type Cuts = BTreeMap<Letter, AtomList>;
 ///
 /// # Errors
 /// Says that the op takes no such operands.
-pub fn rule(op: &Op, ins: &[&Type], outs: &[&Type]) -> Result<Rule, Fault> {
-    let ranks: Vec<usize> = ins.iter().map(|t| t.rank()).collect();
-    if !law::takes(op, &ranks) {
-        return wrong(format!("it takes no operands of {ranks:?} dims"));
-    }
-    let rule = meaning::rule(op, ins);
+pub(crate) fn rule(law: &dyn Law, ins: &[&Type], outs: &[&Type]) -> Result<Rule, Fault> {
+    let rule = meaning::rule(law, ins).map_err(Fault::Wrong)?;
     let dims = |(d, t): (&Dims, &&Type)| d.len() == t.rank();
     if rule.outs.len() != outs.len() || !rule.outs.iter().zip(outs).all(dims) {
         return wrong(format!("by `{rule}` its results have other dims"));
@@ -38,7 +34,7 @@ pub fn rule(op: &Op, ins: &[&Type], outs: &[&Type]) -> Result<Rule, Fault> {
 /// # Errors
 /// Names a dim that has another size.
 pub fn sizes(op: &Op, rule: &Rule, ins: &[&Type], outs: &[&Type]) -> Result<Sizes, Fault> {
-    let mut known: Sizes = law::sizes(op).iter().copied().collect();
+    let (law, mut known): (_, Sizes) = (ops::law(op), ops::sizes(op).into_iter().collect());
     let of = |dims: &'_ [Dims], types: &[&Type]| -> Vec<(Group, usize)> {
         let pair = |(d, t): (&Dims, &&Type)| -> Vec<(Group, usize)> {
             d.iter().copied().zip(t.dims.iter().map(|x| x.size)).collect()
@@ -64,9 +60,9 @@ pub fn sizes(op: &Op, rule: &Rule, ins: &[&Type], outs: &[&Type]) -> Result<Size
             return wrong(format!("by `{rule}` a dim of {size} has another size"));
         }
     }
-    let size = |t: &&Type| law::along(op, t.rank()).map_or(1, |d| t.dims[d].size);
+    let size = |t: &&Type| law.along(t.rank()).map_or(1, |d| t.dims[d].size);
     let own: Vec<usize> = ins.iter().chain(outs).map(size).collect();
-    match law::tied(op, &own) {
+    match law.tied(&own) {
         true => Ok(known),
         false => wrong(format!("dims of {own:?} do not fit each other")),
     }
@@ -116,13 +112,13 @@ pub fn split(
 pub fn check(
     mesh: &Mesh,
     op: &Op,
-    law: Law,
+    typing: Typing,
     held: &[&Held],
     outs: &[&Type],
 ) -> Result<Vec<Vec<Block>>, Fault> {
     let ins: Vec<&Type> = held.iter().map(|h| &h.ty).collect();
-    let rule = rule(op, &ins, outs)?;
-    kinds(law, &ins, outs)?;
+    let rule = rule(ops::law(op), &ins, outs)?;
+    kinds(typing, &ins, outs)?;
     let sizes = sizes(op, &rule, &ins, outs)?;
     let cuts = |dims: &[Dims], types: &[&Type]| -> Result<Vec<Cuts>, Fault> {
         let one = |(d, t): (&Dims, &&Type)| -> Result<Cuts, Fault> {
@@ -155,7 +151,7 @@ pub fn check(
         return wrong(format!("`{}` must be whole", l.name()));
     }
     for a in (0..mesh.atoms.len() as u8).map(Atom) {
-        let table = Table { mesh, op, law, a, of: &of, to: &to, new: &new };
+        let table = Table { mesh, typing, a, of: &of, to: &to, new: &new };
         let states: Vec<State> = ins.iter().map(|t| t.state(a)).collect();
         for (k, t) in outs.iter().enumerate() {
             let (want, is) = (table.result(&states, k)?, t.state(a));
@@ -175,8 +171,7 @@ pub fn check(
 /// One axis of the table.
 struct Table<'a> {
     mesh: &'a Mesh,
-    op: &'a Op,
-    law: Law,
+    typing: Typing,
     a: Atom,
     of: &'a [Cuts],
     to: &'a [Cuts],
@@ -203,7 +198,7 @@ impl Table<'_> {
             .collect();
         letters.sort_unstable();
         letters.dedup();
-        if makes && (!self.law.makes || states.iter().any(|s| *s != State::Replicated)) {
+        if makes && (!self.typing.makes || states.iter().any(|s| *s != State::Replicated)) {
             return self.wrong("a new letter is cut, of operands that are not replicated");
         }
         if has(State::Invariant) {
@@ -221,7 +216,7 @@ impl Table<'_> {
         match letters[..] {
             [] => {}
             [l] if !but(&|s| matches!(s, State::Sharded(_))) => {
-                return match (self.to[k].contains_key(&l), self.law.lost) {
+                return match (self.to[k].contains_key(&l), self.typing.lost) {
                     (true, _) => Ok(State::Sharded(0)),
                     (false, Some(by)) => Ok(State::Partial(by)),
                     (false, None) => self.wrong("a letter that is cut is lost"),
@@ -249,15 +244,14 @@ impl Table<'_> {
             (0..states.len()).filter(|&i| states[i] == State::Partial(r)).collect();
         let others = states.iter().all(|s| [State::Partial(r), State::Replicated].contains(s));
         let may = match r {
-            Reduction::Sum => match self.law.linear {
+            Reduction::Sum => match self.typing.linear {
                 Linear::No => false,
                 Linear::All => is.len() == states.len(),
                 Linear::Together(of) => is == of,
                 Linear::Each(of) => is.len() == 1 && of.contains(&is[0]),
             },
-            Reduction::Max if matches!(self.op, Op::ReduceMax(_)) => true,
-            Reduction::Min if matches!(self.op, Op::ReduceMin(_)) => true,
-            Reduction::Max | Reduction::Min => self.law.moves && is.len() == states.len(),
+            _ if self.typing.picks && self.typing.lost == Some(r) => true,
+            Reduction::Max | Reduction::Min => self.typing.moves && is.len() == states.len(),
         };
         match may && others {
             true => Ok(State::Partial(r)),
@@ -267,7 +261,7 @@ impl Table<'_> {
 }
 
 /// Numbers and integers, each where they belong.
-fn kinds(law: Law, ins: &[&Type], outs: &[&Type]) -> Result<(), Fault> {
+fn kinds(typing: Typing, ins: &[&Type], outs: &[&Type]) -> Result<(), Fault> {
     let of = |i: usize| ins.get(i).is_none_or(|t| t.dtype.is_float());
     let is = |kind: u8, t: &Type| match kind {
         b'n' => t.dtype.is_float(),
@@ -279,7 +273,7 @@ fn kinds(law: Law, ins: &[&Type], outs: &[&Type]) -> Result<(), Fault> {
         let of = |i: usize| kinds.as_bytes()[i.min(kinds.len() - 1)];
         types.iter().enumerate().all(|(i, t)| is(of(i), t))
     };
-    match law.kinds.into_iter().zip([ins, outs]).all(fits) {
+    match typing.kinds.into_iter().zip([ins, outs]).all(fits) {
         true => Ok(()),
         false => wrong("a number stands where an integer must, or the other way round".into()),
     }

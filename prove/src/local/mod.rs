@@ -9,27 +9,28 @@
 //! evaluation of all ranks of a small mesh (`evaluate`), which knows no rule.
 //!
 //! Of a value that varies around a ring it is known which block it is: `own` is the rank's own block,
-//! `piece` one of those before it, `permute` hands blocks on, letters carry blocks through ops, and what
+//! `ring_shard` one of those before it, `permute` hands blocks on, letters carry blocks through ops, and what
 //! `join` puts together must be the own ones again. So a block that goes the wrong way is a wrong type.
 
-mod collectives;
-mod counts;
-mod evaluate;
-mod inputs;
-pub(crate) mod law;
+pub(crate) mod collectives;
+pub(crate) mod counts;
+pub(crate) mod evaluate;
+pub(crate) mod inputs;
 pub(crate) mod letters;
 mod roles;
 pub(crate) mod shrink;
 
 use crate::Report;
 use crate::ledger::{Gap, Refuted};
+use crate::ops::law;
 use shardc_ir::func::{Func, Module, Node, Value};
+use shardc_ir::maps::HashMap;
 use shardc_ir::mesh::{AtomSet, Mesh};
 use shardc_ir::ops::Op;
 use shardc_ir::text::node_text;
 use shardc_ir::text::type_text;
 use shardc_ir::types::Type;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 
 /// A dim of a varying value is the block of the rank `shift` places before, around the ring of these
 /// axes.
@@ -105,31 +106,10 @@ fn results(mesh: &Mesh, op: &Op, held: &[&Held], outs: &[&Type]) -> Result<Vec<V
     if all.any(|t| t.clash().is_some()) {
         return wrong("a value has two states over one axis".into());
     }
-    if let Some(moved) = collectives::check(mesh, op, held, outs) {
-        return moved;
-    }
-    let one = |t: &&Type| t.varying.is_empty();
-    match op {
-        Op::Literal(k) => match (held, outs) {
-            ([], [t]) if t.marked().is_empty() && t.dtype.is_float() => {
-                match t.sizes()[..] == [k.values.len()] {
-                    true => Ok(vec![vec![]]),
-                    false => wrong("it has another size".into()),
-                }
-            }
-            _other => wrong("a literal is an invariant vector".into()),
-        },
-        Op::Fill(k) => match (held, outs) {
-            ([], [t]) if k.value == 0.0 || t.partial().is_empty() => match one(t) {
-                true => Ok(vec![vec![]]),
-                false => Err(Fault::Unknown("a number that varies".into())),
-            },
-            _other => wrong("parts of a number have another sum".into()),
-        },
-        op => match law::law(op) {
-            Some(law) => letters::check(mesh, op, law, held, outs),
-            None => Err(Fault::Unknown("a rule of types for it".into())),
-        },
+    let law = law(op);
+    match law.typing() {
+        Some(typing) => letters::check(mesh, op, typing, held, outs),
+        None => law.held(mesh, held, outs),
     }
 }
 
@@ -149,7 +129,7 @@ type Known<'a> = Vec<(&'a Op, Option<Vec<Vec<Block>>>)>;
 /// All different obligations of the programs of a plan, by rule.
 pub fn obligations(m: &Module) -> Found {
     let mut found = Found::default();
-    let mut known: HashMap<Key, Known> = HashMap::new();
+    let mut known: HashMap<Key, Known> = HashMap::default();
     for (at, f) in m.funcs.iter().enumerate() {
         // Of values that vary; `None`: nothing is known of it.
         let mut paths: BTreeMap<Value, Option<Vec<Block>>> = BTreeMap::new();

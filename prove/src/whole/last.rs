@@ -54,7 +54,7 @@ impl Whole<'_> {
         };
         let mut share = t;
         let want = match of_plain.kind {
-            RoleKind::Grad | RoleKind::Sum | RoleKind::Load => {
+            RoleKind::Grad | RoleKind::Sum | RoleKind::TokensPerExpert => {
                 let shape = self.s.shape(t).to_vec();
                 let before = self.accumulator(&of_plain, &shape);
                 share = self.s.sum(&[(Coef::ONE, t), (Coef::ONE.minus(), before)], &shape);

@@ -1,4 +1,5 @@
-//! The integration test of the sources of the prover.
+//! The integration tests of the prover that need no plan.
 
+mod declared;
 mod experts;
 mod sources;

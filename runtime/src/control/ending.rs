@@ -3,10 +3,11 @@
 use super::join::call;
 use super::wire::{FrameKind, lines};
 use super::{BEAT, Inbox, Shared, Trouble, held, is_late, system};
-use shardc_ir::diag::{Diag, Exit};
+use shardc_ir::diag::{Diag, Exit, one_line};
 use std::io::ErrorKind;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 /// How long process 0 waits for where the others were.
@@ -18,6 +19,8 @@ const PRINTED: Duration = Duration::from_secs(4);
 const GATHERED: Duration = Duration::from_millis(600).saturating_add(BEAT);
 /// What ends so soon after this process has been stopped and goes on has ended because of it.
 const RESUMED: Duration = Duration::from_secs(5);
+/// How long what is under way on devices may take to be given up.
+const ABORTED: Duration = Duration::from_secs(5);
 /// More processes than this are not listed in a message.
 const LISTED: usize = 16;
 
@@ -94,10 +97,10 @@ impl Shared {
 
     /// The first cause ends the job; those that follow wait for that.
     pub(super) fn fail(self: &Arc<Self>, process: usize, text: String, status: i32) -> ! {
+        let failed = self.ending.swap(true, Ordering::AcqRel);
         self.alarm.ring();
-        if self.ending.swap(true, Ordering::AcqRel) {
-            std::thread::sleep(PRINTED);
-            self.over(None, self.status.load(Ordering::Acquire));
+        if failed {
+            self.end_as_failed();
         }
         self.status.store(status, Ordering::Release);
         if self.me != 0 {
@@ -112,6 +115,12 @@ impl Shared {
         held(self.inbox.lock()).trouble = Some(Trouble { process, text, status });
         self.tell_to_stop(status);
         self.conclude(ASKED)
+    }
+
+    /// Ends this process of a job that has failed, when whoever found that has had time to print why.
+    pub(super) fn end_as_failed(&self) -> ! {
+        std::thread::sleep(PRINTED);
+        self.over(None, self.status.load(Ordering::Acquire))
     }
 
     /// Waits for where the others are, and prints all.
@@ -139,7 +148,8 @@ impl Shared {
         drop(inbox);
         if let Some(place) = self.record(trouble.status) {
             text.push_str(&format!(
-                "\n   = help: read the last instructions of every rank in {place}"
+                "\n   = help: read the last instructions of every rank in {}",
+                one_line(&place)
             ));
         }
         self.over(Some(&text), trouble.status)
@@ -147,9 +157,9 @@ impl Shared {
 
     /// Process 0 says that all is over: this one tells where it is, and waits for the end.
     pub(super) fn stop(self: &Arc<Self>, status: i32) {
-        self.alarm.ring();
         self.answered.store(true, Ordering::Release);
         let first = !self.ending.swap(true, Ordering::AcqRel);
+        self.alarm.ring();
         self.status.store(status, Ordering::Release);
         self.record(status);
         self.tell(FrameKind::Where, self.whereabouts().as_bytes());
@@ -221,7 +231,14 @@ impl Shared {
         if let Some(m) = message {
             (self.print)(m);
         }
-        shardc_ir::files::abandon();
+        let (alarm, (ends, ended)) = (self.alarm.clone(), channel::<()>());
+        let abort = move || {
+            alarm.abort();
+            drop(ends);
+        };
+        if std::thread::Builder::new().spawn(abort).is_ok() {
+            let _ = ended.recv_timeout(ABORTED);
+        }
         system::end(status)
     }
 }

@@ -93,8 +93,18 @@ impl Door {
 }
 
 /// Addresses in a text, names resolved.
-pub(super) fn resolve(text: &str) -> Vec<SocketAddr> {
-    text.split_whitespace().flat_map(|t| t.to_socket_addrs().into_iter().flatten()).collect()
+///
+/// # Errors
+/// That of the last name, if none has an address: `NotFound`, with the name.
+pub(super) fn resolve(text: &str) -> std::io::Result<Vec<SocketAddr>> {
+    let (mut all, mut last) = (vec![], "it is empty".to_string());
+    for name in text.split_whitespace() {
+        match name.to_socket_addrs() {
+            Ok(found) => all.extend(found),
+            Err(e) => last = format!("{name} has no address: {e}"),
+        }
+    }
+    if all.is_empty() { Err(std::io::Error::new(ErrorKind::NotFound, last)) } else { Ok(all) }
 }
 
 /// Calls a process: a connection to the first address where one answers that knows the secret. Nothing
@@ -318,7 +328,7 @@ fn not_all(missing: &[usize], w: &Waiting, strangers: usize, terms: &Terms) -> D
 
 /// The others: find process 0, and listen where it is reached from.
 pub(super) fn knock(me: &Me, leader: &str, card: &str, terms: &Terms) -> Result<Met> {
-    let (mut each, mut why, mut another) = (FIRST, None, None);
+    let (mut each, mut why, mut another, mut told) = (FIRST, None, None, false);
     loop {
         let last = match attempt(me, leader, card, terms, each) {
             Ok(met) => return met,
@@ -334,6 +344,12 @@ pub(super) fn knock(me: &Me, leader: &str, card: &str, terms: &Terms) -> Result<
                     return Err(unreachable(format!("process 0 is not at {leader}: {last}"))
                         .help("give all processes the same secret: SHARDC_SECRET_FILE"));
                 }
+            }
+            // Names of a cluster that starts may come later.
+            ErrorKind::NotFound if !std::mem::replace(&mut told, true) => {
+                let left = terms.left().as_secs();
+                let said = format!("process 0 is looked for {left} s more (MASTER_ADDR): {last}");
+                (terms.warn)(Diag::new("cluster", said));
             }
             _ => another = None,
         }
@@ -358,7 +374,7 @@ fn attempt(
     terms: &Terms,
     each: Duration,
 ) -> std::io::Result<Result<Met>> {
-    let to = resolve(leader);
+    let to = resolve(leader)?;
     let far = to.iter().find(|a| !a.ip().is_loopback());
     if let Some(far) = far.filter(|_| !terms.trusts()) {
         return Ok(Err(no_secret(&far.to_string())));

@@ -203,7 +203,7 @@ impl Control {
         let shared = Shared {
             me: me.process,
             processes: n,
-            addresses: of(0).iter().map(|a| resolve(a)).collect(),
+            addresses: of(0).iter().map(|a| resolve(a).unwrap_or_default()).collect(),
             cards: of(1),
             links: outs.into_iter().map(|l| l.map(Mutex::new)).collect(),
             terms,
@@ -366,7 +366,7 @@ impl Control {
 impl Shared {
     fn whereabouts(&self) -> String {
         let w = held(self.witness.lock()).clone();
-        let phase = || format!("rank {} is {}", self.me, held(self.phase.lock()));
+        let phase = || format!("rank {} is {}", self.me, self.at(*held(self.phase.lock())));
         match w.filter(|_| !self.finished.load(Ordering::Acquire)) {
             Some(w) => w.whereabouts(),
             None => phase(),

@@ -19,10 +19,11 @@ pub(super) fn lengthen(listener: &TcpListener) {
     let _ = unsafe { listen(listener.as_raw_fd(), BACKLOG) };
 }
 
-/// Ends this process at once. Nothing runs that libraries have registered for its end: it may need memory that
+/// Ends this process at once, and takes back what it has not finished. Nothing runs that libraries have registered for its end: it may need memory that
 /// there is not, and another thread may be in the middle of MPI's or NCCL's start or end, which it would wait for. All that is printed is flushed
 /// where it is printed.
 pub(crate) fn end(status: i32) -> ! {
+    shardc_ir::files::abandon();
     // SAFETY: no conditions.
     unsafe { _exit(status) }
 }

@@ -5,7 +5,7 @@ use super::join::call;
 use super::secret::{NONCE, Pair, random};
 use super::wire::{FrameKind, HEAD, MAGIC, called};
 use super::*;
-use shardc_testing::samples;
+use shardc_testing::{port, samples};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Shutdown, TcpStream};
 use std::process::{Child, ChildStderr, ChildStdout, Command, Stdio};
@@ -411,11 +411,6 @@ impl Drop for Job {
             let _ = c.wait();
         }
     }
-}
-
-pub(super) fn port() -> u16 {
-    let any = TcpListener::bind((HERE, 0)).expect("a port");
-    any.local_addr().expect("bound").port()
 }
 
 #[test]

@@ -2,11 +2,11 @@
 //! at the end, or strangers fill their ports.
 
 use super::join::call;
-use super::tests::{HERE, PROMPT, SECRET, gone, join, knock, port, terms};
+use super::tests::{HERE, PROMPT, SECRET, gone, join, knock, terms};
 use super::*;
 use rustix::process::{Pid, Signal, getpid, kill_process};
 use shardc_ir::rng::Stream;
-use shardc_testing::samples;
+use shardc_testing::{port, samples};
 use std::io::{BufRead, BufReader, Read};
 use std::net::{IpAddr, Ipv4Addr, TcpStream};
 use std::path::PathBuf;
@@ -171,15 +171,15 @@ fn a_process_0_that_says_nothing_more_is_named() {
     let listener = std::net::TcpListener::bind((HERE, 0)).expect("a port");
     let at = listener.local_addr().expect("bound").to_string();
     let leader = at.clone();
-    let joins = std::thread::spawn(move || join((1, 2), None, &leader, terms(SECRET, 1, 30)).err());
+    let joins = std::thread::spawn(move || join((1, 2), None, &leader, terms(SECRET, 3, 30)).err());
     let mut lobby = Lobby::new(vec![listener], Secret::of(SECRET.as_bytes()));
     let mut came = vec![];
-    while came.is_empty() {
+    while came.is_empty() && !joins.is_finished() {
         lobby.wait();
         came = lobby.look().expect("random numbers").0;
     }
     let d = joins.join().expect("a thread").expect("nobody answers");
-    let own = format!("rank 1 waited 1 s while processes join: process 0 at {at} says nothing");
+    let own = format!("rank 1 waited 3 s while processes join: process 0 at {at} says nothing");
     assert!(d.code == "start-timeout" && d.message.contains(&own), "{d}");
     assert_eq!(d.exit as i32, 6);
 }
@@ -305,4 +305,19 @@ fn without_a_secret_the_loopback_interface_alone_is_used() {
         gone(join((0, 2), Some(door), &leader, long()).expect("joined"));
         one.join().expect("a thread");
     });
+}
+
+/// A name that has no address yet is said at once, once, and in the last line.
+#[test]
+fn a_name_without_address_is_told() {
+    static SAID: Mutex<Vec<String>> = Mutex::new(vec![]);
+    let terms = Terms { warn: |d| held(SAID.lock()).push(d.render()), ..terms(SECRET, 1, 30) };
+    let d = join((1, 2), None, "bad..host:29613", terms).err().expect("no process 0");
+    let said = held(SAID.lock()).clone();
+    assert_eq!(said.len(), 1, "{said:?}");
+    assert!(said[0].contains("bad..host:29613 has no address: "), "{said:?}");
+    assert!(
+        d.code == "start-timeout" && d.message.contains("bad..host:29613 has no address: "),
+        "{d}"
+    );
 }

@@ -53,11 +53,11 @@ impl Watch {
     pub fn alone(
         rank: usize,
         limit: Duration,
-        what: &'static str,
+        what: String,
         print: impl Fn(&str) + Send + 'static,
     ) -> Result<Watch> {
         Watch::new(limit, move || {
-            let d = late(rank, limit, what);
+            let d = late(rank, limit, &what);
             print(&d.render());
             std::thread::sleep(OTHERS);
             system::end(d.exit as i32)
@@ -86,7 +86,7 @@ impl Control {
         self.enter(phase);
         let (shared, limit) = (self.0.clone(), self.0.terms.timeout);
         Watch::new(limit, move || {
-            let d = shared.unmet(late(shared.me, limit, phase));
+            let d = shared.unmet(late(shared.me, limit, &shared.at(phase)));
             shared.fail(shared.me, d.render(), d.exit as i32)
         })
     }
@@ -110,6 +110,10 @@ impl Control {
 
     /// Leaves the others, when all that they share has ended; they have [`Control::finish`]ed.
     pub fn leave(self) {
+        // A rank that the alarm let out of its last operation does not end the job as if all were well.
+        if self.0.ending.load(Ordering::Acquire) {
+            self.0.end_as_failed();
+        }
         self.0.gone.store(true, Ordering::Release);
         self.0.tell(FrameKind::Bye, &[]);
         self.0.links.iter().flatten().for_each(|l| {
@@ -120,6 +124,11 @@ impl Control {
 }
 
 impl Shared {
+    /// A phase, with that part of it that goes on.
+    pub(super) fn at(&self, phase: &str) -> String {
+        format!("{phase}{}", self.alarm.begins())
+    }
+
     /// Which processes are known to be missing where all have to be: at the end those that have not come to it,
     /// or not left it as others have; and any that has not been heard of for long.
     pub(super) fn unmet(&self, cause: Diag) -> Diag {

@@ -2,7 +2,7 @@
 
 use super::device::{Called, Stream};
 use cudarc::driver::{result, sys};
-use shardc_ir::diag::{Diag, Result, exact_bytes};
+use shardc_ir::diag::{Diag, Result};
 use std::sync::Arc;
 
 /// Bytes that pass through pinned memory at once.
@@ -13,7 +13,7 @@ pub struct Arena {
     stream: Arc<Stream>,
     first: sys::CUdeviceptr,
     bytes: usize,
-    /// Pinned: the device reads and writes it by itself. Null until it is used.
+    /// Pinned: the device reads and writes it by itself. Null until it is asked for.
     staging: *mut u8,
 }
 
@@ -23,19 +23,13 @@ unsafe impl Send for Arena {}
 impl Arena {
     /// Memory for so many bytes, full of NaN if `poison`, else of zeros.
     pub fn new(stream: &Arc<Stream>, bytes: usize, poison: bool) -> Result<Arena> {
-        stream.device.bind()?;
-        // SAFETY: it is set before it is read, and freed by `drop` only.
-        unsafe {
-            let first = result::malloc_sync(bytes.max(1)).called("cuMemAlloc").map_err(|d| {
-                d.why(format!("the arena of this rank has {}", exact_bytes(bytes)))
-                    .help("compile for more ranks, or with --recompute")
-            })?;
-            let arena =
-                Arena { stream: stream.clone(), first, bytes, staging: std::ptr::null_mut() };
-            let byte = if poison { 0xff } else { 0 };
-            result::memset_d8_async(first, byte, bytes, stream.stream).called("cuMemsetD8Async")?;
-            Ok(arena)
-        }
+        let first = stream.device.allocate(bytes.max(1))?;
+        let arena = Arena { stream: stream.clone(), first, bytes, staging: std::ptr::null_mut() };
+        let byte = if poison { 0xff } else { 0 };
+        // SAFETY: the memory was just allocated.
+        unsafe { result::memset_d8_async(first, byte, bytes, stream.stream) }
+            .called("cuMemsetD8Async")?;
+        Ok(arena)
     }
 
     /// The device's address of a byte.
@@ -50,11 +44,18 @@ impl Arena {
         Err(Diag::new("plan", format!("{len} B at {byte} are not in an arena of {}", self.bytes)))
     }
 
+    /// With pinned memory, before work is queued that waits for another rank: to allocate it may wait for all
+    /// of the device's.
+    pub fn staged(mut self) -> Result<Arena> {
+        self.stage()?;
+        Ok(self)
+    }
+
     /// The pinned memory, of this thread's device.
     fn stage(&mut self) -> Result<()> {
         if self.staging.is_null() {
             // SAFETY: it is freed by `drop` only.
-            let staging = unsafe { result::malloc_host(STAGING, 0) };
+            let staging = unsafe { result::malloc_host(STAGING.min(self.bytes.max(1)), 0) };
             self.staging = staging.called("cuMemHostAlloc")?.cast();
         }
         Ok(())

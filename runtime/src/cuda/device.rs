@@ -2,14 +2,16 @@
 
 use cudarc::driver::sys::CUdevice_attribute_enum as Is;
 use cudarc::driver::{DriverError, result, sys};
-use shardc_ir::diag::{Diag, Result};
-use std::sync::{Arc, OnceLock};
+use shardc_ir::diag::{Diag, Result, exact_bytes};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 /// An open device. Threads that use it call [`Device::bind`] first.
 pub struct Device {
     number: sys::CUdevice,
     context: sys::CUcontext,
+    /// Bytes of its memory that were taken at the end of each phase of the start.
+    taken: Mutex<Vec<(&'static str, usize)>>,
 }
 
 // SAFETY: a context may be current in several threads.
@@ -53,7 +55,57 @@ impl Device {
         // SAFETY: the device exists.
         let context = unsafe { result::primary_ctx::retain(number) };
         let context = context.called("cuDevicePrimaryCtxRetain")?;
-        Ok(Arc::new(Device { number, context }))
+        let device = Device { number, context, taken: Mutex::default() };
+        device.phase("others and the driver")?;
+        Ok(Arc::new(device))
+    }
+
+    /// Bytes of its memory that are left, and all.
+    fn left(&self) -> Result<(usize, usize)> {
+        self.bind()?;
+        result::mem_get_info().called("cuMemGetInfo")
+    }
+
+    /// A phase of the start is over: what has been taken since the last one is its.
+    pub(super) fn phase(&self, what: &'static str) -> Result<()> {
+        let (left, all) = self.left()?;
+        self.taken.lock().unwrap_or_else(PoisonError::into_inner).push((what, all - left));
+        Ok(())
+    }
+
+    /// That so many bytes have no room, and who has taken what there is.
+    fn full(&self, bytes: usize) -> Diag {
+        let (left, all) = self.left().unwrap_or_default();
+        let message = format!(
+            "a rank needs {} of its device's memory, {} of {} are left",
+            exact_bytes(bytes),
+            exact_bytes(left),
+            exact_bytes(all)
+        );
+        let taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        let ends = taken.iter().copied().chain([("ranks", all - left)]);
+        let begins = std::iter::once(0).chain(taken.iter().map(|t| t.1));
+        let own = |((what, end), begin): ((&str, usize), usize)| {
+            format!("{what} {}", exact_bytes(end.saturating_sub(begin)))
+        };
+        let phases: Vec<String> = ends.zip(begins).map(own).collect();
+        Diag::new("out-of-memory", message)
+            .rule("what a plan needs fits beside what the driver and NCCL hold")
+            .why(format!("taken: {}", phases.join(", ")))
+            .help("compile for more ranks, with --recompute, or for less with --memory")
+    }
+
+    /// Memory of so many bytes.
+    ///
+    /// # Errors
+    /// `out-of-memory`, and `cuda-driver`.
+    pub(super) fn allocate(&self, bytes: usize) -> Result<sys::CUdeviceptr> {
+        self.bind()?;
+        // SAFETY: who gets it sets it before it is read, and frees it.
+        match unsafe { result::malloc_sync(bytes) } {
+            Err(DriverError(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY)) => Err(self.full(bytes)),
+            other => other.called("cuMemAlloc"),
+        }
     }
 
     /// How many devices there are; one at least.
@@ -77,6 +129,8 @@ impl Device {
                 .rule("--device cuda needs NVIDIA's driver")
                 .help("install the driver, or run with --device cpu"));
         }
+        static ASKED: OnceLock<Result<()>> = OnceLock::new();
+        ASKED.get_or_init(ask).clone()?;
         result::init().called("cuInit").map_err(no_device)
     }
 
@@ -161,12 +215,39 @@ impl Drop for Device {
     }
 }
 
-/// Called while work is awaited, with how long it was: an error ends the wait.
-pub(super) type Watch = Box<dyn Fn(Duration) -> Result<()> + Send + Sync>;
+/// What the driver reads when it starts: how many queues of the device streams share, and whether code is
+/// loaded at once.
+const QUEUES: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
+const LOADING: &str = "CUDA_MODULE_LOADING";
+/// The most queues that there are.
+const MOST_QUEUES: usize = 32;
 
-/// Looks at a stream before the core is offered to others, and before sleeping.
+/// Asks the driver for as many queues as there are: on a queue that streams share, a receive that waits for
+/// another rank holds up what that rank waits for.
+fn ask() -> Result<()> {
+    if let Ok(set) = std::env::var(QUEUES)
+        && set.trim().parse::<usize>().is_ok_and(|k| k < MOST_QUEUES)
+    {
+        return Err(Diag::new("cuda-driver", format!("{QUEUES} is {}", set.trim()))
+            .rule(format!("each stream of a rank has a queue of the device: {MOST_QUEUES} of them"))
+            .why("ranks wait for each other for ever where receives and what they wait for share one")
+            .help(format!("unset {QUEUES}: shardc asks for {MOST_QUEUES}")));
+    }
+    // SAFETY: the driver was not started, and has no threads that read it; Rust's own are held up.
+    unsafe {
+        std::env::set_var(QUEUES, MOST_QUEUES.to_string());
+        std::env::set_var(LOADING, "EAGER");
+    }
+    Ok(())
+}
+
+/// Called while work is awaited, with how long it was: an error ends the wait. And with `None` when it is done.
+pub(super) type Watch = Box<dyn Fn(Option<Duration>) -> Result<()> + Send + Sync>;
+
+/// Looks at a stream before the core is offered to others; for how long it is offered before sleeping. That is a
+/// time and no count: on a busy core a yield takes as long as others want.
 const SPINS: u32 = 1000;
-const YIELDS: u32 = 10_000;
+const OFFERED: Duration = Duration::from_millis(5);
 const NAP: Duration = Duration::from_micros(50);
 
 /// A queue of work on a device.
@@ -211,19 +292,22 @@ impl Stream {
             // SAFETY: the stream lives.
             match unsafe { sys::cuStreamQuery(self.stream) } {
                 sys::cudaError_enum::CUDA_ERROR_NOT_READY => {}
-                other => return other.result().called("cuStreamQuery"),
+                other => {
+                    other.result().called("cuStreamQuery")?;
+                    return watch(None);
+                }
             }
-            looks += 1;
             if looks < SPINS {
+                looks += 1;
                 std::hint::spin_loop();
                 continue;
             }
-            if looks < YIELDS {
+            let waited = since.elapsed();
+            if waited < OFFERED {
                 std::thread::yield_now();
                 continue;
             }
-            looks = YIELDS;
-            watch(since.elapsed())?;
+            watch(Some(waited))?;
             std::thread::sleep(NAP);
         }
     }

@@ -3,21 +3,23 @@
 use super::arena::Arena;
 use super::device::{Device, Stream};
 use super::exec::Executor;
-use super::modules::{Code, Modules};
+use super::modules::{Code, Modules, Ready};
 use super::movement::OnDevice;
 use super::nccl::{Id, Job, Nccl};
 use super::products::Products;
 use crate::alarm::Alarm;
-use crate::engine::{Engine, out_of_arena};
+use crate::engine::{Engine, Queued, out_of_arena};
 use crate::threads::Threads;
 use crate::transport::Transport;
 use shardc_ir::diag::Result;
 use shardc_ir::kernel::Kernel;
-use shardc_ir::launch::{Launches, Source};
+use shardc_ir::launch::{Launch, Launches, Source};
 use shardc_ir::mesh::Mesh;
 use shardc_ir::plan::Plan;
 use std::collections::BTreeMap;
+use std::panic::resume_unwind;
 use std::sync::{Arc, OnceLock};
+use std::thread::ScopedJoinHandle;
 use std::time::{Duration, Instant};
 
 /// Bytes that pass through memory of this process at once.
@@ -30,7 +32,8 @@ const PATIENCE: Duration = Duration::from_secs(5);
 struct Berth {
     stream: Arc<Stream>,
     modules: Arc<Modules>,
-    launches: Launches,
+    /// By function, then by launch of that.
+    launches: Vec<Vec<Vec<Ready>>>,
 }
 
 /// The ranks of this process on their devices.
@@ -63,29 +66,32 @@ impl Devices {
             others.into_iter().try_for_each(|(b, _)| a.reach(b))?;
         }
         let modules: Vec<Arc<Modules>> =
-            devices.iter().map(|(d, code)| Modules::new(d, code.clone())).collect();
+            devices.iter().map(|(d, code)| Modules::new(d, code)).collect::<Result<_>>()?;
         let berth = |(i, (rank, launches)): (usize, (usize, Launches))| {
             let i = i % devices.len();
             let (stream, modules) = (Stream::new(&devices[i].0)?, modules[i].clone());
+            let of = |f: Vec<Vec<Launch>>| f.iter().map(|l| modules.ready(l)).collect();
+            let launches = launches.into_iter().map(of).collect::<Result<_>>()?;
             Ok((rank, Berth { stream, modules, launches }))
         };
         let berths = ranks.into_iter().enumerate().map(berth).collect::<Result<_>>()?;
+        devices.iter().try_for_each(|(d, _)| d.phase("code"))?;
         Ok(Devices { berths, collective, library })
     }
 
     /// The ends of all ranks of a plan, which are here, in their order.
-    pub(crate) fn connect(&self, mesh: &Mesh, timeout: Duration) -> Vec<Threads<OnDevice>> {
+    pub(crate) fn connect(&self, mesh: &Mesh, timeout: Duration) -> Result<Vec<Threads<OnDevice>>> {
         let mover = |b: &Berth| OnDevice::new(&b.stream, &b.modules, self.collective.clone());
-        let movers = self.berths.values().map(mover).collect();
+        let movers = self.berths.values().map(mover).collect::<Result<_>>()?;
         let ends = Threads::connect_with(mesh, timeout, movers);
         for (b, end) in self.berths.values().zip(&ends) {
             let (fine, failed) = (end.witness(), OnceLock::new());
-            b.stream.watch(Box::new(move |_| match fine() {
+            b.stream.watch(Box::new(move |waited| match waited.map_or(Ok(()), |_| fine()) {
                 Err(d) if failed.get_or_init(Instant::now).elapsed() > PATIENCE => Err(d),
                 _goes_on => Ok(()),
             }));
         }
-        ends
+        Ok(ends)
     }
 
     /// The ends of the ranks that are here, of those of a plan, all of which have the same `id`. They wait for the
@@ -102,12 +108,19 @@ impl Devices {
     ) -> Result<Vec<Box<dyn Transport>>> {
         let end = |(&rank, b): (&usize, &Berth)| {
             let stream = Stream::new(&b.stream.device)?;
-            let mover = OnDevice::new(&stream, &b.modules, self.collective.clone());
+            let mover = OnDevice::new(&stream, &b.modules, self.collective.clone())?;
             let job = Job { id, start, timeout, alarm: alarm.clone() };
             let end = Nccl::connect(plan, rank, &job, &b.stream, (stream, mover))?;
+            b.stream.device.phase("NCCL")?;
             Ok(Box::new(end) as Box<dyn Transport>)
         };
-        self.berths.iter().map(end).collect()
+        // They wait for each other, too, if several are here.
+        std::thread::scope(|s| {
+            let end = &end;
+            let all: Vec<_> = self.berths.iter().map(|b| s.spawn(move || end(b))).collect();
+            let ended = |t: ScopedJoinHandle<_>| t.join().unwrap_or_else(|p| resume_unwind(p));
+            all.into_iter().map(ended).collect()
+        })
     }
 
     /// The memory and the executor of the rank of a transport.
@@ -119,7 +132,7 @@ impl Devices {
     ) -> Result<OnCuda> {
         let rank = transport.rank();
         let b = &self.berths[&rank];
-        let arena = Arena::new(&b.stream, bytes, poison)?;
+        let arena = Arena::new(&b.stream, bytes, poison)?.staged()?;
         let products = self.library.then(|| Products::open(&b.stream)).transpose()?;
         let executor = Executor::new(&b.stream, &b.modules, transport)?.with(products);
         let devices = self.clone();
@@ -202,13 +215,25 @@ impl Engine for OnCuda {
         Executor::repeats(kernel).then_some(all.len())
     }
 
-    unsafe fn replay(&mut self, run: usize, launches: usize) -> Result<bool> {
+    unsafe fn replay(&mut self, run: usize) -> Result<bool> {
         // SAFETY: by the caller.
-        unsafe { self.executor.replay(run, launches) }
+        unsafe { self.executor.replay(run) }
     }
 
-    fn keep(&mut self) -> Result<bool> {
-        self.executor.keep()
+    unsafe fn keep(&mut self, run: usize, launches: usize, all: &[Queued]) -> Result<()> {
+        let own = &self.devices.berths[&self.rank].launches;
+        self.executor.keep(run, launches, |executor| {
+            all.iter().try_for_each(|q| {
+                let (func, launch) = q.launch;
+                // SAFETY: by the caller.
+                unsafe { executor.run(q.kernel, &own[func][launch], &q.memory) }
+            })
+        })
+    }
+
+    unsafe fn rehearse(&mut self, kernel: &Kernel, memory: &[*mut f32]) -> Result<()> {
+        // SAFETY: by the caller.
+        unsafe { self.executor.rehearse(kernel, memory) }
     }
 
     unsafe fn run(

@@ -3,7 +3,7 @@
 use super::arena::Arena;
 use super::device::{Called, Stream};
 use super::graphs::Graphs;
-use super::modules::{Modules, Own};
+use super::modules::{Modules, Own, Ready};
 use super::products::Products;
 use crate::exchange::exchange;
 use crate::experts;
@@ -11,7 +11,7 @@ use crate::transport::Transport;
 use cudarc::driver::result;
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::kernel::{Kernel, Ragged};
-use shardc_ir::launch::{Launch, SCRATCH};
+use shardc_ir::launch::SCRATCH;
 use smallvec::SmallVec;
 use std::sync::Arc;
 
@@ -21,7 +21,8 @@ const BEHIND: usize = 256;
 /// What kernels need beside their memory.
 pub struct Executor {
     stream: Arc<Stream>,
-    modules: Arc<Modules>,
+    /// They live as long as what is launched.
+    _modules: Arc<Modules>,
     transport: Box<dyn Transport>,
     /// A u64, 0 unless data did not fit; see [`shardc_ir::launch::Word::Status`]. Behind it,
     /// scratch memory.
@@ -36,10 +37,10 @@ impl Executor {
         modules: &Arc<Modules>,
         transport: Box<dyn Transport>,
     ) -> Result<Executor> {
-        let own = Arena::new(stream, BEHIND + SCRATCH, false)?;
+        let own = Arena::new(stream, BEHIND + SCRATCH, false)?.staged()?;
         let graphs = Graphs::new(stream);
-        let (stream, modules) = (stream.clone(), modules.clone());
-        Ok(Executor { stream, modules, transport, own, products: None, graphs })
+        let (stream, _modules) = (stream.clone(), modules.clone());
+        Ok(Executor { stream, _modules, transport, own, products: None, graphs })
     }
 
     /// With a library that does what products it can be told of, in place of our kernels.
@@ -56,26 +57,34 @@ impl Executor {
         !matches!(kernel, Kernel::Collective(_) | Kernel::Literal { .. })
     }
 
-    /// Begins a run of kernels each of which [`Executor::repeats`], of so many launches: all that is
-    /// queued up to [`Executor::keep`]. Runs of one number have the same kernels, with the same memory.
-    /// True if all of it is queued already, by a graph of it, and there is no more to do.
+    /// Queues a run of kernels each of which [`Executor::repeats`], by its graph; false if none was kept.
     ///
     /// # Errors
     /// Those of the driver.
     ///
     /// # Safety
-    /// As for [`Executor::run`], for all kernels that runs of this number have had.
-    pub unsafe fn replay(&mut self, run: usize, launches: usize) -> Result<bool> {
+    /// As for [`Executor::run`], for all its kernels.
+    pub unsafe fn replay(&mut self, run: usize) -> Result<bool> {
         // SAFETY: by the caller.
-        unsafe { self.graphs.replay(run, launches) }
+        unsafe { self.graphs.replay(run) }
     }
 
-    /// Ends a run. False if the device has no room to keep it: then nothing of it is queued.
+    /// Keeps a run of so many launches, all that `queue` runs, as a graph, if there is room; nothing of it
+    /// is done now.
     ///
     /// # Errors
-    /// Those of the driver.
-    pub fn keep(&mut self) -> Result<bool> {
-        self.graphs.keep()
+    /// Those of the driver and of `queue`.
+    pub fn keep(
+        &mut self,
+        run: usize,
+        launches: usize,
+        queue: impl FnOnce(&mut Executor) -> Result<()>,
+    ) -> Result<()> {
+        if !self.graphs.begin(launches)? {
+            return Ok(());
+        }
+        let queued = queue(self);
+        self.graphs.keep(run, launches, queued)
     }
 
     /// Forgets all runs: their numbers may be given to others.
@@ -95,7 +104,7 @@ impl Executor {
     pub unsafe fn run(
         &mut self,
         kernel: &Kernel,
-        launches: &[Launch],
+        launches: &[Ready],
         memory: &[*mut f32],
     ) -> Result<()> {
         self.stream.device.bind()?;
@@ -109,7 +118,7 @@ impl Executor {
         let own = Own { status: self.own.address(0), scratch: self.own.address(BEHIND) };
         for l in launches {
             // SAFETY: by the caller.
-            unsafe { self.modules.launch(&self.stream, l, &addresses, &own)? };
+            unsafe { l.launch(&self.stream, &addresses, &own)? };
         }
         match kernel {
             Kernel::Literal { values, to } => {
@@ -131,12 +140,27 @@ impl Executor {
         }
     }
 
-    /// Waits until all kernels are done; a run that was not ended is none.
+    /// Prepares a collective before it is first run: see [`Transport::rehearse`].
+    ///
+    /// # Errors
+    /// Those of the transport.
+    ///
+    /// # Safety
+    /// As for [`Executor::run`].
+    pub unsafe fn rehearse(&mut self, kernel: &Kernel, memory: &[*mut f32]) -> Result<()> {
+        let Kernel::Collective(k) = kernel else { return Ok(()) };
+        // All rows that a buffer has.
+        // SAFETY: by the caller.
+        let there = |r: &Ragged| Ok(unsafe { experts::there(r, memory, |_| i32::MAX) });
+        // SAFETY: by the caller.
+        unsafe { exchange(&mut *self.transport, k, memory, there) }
+    }
+
+    /// Waits until all kernels are done.
     ///
     /// # Errors
     /// What they did wrong; `moe-bound` if a buffer of experts had too few rows.
     pub fn wait(&mut self) -> Result<()> {
-        self.graphs.abandon();
         let mut needed = [0; 8];
         self.own.read(0, &mut needed)?;
         match u64::from_le_bytes(needed) {

@@ -1,8 +1,8 @@
 //! Runs of launches that are the same each time, as graphs: the driver is told of all their launches
 //! once, and queues them by one call from then on.
 //!
-//! The first time a run is queued launch by launch, which loads its code; the second time its launches
-//! are captured, and their graph is launched. Nothing but kernels is in a graph: they, their
+//! They are captured and made before the first step, when no device waits for another rank: making one
+//! may wait for all that the device does. Nothing but kernels is in a graph: they, their
 //! parameters and the addresses of their operands never change, what changes is in memory (NVIDIA's library
 //! may clear memory of its own beside).
 
@@ -63,74 +63,61 @@ impl Drop for Graph {
 /// The runs of a rank, by their numbers.
 pub(super) struct Graphs {
     stream: Arc<Stream>,
-    /// `None` for runs that were queued once.
-    known: HashMap<usize, Option<Graph>>,
-    /// The run that is captured, and how many launches it has.
-    open: Option<(usize, usize)>,
+    kept: HashMap<usize, Graph>,
     /// Launches in graphs.
-    kept: usize,
+    launches: usize,
 }
 
 impl Graphs {
     pub fn new(stream: &Arc<Stream>) -> Graphs {
-        Graphs { stream: stream.clone(), known: HashMap::new(), open: None, kept: 0 }
+        Graphs { stream: stream.clone(), kept: HashMap::new(), launches: 0 }
     }
 
-    /// Begins a run of so many launches. True if its graph was launched: the run is over.
+    /// Queues a run by its graph; false if it has none.
     ///
     /// # Safety
-    /// What the run's launches have used before is valid until they are done again.
-    pub unsafe fn replay(&mut self, run: usize, launches: usize) -> Result<bool> {
+    /// What the run's launches use is valid until they are done again.
+    pub unsafe fn replay(&mut self, run: usize) -> Result<bool> {
+        let Some(graph) = self.kept.get(&run) else { return Ok(false) };
         self.stream.device.bind()?;
-        match self.known.get(&run) {
-            Some(Some(graph)) => {
-                // SAFETY: by the caller.
-                unsafe { graph.launch(&self.stream)? };
-                return Ok(true);
-            }
-            Some(None) if self.kept + launches <= MOST => {
-                // Other ranks' threads may allocate and wait meanwhile.
-                let own = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-                // SAFETY: the stream lives.
-                unsafe { result::stream::begin_capture(self.stream.stream, own) }
-                    .called("cuStreamBeginCapture")?;
-                self.open = Some((run, launches));
-            }
-            Some(None) => {}
-            None => drop(self.known.insert(run, None)),
-        }
-        Ok(false)
+        // SAFETY: by the caller.
+        unsafe { graph.launch(&self.stream)? };
+        Ok(true)
     }
 
-    /// Ends a run; what was captured is launched. False if there was no room for a graph, and nothing of
-    /// the run is queued; no more are made then.
-    pub fn keep(&mut self) -> Result<bool> {
-        let Some((run, launches)) = self.open.take() else { return Ok(true) };
-        let Some(graph) = Graph::captured(&self.stream)? else {
-            self.kept = MOST;
+    /// Begins to capture a run of so many launches; false if that would be too many.
+    pub fn begin(&mut self, launches: usize) -> Result<bool> {
+        if self.launches + launches > MOST {
             return Ok(false);
-        };
-        // SAFETY: who has queued the launches has promised it.
-        unsafe { graph.launch(&self.stream)? };
-        self.known.insert(run, Some(graph));
-        self.kept += launches;
+        }
+        self.stream.device.bind()?;
+        // Other ranks' threads may allocate and wait meanwhile.
+        let own = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        // SAFETY: the stream lives.
+        unsafe { result::stream::begin_capture(self.stream.stream, own) }
+            .called("cuStreamBeginCapture")?;
         Ok(true)
+    }
+
+    /// Ends to capture a run of so many launches, which were `queued`; its graph is made, if there is
+    /// room for it.
+    pub fn keep(&mut self, run: usize, launches: usize, queued: Result<()>) -> Result<()> {
+        let graph = Graph::captured(&self.stream);
+        queued?;
+        match graph? {
+            Some(graph) => {
+                self.kept.insert(run, graph);
+                self.launches += launches;
+            }
+            // No more are made then.
+            None => self.launches = MOST,
+        }
+        Ok(())
     }
 
     /// Forgets all runs and their graphs.
     pub fn forget(&mut self) {
-        self.known.clear();
-        self.kept = 0;
-    }
-
-    /// Leaves a run in whose midst something failed; nothing of it is done.
-    pub fn abandon(&mut self) {
-        if self.open.take().is_some() {
-            // SAFETY: the stream captures, for this thread; nobody else has what it captured.
-            let _ = unsafe {
-                result::stream::end_capture(self.stream.stream)
-                    .and_then(|captured| result::graph::destroy(captured))
-            };
-        }
+        self.kept.clear();
+        self.launches = 0;
     }
 }

@@ -21,7 +21,7 @@ pub use arena::Arena;
 pub use device::{Device, Stream};
 pub use engine::Devices;
 pub use exec::Executor;
-pub use modules::{Code, Modules};
+pub use modules::{Code, Modules, Ready};
 pub use movement::OnDevice;
 pub use nccl::{Id, Nccl, id, version};
 pub use products::Products;

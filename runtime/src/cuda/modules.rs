@@ -4,7 +4,7 @@ use super::device::{Called, Device, Stream};
 use cudarc::driver::{result, sys};
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::launch::{Launch, Source, Word};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ffi::CString;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -18,19 +18,28 @@ pub(super) struct Own {
     pub scratch: u64,
 }
 
-/// A loaded text.
-struct Module {
-    module: sys::CUmodule,
-    /// Entry points, with the bytes of shared memory that their launches may ask for.
-    functions: BTreeMap<String, (sys::CUfunction, u32)>,
+/// An entry point that is loaded.
+#[derive(Clone, Copy)]
+pub(super) struct Entry(sys::CUfunction);
+
+// SAFETY: handles of functions may be used from any thread.
+unsafe impl Send for Entry {}
+// SAFETY: as above.
+unsafe impl Sync for Entry {}
+
+/// A launch whose entry point is loaded.
+pub struct Ready {
+    launch: Launch,
+    entry: Entry,
 }
 
-/// All texts of a program on a device, shared by its ranks there; each is loaded when it is first
-/// launched.
+/// All texts of a program on a device, loaded; ranks there share them. Nothing is loaded later: that
+/// may wait for all that the device does, and what it does may wait for another rank.
 pub struct Modules {
     device: Arc<Device>,
-    code: Code,
-    loaded: Mutex<BTreeMap<Arc<Source>, Module>>,
+    loaded: BTreeMap<Arc<Source>, sys::CUmodule>,
+    /// Bytes of shared memory that launches of an entry point may ask for, by its handle.
+    shared: Mutex<HashMap<usize, u32>>,
 }
 
 // SAFETY: handles of modules and functions may be used from any thread.
@@ -39,58 +48,83 @@ unsafe impl Send for Modules {}
 unsafe impl Sync for Modules {}
 
 impl Modules {
-    pub fn new(device: &Arc<Device>, code: Code) -> Arc<Modules> {
-        Arc::new(Modules { device: device.clone(), code, loaded: Mutex::default() })
-    }
-
-    /// The entry point of a launch.
-    fn function(&self, l: &Launch) -> Result<sys::CUfunction> {
-        let (source, entry) = (&l.source, &*l.entry);
-        let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
-        if !loaded.contains_key(source) {
-            let code = self.code.get(source).ok_or_else(|| {
-                Diag::new("plan", format!("no code of {} for this device", source.file))
-            })?;
+    /// Loads all texts.
+    ///
+    /// # Errors
+    /// `cuda-driver`.
+    pub fn new(device: &Arc<Device>, code: &Code) -> Result<Arc<Modules>> {
+        device.bind()?;
+        let mut all =
+            Modules { device: device.clone(), loaded: BTreeMap::new(), shared: Mutex::default() };
+        for (source, code) in code {
             // SAFETY: an ELF file, which says itself where it ends: whoever has made this table has
             // checked that all it names lies inside it.
             let module = unsafe { result::module::load_data(code.as_ptr().cast()) };
             let module = module.called(&format!("cuModuleLoadData of {}", source.file))?;
-            loaded.insert(source.clone(), Module { module, functions: BTreeMap::new() });
+            all.loaded.insert(source.clone(), module);
         }
-        let m = loaded.get_mut(source).expect("loaded above");
-        let (f, given) = match m.functions.get(entry) {
-            Some(&known) => known,
-            None => {
-                let name = CString::new(entry).expect("names of entry points have no zero bytes");
-                // SAFETY: the module is loaded.
-                let f = unsafe { result::module::get_function(m.module, name) };
-                (f.called(&format!("cuModuleGetFunction {entry} of {}", source.file))?, 0)
-            }
+        Ok(Arc::new(all))
+    }
+
+    /// Finds the entry points of launches.
+    ///
+    /// # Errors
+    /// `plan` if a text is not among those that were loaded, and `cuda-driver`.
+    pub fn ready(&self, launches: &[Launch]) -> Result<Vec<Ready>> {
+        let one = |l: &Launch| {
+            Ok(Ready { launch: l.clone(), entry: self.entry(&l.source, &l.entry, l.shared)? })
         };
-        if l.shared > given {
+        launches.iter().map(one).collect()
+    }
+
+    /// An entry point of a text, whose launches ask for so many bytes of shared memory.
+    pub(super) fn entry(&self, source: &Source, entry: &str, shared: u32) -> Result<Entry> {
+        self.device.bind()?;
+        let module = *self.loaded.get(source).ok_or_else(|| {
+            Diag::new("plan", format!("no code of {} for this device", source.file))
+        })?;
+        let name = CString::new(entry).expect("names of entry points have no zero bytes");
+        // SAFETY: the module is loaded.
+        let f = unsafe { result::module::get_function(module, name) };
+        let f = f.called(&format!("cuModuleGetFunction {entry} of {}", source.file))?;
+        let mut all = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
+        let given = all.entry(f as usize).or_default();
+        if shared > *given {
             use sys::CUfunction_attribute_enum as Is;
             let most = Is::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
             // SAFETY: the function is loaded.
-            unsafe { result::function::set_function_attribute(f, most, l.shared as i32) }
+            unsafe { result::function::set_function_attribute(f, most, shared as i32) }
                 .called("cuFuncSetAttribute")?;
+            *given = shared;
         }
-        m.functions.insert(entry.to_string(), (f, given.max(l.shared)));
-        Ok(f)
+        Ok(Entry(f))
     }
+}
 
-    /// Queues a launch on the memory of operands.
+impl Ready {
+    /// Queues it on the memory of operands.
+    ///
+    /// # Safety
+    /// As for [`Entry::launch`].
+    pub(super) unsafe fn launch(&self, stream: &Stream, memory: &[u64], own: &Own) -> Result<()> {
+        // SAFETY: by the caller.
+        unsafe { self.entry.launch(stream, &self.launch, memory, own) }
+    }
+}
+
+impl Entry {
+    /// Queues a launch of this entry point on the memory of operands.
     ///
     /// # Safety
     /// `memory` and a rank's `own` are valid for what the entry point does with them until it is done.
     pub(super) unsafe fn launch(
-        &self,
+        self,
         stream: &Stream,
         l: &Launch,
         memory: &[u64],
         own: &Own,
     ) -> Result<()> {
-        self.device.bind()?;
-        let f = self.function(l)?;
+        stream.device.bind()?;
         let words = l.words.iter().map(|w| match *w {
             Word::Address { operand, byte } => memory[operand] + byte as u64,
             Word::Status => own.status,
@@ -113,9 +147,21 @@ impl Modules {
         // is by the caller.
         unsafe {
             let (none, extra) = (std::ptr::null_mut(), buffer.as_mut_ptr());
-            sys::cuLaunchKernel(f, x, y, z, l.threads, 1, 1, l.shared, stream.stream, none, extra)
-                .result()
-                .called(&format!("cuLaunchKernel {} of {}", l.entry, l.source.file))
+            sys::cuLaunchKernel(
+                self.0,
+                x,
+                y,
+                z,
+                l.threads,
+                1,
+                1,
+                l.shared,
+                stream.stream,
+                none,
+                extra,
+            )
+            .result()
+            .called(&format!("cuLaunchKernel {} of {}", l.entry, l.source.file))
         }
     }
 }
@@ -123,10 +169,9 @@ impl Modules {
 impl Drop for Modules {
     fn drop(&mut self) {
         let _ = self.device.bind();
-        let loaded = self.loaded.get_mut().unwrap_or_else(PoisonError::into_inner);
-        for m in loaded.values() {
-            // SAFETY: loaded by `function`; ranks hold this table while their work runs.
-            let _ = unsafe { result::module::unload(m.module) };
+        for &module in self.loaded.values() {
+            // SAFETY: loaded by `new`; ranks hold this table while their work runs.
+            let _ = unsafe { result::module::unload(module) };
         }
     }
 }

@@ -2,11 +2,11 @@
 //! of the rank that asks, which waits for events of the others' streams.
 
 use super::device::{Event, Stream};
-use super::modules::{Modules, Own};
+use super::modules::{Entry, Modules, Own};
 use crate::region::Region;
 use crate::threads::Mover;
 use shardc_ir::diag::{Diag, Result};
-use shardc_ir::launch::regions::{self, LOOPS, PARTS};
+use shardc_ir::launch::regions::{self, COPY, FOLD, LOOPS, PARTS};
 use shardc_ir::launch::{Launch, Source, Word};
 use shardc_ir::types::Reduction;
 use std::ops::Range;
@@ -15,9 +15,11 @@ use std::sync::Arc;
 /// Moves what is on the device of a stream.
 pub struct OnDevice {
     stream: Arc<Stream>,
-    modules: Arc<Modules>,
-    /// Of the two entry points, `copy_region` and `fold_regions`.
+    /// They live as long as their entry points are used.
+    _modules: Arc<Modules>,
     source: Arc<Source>,
+    copy: Entry,
+    fold: Entry,
 }
 
 /// As its launches take it.
@@ -36,15 +38,23 @@ fn taken(r: &Region) -> Result<regions::Region> {
 
 impl OnDevice {
     /// `source` is the code generator's, and its code is among the modules.
-    pub fn new(stream: &Arc<Stream>, modules: &Arc<Modules>, source: Arc<Source>) -> OnDevice {
-        OnDevice { stream: stream.clone(), modules: modules.clone(), source }
+    ///
+    /// # Errors
+    /// Those of [`Modules::ready`].
+    pub fn new(
+        stream: &Arc<Stream>,
+        modules: &Arc<Modules>,
+        source: Arc<Source>,
+    ) -> Result<OnDevice> {
+        let (copy, fold) = (modules.entry(&source, COPY, 0)?, modules.entry(&source, FOLD, 0)?);
+        Ok(OnDevice { stream: stream.clone(), _modules: modules.clone(), source, copy, fold })
     }
 
     /// # Safety
     /// They name memory that is valid until the stream has done it.
-    unsafe fn launch(&self, all: &[Launch]) -> Result<()> {
+    unsafe fn launch(&self, entry: Entry, all: &[Launch]) -> Result<()> {
         // SAFETY: by the caller.
-        let one = |l| unsafe { self.modules.launch(&self.stream, l, &[], &Own::default()) };
+        let one = |l| unsafe { entry.launch(&self.stream, l, &[], &Own::default()) };
         all.iter().try_for_each(one)
     }
 }
@@ -64,7 +74,7 @@ impl Mover for OnDevice {
     unsafe fn copy(&mut self, from: &Region, to: &Region, range: Range<usize>) -> Result<()> {
         let all = regions::copy(&self.source, &taken(from)?, &taken(to)?, range);
         // SAFETY: by the caller.
-        unsafe { self.launch(&all) }
+        unsafe { self.launch(self.copy, &all) }
     }
 
     unsafe fn fold(
@@ -81,6 +91,6 @@ impl Mover for OnDevice {
         let parts: Vec<_> = from.iter().map(taken).collect::<Result<_>>()?;
         let all = regions::fold(&self.source, how, &parts, &taken(to)?, range);
         // SAFETY: by the caller.
-        unsafe { self.launch(&all) }
+        unsafe { self.launch(self.fold, &all) }
     }
 }

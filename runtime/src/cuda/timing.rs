@@ -3,7 +3,7 @@
 use super::arena::Arena;
 use super::device::Stream;
 use super::exec::Executor;
-use super::modules::Modules;
+use super::modules::{Modules, Ready};
 use super::products::Products;
 use crate::threads::Threads;
 use shardc_ir::diag::{Diag, Result};
@@ -36,6 +36,7 @@ pub struct Timed<'a> {
 /// Kernels of a device, with memory that they run in.
 pub struct Timer {
     stream: Arc<Stream>,
+    modules: Arc<Modules>,
     own: Executor,
     library: Option<Executor>,
     arena: Option<(usize, Arena)>,
@@ -76,6 +77,7 @@ impl Timer {
         };
         Ok(Timer {
             stream: stream.clone(),
+            modules: modules.clone(),
             own: executor()?,
             library,
             arena: None,
@@ -124,7 +126,8 @@ impl Timer {
             Some(by) if library => by,
             _own => &mut self.own,
         };
-        let seconds = timed(executor, t, &memory);
+        let launches = self.modules.ready(t.launches)?;
+        let seconds = timed(executor, (t.kernel, &launches), &memory);
         executor.forget();
         seconds
     }
@@ -165,39 +168,42 @@ fn place_tokens(
 }
 
 /// Seconds of a launch among many, on each memory in turn.
-fn timed(executor: &mut Executor, t: Timed, memory: &[Vec<*mut f32>]) -> Result<f64> {
+fn timed(
+    executor: &mut Executor,
+    (kernel, launches): (&Kernel, &[Ready]),
+    memory: &[Vec<*mut f32>],
+) -> Result<f64> {
+    let queue = |executor: &mut Executor, count: usize| {
+        (0..count).try_for_each(|i| {
+            // SAFETY: every operand has room for what the kernel reaches, and nobody else has it; the memory
+            // lives until this kernel's runs are forgotten.
+            unsafe { executor.run(kernel, launches, &memory[i % memory.len()]) }
+        })
+    };
     let several = |executor: &mut Executor, count: usize| -> Result<f64> {
         let since = Instant::now();
-        for i in 0..count {
-            // SAFETY: every operand has room for what the kernel reaches, and nobody else has it.
-            unsafe { executor.run(t.kernel, t.launches, &memory[i % memory.len()])? };
-        }
+        queue(executor, count)?;
         executor.wait()?;
         Ok(since.elapsed().as_secs_f64())
     };
-    // The first loads code; waiting takes longer than a small kernel.
+    // Waiting takes longer than a small kernel.
     several(executor, 1)?;
     let one = match several(executor, 1)? {
         short if short < LONG / 2.0 => several(executor, 8)? / 8.0,
         long => long,
     };
     let count = (LONG / one).ceil().clamp(1.0, MOST as f64) as usize;
+    executor.keep(0, count * launches.len(), |executor| queue(executor, count))?;
     let graph = |executor: &mut Executor| -> Result<f64> {
         let since = Instant::now();
-        // SAFETY: the memory lives until this kernel's runs are forgotten.
-        if !unsafe { executor.replay(0, count * t.launches.len())? } {
-            for i in 0..count {
-                // SAFETY: as above.
-                unsafe { executor.run(t.kernel, t.launches, &memory[i % memory.len()])? };
-            }
-            // Where there is no room for the graph, later rounds queue their launches.
-            executor.keep()?;
+        // SAFETY: as above. Where there is no room for the graph, its launches are queued.
+        if !unsafe { executor.replay(0)? } {
+            queue(executor, count)?;
         }
         executor.wait()?;
         Ok(since.elapsed().as_secs_f64() / count as f64)
     };
-    // The first queues launches, the second makes their graph.
-    graph(executor)?;
+    // The first brings the graph to the device.
     graph(executor)?;
     let mut all = (0..ROUNDS).map(|_| graph(executor)).collect::<Result<Vec<f64>>>()?;
     all.sort_by(f64::total_cmp);

@@ -18,9 +18,10 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Looks at what is under way before the core is offered to others, and before sleeping.
+/// Looks at what is under way before the core is offered to others; for how long it is offered before sleeping. That
+/// is a time and no count: on a busy core a yield takes as long as others want.
 const SPINS: u32 = 200;
-const YIELDS: u32 = 20_000;
+const OFFERED: Duration = Duration::from_millis(20);
 /// Tags of sends between stages, and of collectives by the number of their call.
 const SENT: u32 = 0;
 const CALLS: u32 = 30_000;
@@ -186,19 +187,19 @@ impl<P: Post> Messages<P> {
                 }
                 return Ok(());
             }
-            looks = looks.saturating_add(1);
             if looks < SPINS {
+                looks += 1;
                 std::hint::spin_loop();
                 continue;
             }
+            let since = *since.get_or_insert_with(Instant::now);
             if self.alarm.is_rung() {
                 return self.fail("another rank failed".into());
             }
-            if looks < SPINS + YIELDS && !self.alarm.is_calm() {
+            if since.elapsed() < OFFERED && !self.alarm.is_calm() {
                 std::thread::yield_now();
                 continue;
             }
-            let since = *since.get_or_insert_with(Instant::now);
             let mut late: Vec<usize> = flights.iter().filter(|f| !f.done).map(|f| f.with).collect();
             late.sort_unstable();
             late.dedup();

@@ -1,15 +1,16 @@
 //! Calls of functions: launch after launch, with collectives that go on meanwhile.
 
-use super::{Failed, Rank, found, own};
+use super::{Failed, Rank, own};
 use crate::alarm::Call as Number;
 use crate::course::{Course, Run};
+use crate::engine::{Queued, out_of_arena};
 use crate::flight::{Done, Timing};
 use crate::wiring::Wiring;
-use shardc_ir::diag::Diag;
+use shardc_ir::diag::{Diag, Result};
 use shardc_ir::kernel::Kernel;
-use shardc_ir::plan::Call;
+use shardc_ir::plan::{Call, Place, calls};
 use smallvec::SmallVec;
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -75,11 +76,7 @@ impl Rank {
         let func = c.func;
         // A launch is known by its first node.
         let n = w.launches[func][i].nodes.start;
-        let mut memory: SmallVec<[*mut f32; 16]> = SmallVec::new();
-        for p in &w.bound[func][i] {
-            let at = self.engine.at(c.frames[p.frame as usize] + p.offset, p.bytes);
-            memory.push(found(at)?);
-        }
+        let memory = self.memory(w, c, i).map_err(own)?;
         let group = match &self.program[func][i] {
             Kernel::Collective(k) => Some(k.axes),
             _alone => None,
@@ -111,19 +108,54 @@ impl Rank {
         let n = w.launches[c.func][run.launches.start].nodes.start;
         self.flight.begin(Done::Launch(c.func, n), None);
         // SAFETY: a run's number is that of its function and frames, whose places were checked when it
-        // was first run.
-        let kept = unsafe { self.engine.replay(run.number, run.queued) };
+        // was kept.
+        let kept = unsafe { self.engine.replay(run.number) };
         if kept.map_err(|cause| own(self.placed(w, c.func, n, cause)))? {
             self.flight.end();
             return Ok(());
         }
-        self.each(w, c, run)?;
-        let kept = self.engine.keep().map_err(|cause| own(self.placed(w, c.func, n, cause)))?;
-        if kept { Ok(()) } else { self.each(w, c, run) }
+        run.launches.clone().try_for_each(|i| self.launch(w, c, i, false).map(|_| ()))
     }
 
-    fn each(&mut self, w: &Wiring, c: &Call, run: &Run) -> std::result::Result<(), Failed> {
-        run.launches.clone().try_for_each(|i| self.launch(w, c, i, false).map(|_| ()))
+    /// The memory of a launch of a function.
+    fn memory(&mut self, w: &Wiring, c: &Call, i: usize) -> Result<SmallVec<[*mut f32; 16]>> {
+        let mut at = |p: &Place| self.engine.at(c.frames[p.frame as usize] + p.offset, p.bytes);
+        w.bound[c.func][i].iter().map(|p| at(p).ok_or_else(out_of_arena)).collect()
+    }
+
+    /// Makes ready what steps need of a device beside memory, before any of them: what is repeated, and room for what
+    /// is exchanged. Making it may wait for all that the device does, and that may wait for another rank.
+    pub(super) fn prepare(&mut self) -> Result<()> {
+        let w = self.wiring.clone();
+        let class = &w.plan.classes[self.class];
+        let mut known = BTreeSet::new();
+        let exchanges = self.engine.transport().rehearse(true)?;
+        for c in class.calls().chain(calls(&class.evaluation)) {
+            if !self.engine.queues() || !known.insert((c.func, c.frames.clone())) {
+                continue;
+            }
+            for i in (0..self.program[c.func].len()).filter(|_| exchanges) {
+                let memory = self.memory(&w, c, i)?;
+                // SAFETY: as in `launch`.
+                unsafe { self.engine.rehearse(&self.program[c.func][i], &memory)? };
+            }
+            for run in &self.course(&w, c).runs {
+                let queued = |i| {
+                    let memory = self.memory(&w, c, i)?;
+                    Ok((i, memory))
+                };
+                let all: Vec<_> = run.launches.clone().map(queued).collect::<Result<_>>()?;
+                let queued = |(i, memory)| {
+                    let kernel = &self.program[c.func][i];
+                    Queued { launch: (c.func, i), kernel, memory }
+                };
+                let all: Vec<Queued> = all.into_iter().map(queued).collect();
+                // SAFETY: as in `launch`.
+                unsafe { self.engine.keep(run.number, run.queued, &all)? };
+            }
+        }
+        self.engine.transport().rehearse(false)?;
+        Ok(())
     }
 
     /// A failure of a launch, with its place if it has none.

@@ -7,14 +7,15 @@ use shardc_ir::func::{Func, Name, Port};
 use shardc_ir::interp;
 use shardc_ir::mesh::{Atom, AtomSet, Mesh};
 use shardc_ir::ops::{
-    AllGather, AllReduce, AllToAll, Broadcast, FromVarying, MergeAttention, Op, Permute, Piece,
-    Place, Reduce, ReduceScatter, Slice, ToVarying,
+    AllGather, AllReduce, AllToAll, Broadcast, FromVarying, MergeAttention, Op, PadToPartial,
+    Permute, Reduce, ReduceScatter, RingShard, Slice, ToVarying,
 };
 use shardc_ir::rng::Stream;
 use shardc_ir::tensor::Tensor;
 use shardc_ir::types::{AtomList, DType, Type};
 use shardc_runtime::threads::Threads;
 use shardc_runtime::transport::{Reduced, Region, Transport};
+use std::sync::Barrier;
 use std::time::Duration;
 
 fn atoms(list: &[u8]) -> AtomList {
@@ -136,7 +137,7 @@ fn pieces_match_their_meaning() {
             }
             let mut t = Type::f32(&[5, 7, 6]);
             t.dims[dim].atoms = atoms(&list(group));
-            check(&format!("place {what}"), &mesh, Place { axes: group, dim }, &[t]);
+            check(&format!("place {what}"), &mesh, PadToPartial { axes: group, dim }, &[t]);
             check(
                 &format!("slice {what}"),
                 &mesh,
@@ -194,7 +195,7 @@ fn rings() {
             for shift in [0, 1, 3] {
                 let mut t = Type::new(DType::I32, &[12, 24]);
                 t.replicated = axes;
-                check("piece", &mesh, Piece { axes, dim, shift }, &[t]);
+                check("piece", &mesh, RingShard { axes, dim, shift }, &[t]);
             }
         }
     }
@@ -503,7 +504,9 @@ fn large_data_move_in_segments() {
 #[test]
 fn messages_end_when_a_member_is_late_or_another_sends_more() {
     let mesh = Mesh::new(&[("tp", 3)]).unwrap();
-    let late = posted(&mesh, 200, |r, mut end| {
+    let met = Barrier::new(3);
+    let late = posted(&mesh, 1000, |r, mut end| {
+        met.wait();
         if r == 1 { None } else { end.barrier(AtomSet(1)).err().map(|d| (d.exit, d.message)) }
     });
     let (exit, message) = late[0].clone().expect("rank 0 fails");
@@ -555,11 +558,17 @@ fn a_rank_that_leaves_or_is_late_or_calls_something_else_is_named() {
         3_600_000,
         |r, mut end| if r == 1 { None } else { error(end.barrier(AtomSet(1))) },
     );
-    let late = ranks(&mesh, 200, |r, mut end| {
+    let (met, failed) = (Barrier::new(3), Barrier::new(3));
+    let late = ranks(&mesh, 1000, |r, mut end| {
+        met.wait();
         if r == 1 {
-            std::thread::sleep(Duration::from_millis(600));
+            failed.wait();
         }
-        error(end.barrier(AtomSet(1)))
+        let e = error(end.barrier(AtomSet(1)));
+        if r != 1 {
+            failed.wait();
+        }
+        e
     });
     let other = ranks(&mesh, 60_000, |r, mut end| {
         let mut x = vec![0.0f32; 4];

@@ -71,11 +71,11 @@ fn run_with(
     let sources = work.iter().flat_map(|w| &w.launches).map(|l| l.source.clone());
     let collective = cuda::collective();
     let code = machine.code(sources.chain([collective.clone()]))?;
-    let modules = Modules::new(&machine.device, code);
+    let modules = Modules::new(&machine.device, &code)?;
     let streams: Vec<Arc<Stream>> =
         work.iter().map(|_| Stream::new(&machine.device)).collect::<Result<_>>()?;
     let mover = |s: &Arc<Stream>| OnDevice::new(s, &modules, collective.clone());
-    let movers = streams.iter().map(mover).collect();
+    let movers = streams.iter().map(mover).collect::<Result<_>>()?;
     let ends = Threads::connect_with(mesh, Duration::from_secs(20), movers);
     let (work, modules, streams) = (&work, &modules, &streams);
     let one = |(r, end): (usize, Threads<OnDevice>)| {
@@ -126,7 +126,7 @@ fn one_rank(
     let products = library.then(|| Products::open(stream)).transpose()?;
     let mut executor = Executor::new(stream, modules, Box::new(end))?.with(products);
     // SAFETY: operands have the room that their types say, which is what kernels reach.
-    unsafe { executor.run(&work.kernel, &work.launches, &memory) }?;
+    unsafe { executor.run(&work.kernel, &modules.ready(&work.launches)?, &memory) }?;
     executor.wait()?;
     let mut read = |o: usize, t: &Type| {
         let mut data = vec![0u8; t.local_bytes(mesh).next_multiple_of(4)];
@@ -227,13 +227,13 @@ fn kernels_on_a_device() {
     for (text, part) in [
         ("transpose[abc->cba] f32[5,7,9]", 1e-6),
         ("take[vh,bs->bsh] bf16[7,64], i32[3,5]", 0.0),
-        ("put[bsh,bs->vh; v=7] f32[3,5,33], i32[3,5]", 1e-6),
+        ("index_add[bsh,bs->vh; v=7] f32[3,5,33], i32[3,5]", 1e-6),
         ("rope bf16[2,5,3,64], f32[5,32], f32[5,32]", 1e-5),
         ("dot[mk,kn->mn] f32[33,67], f32[67,35]", 1e-5),
         ("dot[mk,nk->mn] bf16[130,72], bf16[136,72]", 1e-5),
         ("top_k[bse->bsk; k=8] f32[2,33,130]", 0.0),
         ("route[g=2,e=3; rows=66; capacity=none] i32[3,33,2]", 0.0),
-        ("combine bf16[2,3,33,72], i32[3,33,2], f32[3,33,2]", 1e-5),
+        ("unpermute bf16[2,3,33,72], i32[3,33,2], f32[3,33,2]", 1e-5),
         ("grouped_outer bf16[2,2,150,40], i32[2,3,2], bf16[2,2,150,136]", 1e-5),
         (
             "attention[0.3; mask=-8..0] f32[2,35,4,3], f32[2,35,2,3], f32[2,35,2,2], i32[35], i32[35]",

@@ -159,8 +159,8 @@ fn slots_that_name_no_row_go_nowhere() {
     assert!(rows.data.iter().any(|x| x.is_nan()));
     let clean = rows.map(|x| if x.is_nan() { 0.0 } else { x });
     for (text, third) in [
-        ("combine f32[2,2,4,37], i32[2,3,2], f32[2,3,2]", &gates),
-        ("row_dots f32[2,2,4,37], i32[2,3,2], f32[2,3,37]", &x),
+        ("unpermute f32[2,2,4,37], i32[2,3,2], f32[2,3,2]", &gates),
+        ("combine_gates_grad f32[2,2,4,37], i32[2,3,2], f32[2,3,37]", &x),
     ] {
         let got = run(text, &[&rows, &slot, third]).unwrap().remove(0);
         let want = Sample::parse(text).unwrap().eval(&[&clean, &slot, third]).remove(0);
@@ -254,7 +254,7 @@ fn the_way_there_and_back_gives_every_tokens_own_products() {
         let rows = one(text, &[&x, slot, &ones]);
         let text = "grouped_dot f32[2,1,74,11], i32[2,3,1], f32[6,11,11]";
         let made = one(text, &[&rows, counts, &w]);
-        let text = "combine f32[2,1,74,11], i32[1,37,2], f32[1,37,2]";
+        let text = "unpermute f32[2,1,74,11], i32[1,37,2], f32[1,37,2]";
         let got = one(text, &[&made, slot, &gates]);
         let mut taken = [0; 6];
         let mut want = Tensor::full(&got.shape, 0.0);
@@ -297,6 +297,14 @@ fn threads_share_what_is_large() {
         let from = (copy < 180).then_some([at[1], copy / 2, copy % 2])?;
         Some(x.at(&[from[0], from[1], at[3]]) * gates.at(&from))
     });
-    compare("large", "combine f32[2,2,86,330], i32[2,90,2], f32[2,90,2]", &[&rows, &slot, &gates]);
-    compare("large", "row_dots f32[2,2,86,330], i32[2,90,2], f32[2,90,330]", &[&rows, &slot, &x]);
+    compare(
+        "large",
+        "unpermute f32[2,2,86,330], i32[2,90,2], f32[2,90,2]",
+        &[&rows, &slot, &gates],
+    );
+    compare(
+        "large",
+        "combine_gates_grad f32[2,2,86,330], i32[2,90,2], f32[2,90,330]",
+        &[&rows, &slot, &x],
+    );
 }

@@ -2,7 +2,7 @@
 //! what happens when something is wrong.
 
 use shardc_ir::diag::{Diag, Exit, Result};
-use shardc_ir::func::{Module, Role, RoleKind, Slot};
+use shardc_ir::func::{Module, Role, RoleKind, StateName};
 use shardc_ir::interp::{self, Precision, State};
 use shardc_ir::kernel::{Kernel, Program, Route, Scalar, View};
 use shardc_ir::plan::{
@@ -96,7 +96,7 @@ fn plan_memory(m: &Module, microbatches: usize) -> (Memory, Vec<Vec<(usize, usiz
                 Place { frame: 0, offset, bytes }
             });
         }
-        memory.places.push(places);
+        memory.places.push(places.into());
         memory.workspaces.push(vec![Place::default(); f.nodes.len()]);
         moving.push(own);
     }
@@ -210,7 +210,7 @@ fn steps_match_the_interpreter() {
         let f32s = |name: &str, shape: [usize; 2]| {
             Tensor::from_fn(&shape, |i| f64::from(weight_at(name, shape[1], i[0], i[1])))
         };
-        let finish = m.func("finish").unwrap();
+        let finish = m.func("optimizer_step").unwrap();
         for p in &finish.args {
             let (role, ty) = (p.role.clone().unwrap(), finish.ty(p.value));
             match role.kind {
@@ -261,8 +261,11 @@ fn steps_match_the_interpreter() {
                 same(&format!("{mesh}, step {step}, {kind} {name}"), got, &want);
             }
         }
-        let kinds =
-            [(RoleKind::Param, "e"), (RoleKind::Param, "h"), (RoleKind::State(Slot::ExpAvg), "h")];
+        let kinds = [
+            (RoleKind::Param, "e"),
+            (RoleKind::Param, "h"),
+            (RoleKind::State(StateName::new("exp_avg")), "h"),
+        ];
         for (kind, name) in kinds {
             let role = Role::new(kind, name);
             let arg = finish.args.iter().find(|p| p.role.as_ref() == Some(&role)).unwrap();
@@ -402,7 +405,7 @@ fn a_rank_that_panics_is_named() {
 #[test]
 fn what_is_added_in_place_lies_there() {
     let adds = sabotage(2, |k| match k {
-        Kernel::Put { pick, .. } => Some(Kernel::Put { pick: pick.clone(), clear: None }),
+        Kernel::IndexAdd { pick, .. } => Some(Kernel::IndexAdd { pick: pick.clone(), clear: None }),
         _other => None,
     });
     let refused = Session::new(&plan("dp=2, tp=2"), options(1), &adds, &fresh(load)).err();

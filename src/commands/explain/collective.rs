@@ -323,9 +323,11 @@ fn mirror(why: &Why, c: &Call, all: &[(usize, usize)]) -> Vec<String> {
         false if backward => return recomputed(why, c, all),
         true if c.n.outs.len() > 1 => {
             let of = if c.kind == "reduce_scatter" { "an all_gather" } else { "a fan_out" };
-            return vec![format!("each is the gradient of {of} of its parameter in @enter")];
+            return vec![format!(
+                "each is the gradient of {of} of its parameter in @step_prologue"
+            )];
         }
-        true => &[FuncKind::Enter],
+        true => &[FuncKind::StepPrologue],
         false => return vec![],
     };
     // The gradient of an op stands in the op's scope and is named after the op's operand.

@@ -96,7 +96,7 @@ pub fn of_parameter(why: &Why, w: &Weight) -> Map<String, Json> {
     let state: Map<String, Json> = with(&|k| matches!(k, RoleKind::State(_)))
         .into_iter()
         .filter_map(|(k, t)| match k {
-            RoleKind::State(slot) => Some((slot.name().to_string(), ty(why, t))),
+            RoleKind::State(name) => Some((name.to_string(), ty(why, t))),
             _ => None,
         })
         .collect();

@@ -8,7 +8,7 @@ macro_rules! pages {
 
 /// Code and page of every diagnostic, by code.
 pub const PAGES: &[(&str, &str)] = pages! {
-    "activation" "archive" "archive-version" "arguments" "arity" "attribute" "batch-not-divisible"
+    "activation" "archive" "archive-version" "arguments" "arity" "assumed-sizes" "attribute" "batch-not-divisible"
     "batch-shape" "c-compiler" "checkpoint" "cluster" "collective" "config" "config-file" "cross-node"
     "cuda-compile" "cuda-driver" "cuda-limit" "data" "deadlock" "device" "dropout-ignored"
     "evaluated-shape" "expert-width-not-divisible" "experts-mesh" "experts-need-1d" "experts-not-divisible" "export"
@@ -17,16 +17,16 @@ pub const PAGES: &[(&str, &str)] = pages! {
     "merged-parameters" "mesh" "microbatch" "missing-library" "missing-tensor" "missing-weights" "mixed"
     "moe-bound" "moe-buffers" "mpi" "name" "nan-loss" "needs-whole" "no-device" "no-effect" "no-evaluation" "no-experts"
     "no-labels" "no-layout" "no-loss" "no-memory" "not-a-model" "not-built" "not-cached" "not-marked" "not-understood"
-    "numbers-too-large" "operands" "out-of-memory" "output" "padding" "part-of-stack" "partial" "pass" "phase"
+    "numbers-too-large" "operands" "out-of-memory" "output" "overwritten" "padding" "part-of-stack" "partial" "pass" "phase"
     "pipeline-axis"
     "no-secret"
     "plan" "plans-differ" "rank" "rank-failed" "ranks-disagree" "redefined" "refuted" "repeat" "result-type" "resume" "ring" "role"
     "rope-type" "rows" "safetensors" "save" "save-base" "save-locked" "save-target" "schedule" "schedule-csv" "schedule-memory"
     "schedule-name" "schedule-rule" "sequence-length" "sequence-not-divisible" "sequence-too-long"
     "shape" "shard" "sharding-conflict" "size" "slice" "source" "sp-needs-1d" "sp-needs-tp" "split" "ssa"
-    "stage-order" "start-timeout" "sub-axis" "syntax" "tensor-dtype" "tensor-shape" "threads" "tiny" "token-range"
+    "stage-order" "start-timeout" "sub-axis" "syntax" "tensor-dtype" "tensor-shape" "text-model-only" "threads" "tiny" "token-range"
     "tokenizer" "tp-grid" "trace" "trust" "too-large" "too-many-ranks" "too-many-stages" "truncated" "unbound" "undefined-value"
     "uneven" "unknown-axis" "unknown-class" "unknown-collective" "unknown-model-type" "unknown-op"
     "unknown-pass" "unknown-rank" "unknown-rule" "unknown-tensor" "unknown-value" "unread-keys"
-    "unsupported-config" "untied-head" "unused-tensors" "usage" "varying" "weight-missing" "weights" "weights-not-read"
+    "unsupported-config" "untied-head" "unused-tensors" "update-rule" "usage" "varying" "weight-missing" "weights" "weights-not-read"
 };

@@ -50,8 +50,12 @@ pub fn explain(why: &Why, name: &str) -> Result<Answer> {
 /// Which part of the checkpoint's tensor a parameter is.
 fn cut(w: &Weight) -> String {
     match w.part {
-        Some(p) => format!("{}..{} of dim {} of {}", p.start, p.start + p.len, p.dim, w.tensor),
-        None if w.experts.is_some() => {
+        Some(p) => {
+            let at = p.place(&(0..p.len)).unwrap_or_default();
+            let every = if p.step == 1 { String::new() } else { format!(", 1 in {},", p.step) };
+            format!("{}..{}{every} of dim {} of {}", at.start, at.end, p.dim, w.tensor)
+        }
+        None if w.is_stacked() => {
             let all: Vec<String> = w.tensors().collect();
             format!("{} tensors, one per expert: {} to {}", all.len(), all[0], all[all.len() - 1])
         }
@@ -96,11 +100,11 @@ fn parameter(why: &Why, w: &Weight) -> Answer {
     a
 }
 
-/// The ops of `@enter` between the stored parameter and what forward and backward use.
+/// The ops of `@step_prologue` between the stored parameter and what forward and backward use.
 fn ready(why: &Why, fi: usize, v: Value, name: &str) -> Vec<String> {
     let f = why.func(fi);
     let is = |r: &&shardc_ir::func::Port| {
-        r.role.as_ref().is_some_and(|r| r.kind == RoleKind::Ready && *r.name == *name)
+        r.role.as_ref().is_some_and(|r| r.kind == RoleKind::Unsharded && *r.name == *name)
     };
     let Some(end) = f.results.iter().find(is) else { return vec![] };
     let mut lines = vec![];
@@ -145,7 +149,7 @@ fn arg(f: &Func, kind: RoleKind, name: &str) -> Option<Value> {
 /// The gradient of a parameter from all microbatches, before it is reduced over ranks: where it is reduced first.
 pub(super) fn gradient_of<'a>(why: &'a Why, name: &str) -> Option<(usize, &'a Func, Value)> {
     let funcs = || why.plan.module.funcs.iter().enumerate();
-    let finish = || funcs().filter(|(_, f)| f.kind == FuncKind::Finish);
+    let finish = || funcs().filter(|(_, f)| f.kind == FuncKind::OptimizerStep);
     let of_step = || finish().find_map(|(i, f)| Some((i, f, arg(f, RoleKind::Grad, name)?)));
     // What the collective sums that makes it.
     let of_backward = |(i, f): (usize, &'a Func)| {
@@ -157,7 +161,7 @@ pub(super) fn gradient_of<'a>(why: &'a Why, name: &str) -> Option<(usize, &'a Fu
     of_step().or_else(|| funcs().find_map(of_backward))
 }
 
-/// Where `@finish` is given a gradient that has been summed over ranks.
+/// Where `@optimizer_step` is given a gradient that has been summed over ranks.
 fn gradient_end<'a>(why: &'a Why, name: &str) -> Option<(usize, &'a Func, Value)> {
     let mut all = why.plan.module.funcs.iter().enumerate();
     all.find_map(|(i, f)| Some((i, f, arg(f, RoleKind::GradSum, name)?)))
@@ -233,11 +237,11 @@ fn optimizer(why: &Why, name: &str) -> Vec<String> {
     for f in &why.plan.module.funcs {
         for a in &f.args {
             let Some(r) = a.role.as_ref().filter(|r| *r.name == *name) else { continue };
-            let RoleKind::State(slot) = r.kind else { continue };
-            let (slot, t) = (slot.name(), f.ty(a.value));
+            let RoleKind::State(state) = r.kind else { continue };
+            let t = f.ty(a.value);
             sum += t.local_bytes(why.mesh);
             lines.push(format!(
-                "{slot}: {}, {} B on a rank",
+                "{state}: {}, {} B on a rank",
                 type_text(why.mesh, t),
                 t.local_bytes(why.mesh)
             ));

@@ -10,7 +10,7 @@ use crate::commands::inspect::other_programs;
 use crate::plan_dir::Stored;
 use crate::terminal::warn;
 use shardc_ir::diag::Result;
-use shardc_ir::func::{Func, FuncKind, Module, Node, Role, RoleKind, Value};
+use shardc_ir::func::{Func, FuncKind, Module, Node, Role, RoleKind, Value, ValueMap};
 use shardc_ir::mesh::Atom;
 use shardc_ir::mesh::Mesh;
 use shardc_ir::names::glob;
@@ -37,7 +37,7 @@ pub struct Why<'a> {
     causes: BTreeMap<(Value, usize, Atom), Origin>,
     /// Values of the model by name.
     names: BTreeMap<String, Value>,
-    makers: Vec<Vec<Option<u32>>>,
+    makers: Vec<ValueMap<Option<u32>>>,
     /// What layouts cost that were chosen by price, and from what they were.
     pub priced: Option<(Price, Option<Choices>)>,
 }
@@ -74,7 +74,7 @@ impl<'a> Why<'a> {
 
     /// The node that makes a value.
     pub fn maker(&self, fi: usize, v: Value) -> Option<&'a shardc_ir::func::Node> {
-        let at = self.makers[fi].get(v.0 as usize).copied().flatten();
+        let at = self.makers[fi].find(v).copied().flatten();
         at.map(|i| &self.func(fi).nodes[i as usize])
     }
 
@@ -94,8 +94,8 @@ impl<'a> Why<'a> {
     /// The value of the model for which a layout was chosen: that of a parameter, of its gradient and its state, or
     /// of an activation.
     pub fn chosen_for(&self, fi: usize, v: Value) -> Option<Value> {
-        use RoleKind::{Grad, GradSum, Param, Ready, State};
-        let of_param = |r: &&Role| matches!(r.kind, Param | Ready | Grad | GradSum | State(_));
+        use RoleKind::{Grad, GradSum, Param, State, Unsharded};
+        let of_param = |r: &&Role| matches!(r.kind, Param | Unsharded | Grad | GradSum | State(_));
         match self.role(fi, v).filter(of_param) {
             Some(r) => self.model_arg(RoleKind::Param, &r.name),
             None => self.in_model(fi, v),
@@ -239,7 +239,7 @@ impl<'a> Why<'a> {
         let of_param = matches!(
             role.kind,
             RoleKind::Param
-                | RoleKind::Ready
+                | RoleKind::Unsharded
                 | RoleKind::Grad
                 | RoleKind::GradSum
                 | RoleKind::State(_)
@@ -261,7 +261,7 @@ impl<'a> Why<'a> {
                 out.push(format!("a gradient is split like its parameter {}", role.name));
                 model(RoleKind::Param, &role.name)
             }
-            RoleKind::Ready if sharded => model(RoleKind::Param, &role.name),
+            RoleKind::Unsharded if sharded => model(RoleKind::Param, &role.name),
             _ => {
                 let (i, r) = self.source(fi, role)?;
                 out.push(format!(

@@ -14,8 +14,13 @@ const MAX_USERS: usize = 8;
 const MAX_NEAR: usize = 8;
 
 /// Functions in which a name is looked for first.
-const FIRST: [FuncKind; 5] =
-    [FuncKind::Forward, FuncKind::Backward, FuncKind::Weight, FuncKind::Finish, FuncKind::Enter];
+const FIRST: [FuncKind; 5] = [
+    FuncKind::Forward,
+    FuncKind::Backward,
+    FuncKind::Weight,
+    FuncKind::OptimizerStep,
+    FuncKind::StepPrologue,
+];
 
 fn find(f: &Func, name: &str) -> Option<Value> {
     (0..f.values.len() as u32).map(Value).find(|&v| f.name(v).to_string()[1..] == *name)

@@ -23,7 +23,7 @@ pub fn states(mesh: &Mesh, t: &Type) -> Vec<(AtomSet, State)> {
     let mut out: Vec<(AtomSet, State)> = vec![];
     let mut axis = None;
     for a in mesh.all().iter() {
-        let here = mesh.atoms[a.0 as usize].axis;
+        let here = mesh.atoms[a].axis;
         match out.last_mut() {
             Some((set, s)) if axis == Some(here) && *s == t.state(a) => *set = set.with(a),
             _ => out.push((AtomSet::one(a), t.state(a))),
@@ -103,7 +103,7 @@ pub fn memory(plan: &Plan, fi: usize, maker: Option<&Node>, v: Value) -> Vec<Str
         return vec![];
     };
     let memory = &own.memory;
-    let Some(p) = memory.places[fi].get(v.0 as usize) else { return vec![] };
+    let Some(p) = memory.places[fi].find(v) else { return vec![] };
     let mut ports = f.args.iter().chain(&f.results).filter(|a| a.value == v);
     let role = ports.find_map(|a| a.role.as_ref());
     let class = match (role, maker) {
@@ -130,7 +130,7 @@ pub fn memory(plan: &Plan, fi: usize, maker: Option<&Node>, v: Value) -> Vec<Str
     }
     if let Some(n) = maker {
         let there = |x: &&Value| {
-            let other = memory.places[fi][x.0 as usize];
+            let other = memory.places[fi][*x];
             (other.frame, other.offset) == (p.frame, p.offset)
                 && f.ty(**x).local_bytes(&plan.module.mesh) > 0
         };
@@ -146,19 +146,19 @@ pub fn memory(plan: &Plan, fi: usize, maker: Option<&Node>, v: Value) -> Vec<Str
 pub fn role(kind: RoleKind, name: &str) -> String {
     match kind {
         RoleKind::Param => format!("the stored parameter {name}"),
-        RoleKind::Ready => format!("parameter {name}, ready for forward and backward"),
+        RoleKind::Unsharded => format!("parameter {name}, ready for forward and backward"),
         RoleKind::Grad => format!("the gradient of {name}, of all microbatches"),
         RoleKind::GradSum => format!("the gradient of {name}, of all microbatches and ranks"),
         RoleKind::GradFrom(rank) => {
             format!("the gradient of {name} from the ranks with {PIPELINE}={rank}")
         }
-        RoleKind::State(slot) => format!("optimizer state {} of {name}", slot.name()),
+        RoleKind::State(state) => format!("optimizer state {state} of {name}"),
         RoleKind::Input(_) => format!("input {name}"),
         RoleKind::Stash => format!("%{name} as forward saved it for backward"),
         RoleKind::Edge => format!("{name}, sent from one pipeline stage to another"),
         RoleKind::Scalar => format!("the run-time scalar {name}"),
         RoleKind::Sum => format!("{name}, summed over microbatches"),
-        RoleKind::Load => format!("how often the router of {name} chose each expert"),
+        RoleKind::TokensPerExpert => format!("how often the router of {name} chose each expert"),
         RoleKind::Scale => format!("what a term of {name} counts in the loss"),
         RoleKind::Step => format!("{name}, computed once per step"),
         RoleKind::Output | RoleKind::Metric => format!("output {name}"),

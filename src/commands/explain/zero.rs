@@ -36,7 +36,7 @@ pub fn params(f: &Func, n: &Node) -> Vec<String> {
     let makers = f.makers();
     let of_arg = |mut v: Value| -> Option<&Role> {
         loop {
-            match makers[v.0 as usize] {
+            match makers[v] {
                 Some(i) if carries(&f.nodes[i as usize]) => v = f.nodes[i as usize].ins[0],
                 Some(_) => return None,
                 None => return f.args.iter().find(|a| a.value == v)?.role.as_ref(),
@@ -50,12 +50,12 @@ pub fn params(f: &Func, n: &Node) -> Vec<String> {
             }
             let mut users = f.nodes.iter().filter(|n| n.ins.contains(&v));
             // A gradient may be added to what earlier microbatches left.
-            v = users.next().filter(|n| carries(n) || matches!(n.op, Op::Add(_)))?.outs[0];
+            v = users.next().filter(|n| carries(n) || n.op.is_sum())?.outs[0];
         }
     };
     let serves = |r: &&Role| {
-        use RoleKind::{Grad, GradSum, Param, Ready};
-        matches!(r.kind, Param | Ready | Grad | GradSum)
+        use RoleKind::{Grad, GradSum, Param, Unsharded};
+        matches!(r.kind, Param | Unsharded | Grad | GradSum)
     };
     let one = |(&x, &y): (&Value, &Value)| {
         let role = of_arg(x).filter(serves).or_else(|| of_result(y).filter(serves))?;
@@ -131,7 +131,7 @@ pub fn lines(why: &Why, param: &str) -> Vec<String> {
     )];
     // What `finish` is given of it, if that is cut too.
     let held = |is: fn(RoleKind) -> bool| -> usize {
-        let all = why.plan.module.of_kind(FuncKind::Finish);
+        let all = why.plan.module.of_kind(FuncKind::OptimizerStep);
         let args = all.flat_map(|f| f.args.iter().map(move |a| (f, a)));
         let own = args.filter(|(f, a)| {
             let cut = f.ty(a.value).sharded().meets(over);
@@ -148,7 +148,7 @@ pub fn lines(why: &Why, param: &str) -> Vec<String> {
     );
     // What is gathered once per step is whole at all times: of the same type, it is what there would be without ZeRO.
     let mut args = why.plan.module.funcs.iter().flat_map(|f| f.args.iter().map(move |a| (f, a)));
-    let ready = |r: &Role| r.kind == RoleKind::Ready && *r.name == *param;
+    let ready = |r: &Role| r.kind == RoleKind::Unsharded && *r.name == *param;
     let copy = args.find(|(_, a)| a.role.as_ref().is_some_and(ready)).map(|(f, a)| f.ty(a.value));
     out.push(match copy.filter(|c| c.dtype == t.dtype && !c.sharded().meets(over)) {
         Some(_) => format!(

@@ -4,7 +4,7 @@ use super::summary::{lines, trimmed};
 use crate::terminal::{self, json_line};
 use serde::Serialize;
 use serde_json::json;
-use shardc_ir::diag::{Diag, Result, count};
+use shardc_ir::diag::{Diag, Result, count, one_line};
 use shardc_ir::func::RoleKind;
 use shardc_ir::mesh::{AtomSet, Mesh};
 use shardc_ir::plan::Plan;
@@ -84,14 +84,7 @@ pub fn asked(word: &str, ranks: usize) -> Result<Range<usize>> {
 pub fn table(mesh: &Mesh, experts: Option<&Options>, asked: Range<usize>, as_json: bool) -> String {
     let over = axes_and_parts(mesh, experts);
     if as_json {
-        let one = |r: usize| {
-            let at: BTreeMap<String, usize> = coordinates(mesh, r).into_iter().collect();
-            let groups: BTreeMap<&str, Vec<usize>> =
-                over.iter().map(|(name, atoms)| (&**name, mesh.group(*atoms, r))).collect();
-            json!({ "rank": r, "coordinates": at, "groups": groups })
-        };
-        let all: Vec<_> = asked.map(one).collect();
-        return json_line("inspect-ranks", json!({ "ranks": mesh.ranks(), "shown": all }));
+        return json_of(mesh, &over, asked);
     }
     let mut t = terminal::table();
     let axes = || mesh.axes.iter().map(|a| a.name.clone());
@@ -109,6 +102,32 @@ pub fn table(mesh: &Mesh, experts: Option<&Options>, asked: Range<usize>, as_jso
         out.push_str(&format!("… {more} more: --ranks=all, or --ranks=FROM-TO\n"));
     }
     out
+}
+
+/// Each group once, as its ranks; a rank says which of them are its own. So the text grows with the ranks, and
+/// not with their square where an axis has them all.
+fn json_of(mesh: &Mesh, over: &[(String, AtomSet)], asked: Range<usize>) -> String {
+    let mut groups: Vec<Vec<Vec<usize>>> = vec![vec![]; over.len()];
+    let mut by_first: Vec<BTreeMap<usize, usize>> = vec![BTreeMap::new(); over.len()];
+    let mut one = |r: usize| {
+        let at: BTreeMap<String, usize> = coordinates(mesh, r).into_iter().collect();
+        let mut own = BTreeMap::new();
+        for (k, (name, atoms)) in over.iter().enumerate() {
+            let first = mesh.members(*atoms, r).next().unwrap_or(r);
+            let group = *by_first[k].entry(first).or_insert_with(|| {
+                groups[k].push(mesh.group(*atoms, r));
+                groups[k].len() - 1
+            });
+            own.insert(&**name, group);
+        }
+        json!({ "rank": r, "coordinates": at, "groups": own })
+    };
+    let shown: Vec<_> = asked.map(&mut one).collect();
+    let groups: BTreeMap<&str, _> = over.iter().map(|(name, _)| &**name).zip(groups).collect();
+    let all = json!({
+        "$schema": "shardc/inspect-ranks/2", "ranks": mesh.ranks(), "groups": groups, "shown": shown,
+    });
+    json_line("inspect-ranks", all)
 }
 
 /// One rank: where it stands and what it holds.
@@ -176,7 +195,7 @@ impl Rank {
                 false => format!("{from}..{} of {n}", from + len),
             };
             let dims: Vec<String> = w.dims.iter().map(dim).collect();
-            t.add_row([w.name.clone(), dims.join(", ")]);
+            t.add_row([one_line(&w.name).into_owned(), dims.join(", ")]);
         }
         let head =
             format!("rank {} of {}: {at}\nits slices of the weights\n", self.rank, self.ranks);

@@ -14,7 +14,7 @@ use comfy_table::{CellAlignment, Table};
 use serde::Deserialize;
 use serde_json::json;
 use shardc_cost::beside;
-use shardc_ir::diag::count;
+use shardc_ir::diag::{count, one_line};
 use shardc_ir::func::FuncKind;
 use shardc_ir::plan::{MemoryClass, Plan, RankClass};
 use shardc_passes::options::Transport;
@@ -209,7 +209,7 @@ fn human(s: &Stored, class: usize, c: &LayerCollectives) -> String {
         "model  {}, {parameters} parameters\n\
          mesh   {}; {}\n\
          step   {}\n",
-        s.called(),
+        one_line(s.called()),
         mesh_line(plan),
         order(plan),
         step_words(plan),

@@ -150,8 +150,8 @@ pub fn measured(trace: &serde_json::Value, file: &Path, plan: &Plan) -> Result<L
         let rank = e["pid"].as_u64().filter(|&r| r < ranks as u64);
         let call = e["args"]["value"].is_null();
         let key = match (name, rank) {
-            ("enter", Some(r)) if call => Some((plan.class_of(r as usize), '<')),
-            ("finish", Some(r)) if call => Some((plan.class_of(r as usize), '>')),
+            ("step_prologue", Some(r)) if call => Some((plan.class_of(r as usize), '<')),
+            ("optimizer_step", Some(r)) if call => Some((plan.class_of(r as usize), '>')),
             _ => action(name),
         };
         if let (Some(key), Some(us)) = (key, e["dur"].as_f64()) {

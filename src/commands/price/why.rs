@@ -50,7 +50,7 @@ fn index(item: &Item) -> usize {
 
 /// The place of a launch in the model, layers as one: the module, or for what belongs to a layer the layer's own.
 fn place(kind: FuncKind, s: &ScopeInfo) -> String {
-    if matches!(kind, FuncKind::Enter | FuncKind::Finish) {
+    if matches!(kind, FuncKind::StepPrologue | FuncKind::OptimizerStep) {
         return "once per step".into();
     }
     let own = s.layer.map(|l| l.to_string());

@@ -21,18 +21,21 @@ enum Source {
 
 impl Feed {
     pub fn open(how: &Run, s: &Settings, table: &[InputRow], picks: Picks) -> Result<Feed> {
-        let open = |flag, spec: &str, tokenizer| {
-            let d = Data::open(flag, spec, tokenizer, s.vocab)?;
-            d.fit(table, s.mode).map_err(|e| if e.place.is_some() { e } else { e.at(spec) })?;
+        let fits = |d: Data, spec: &str| {
+            d.fit(table, s).map_err(|e| if e.place.is_some() { e } else { e.at(spec) })?;
             Ok(d)
         };
         let from = match (&how.batch, &how.data) {
             (Some(file), _) => {
-                let d = open("--batch", &file.display().to_string(), None)?;
+                let spec = file.display().to_string();
+                let d = fits(Data::of_batch(&spec)?, &spec)?;
                 d.whole(table, (s.seed, 1), s.global_batch)?;
                 Source::Batch(d)
             }
-            (None, Some(spec)) => Source::Data(open("--data", spec, how.tokenizer.as_deref())?),
+            (None, Some(spec)) => {
+                let d = Data::open("--data", spec, how.tokenizer.as_deref(), s.vocab)?;
+                Source::Data(fits(d, spec)?)
+            }
             (None, None) => Source::Data(Data::Random { vocab: s.vocab }),
         };
         Ok(Feed { from, picks })
@@ -42,6 +45,12 @@ impl Feed {
     pub fn mark(&self) -> String {
         let (Source::Data(d) | Source::Batch(d)) = &self.from;
         d.mark()
+    }
+
+    /// What is called otherwise in the data than in the model, as sentences.
+    pub fn renamed(&self, table: &[InputRow]) -> Vec<String> {
+        let (Source::Data(d) | Source::Batch(d)) = &self.from;
+        d.renamed(table)
     }
 
     /// The input whose labels are made of the tokens, although its model does not move labels.

@@ -7,6 +7,7 @@ use crate::checkpoint::RunState;
 use crate::cluster::Job;
 use crate::data::{Order, Picks};
 use crate::flags::Rate;
+use crate::flags::spec::keys;
 use crate::plan_dir::Stored;
 use crate::terminal::{note, warn};
 use shardc_ir::diag::{Diag, Result};
@@ -110,24 +111,6 @@ pub(super) fn otherwise(what: String) -> Diag {
 /// When a checkpoint had what a run has not.
 const WRITTEN: &str = "when the checkpoint was written";
 
-/// Options by which training comes to other numbers, but for the learning rate, by their names in options.toml.
-const TRAINING: [&str; 14] = [
-    "mode",
-    "global_batch",
-    "seq",
-    "dtype",
-    "grad_dtype",
-    "optimizer",
-    "weight_decay",
-    "decay",
-    "clip",
-    "freeze",
-    "loss_scaling",
-    "dropout",
-    "documents",
-    "balance",
-];
-
 /// What the plan asks for otherwise than that of a checkpoint: a line for each.
 fn replaced(plan: &Options, then: &Options) -> Vec<String> {
     let table = |o: &Options| Table::try_from(o).expect("options are plain data");
@@ -137,7 +120,9 @@ fn replaced(plan: &Options, then: &Options) -> Vec<String> {
         Some(Value::String(text)) => text.clone(),
         Some(value) => value.to_string(),
     };
-    let other = TRAINING.into_iter().filter(|&key| plan.get(key) != then.get(key));
+    // The learning rate is told by itself.
+    let all = keys().filter(|key| key.trained).map(|key| key.name);
+    let other = all.filter(|&key| plan.get(key) != then.get(key));
     other
         .map(|key| {
             let (now, was) = (text(plan.get(key)), text(then.get(key)));

@@ -9,12 +9,10 @@ use shardc_codegen::{c, program};
 use shardc_frontends::Checkpoint;
 use shardc_frontends::import::Opened;
 use shardc_ir::diag::{Diag, Result};
-use shardc_ir::func::RoleKind;
 use shardc_ir::kernel::Program;
 use shardc_ir::plan::Plan;
-use shardc_ir::weights::Weight;
 use shardc_runtime::native::Native;
-use shardc_runtime::{Options, Session, Wanted, fresh};
+use shardc_runtime::{First, Options, Session, Wanted};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -59,7 +57,7 @@ impl Start {
             }
             _ => None,
         };
-        let c = c.ok_or_else(none)?;
+        let c = c.ok_or_else(none)?.called_as(&plan.weights);
         c.check(&plan.weights)?;
         c.check_tied(&plan.weights)?;
         Ok(Start::Checkpoint(c))
@@ -124,17 +122,18 @@ pub(super) fn launch(
         trace: how.trace.is_some(),
         ..Options::default()
     };
-    let fresh = fresh(|w: &Weight, ranges: &[Range<usize>], out: &mut [f32]| match start {
-        Start::Checkpoint(c) => c.read(w, ranges, out),
-        Start::Random { seed } => shardc_frontends::init(w, ranges, *seed, out),
-        Start::Resumed(s) => s.read(RoleKind::Param, &w.param, &w.shape, ranges, out),
-    });
-    let load = |wanted: Wanted, ranges: &[Range<usize>], out: &mut [f32]| match (start, wanted) {
-        (Start::Resumed(s), Wanted::State { role, shape }) => {
-            s.read(role.kind, &role.name, shape, ranges, out)
-        }
-        _ => fresh(wanted, ranges, out),
-    };
+    let load =
+        |wanted: Wanted, ranges: &[Range<usize>], out: &mut [f32]| match (start, wanted.first) {
+            (Start::Resumed(s), _) => s.read(wanted.role, wanted.shape, ranges, out),
+            (Start::Checkpoint(c), First::Weight(w)) => c.read(w, ranges, out),
+            (Start::Random { seed }, First::Weight(w)) => {
+                shardc_frontends::init(w, ranges, *seed, out)
+            }
+            (_, First::Number(x)) => {
+                out.fill(x as f32);
+                Ok(())
+            }
+        };
     let lower = |_: &Plan, rank: usize| Ok(programs[rank - own.start].clone());
     match job {
         None => Session::new(plan, options, &lower, &load),

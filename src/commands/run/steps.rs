@@ -36,6 +36,8 @@ pub(super) struct Leader<'a> {
     pub session: Session,
     pub keeper: Option<Keeper>,
     pub as_json: bool,
+    /// It was said that data of an evaluation have no labels.
+    pub warned: bool,
 }
 
 impl Leader<'_> {
@@ -138,7 +140,8 @@ impl Leader<'_> {
         let given = batch.or_else(|| self.how.data.as_ref().map(|data| format!("--data {data}")));
         match given {
             Some(given) if d.code.ends_with("-range") => {
-                d.why(format!("it was read in step {step} from {given}"))
+                let d = d.why(format!("it was read in step {step} from {given}"));
+                self.feed.renamed(&self.table).into_iter().fold(d, Diag::why)
             }
             _another => d,
         }
@@ -159,7 +162,14 @@ impl Leader<'_> {
         let Some(d) = self.eval.as_ref().filter(|_| due) else { return Ok(None) };
         let columns = d.batch(&self.table, &Picks::random(s.seed), EVALUATION, s.global_batch)?;
         let batch = StepBatch { columns, observe: false };
-        let loss = self.session.evaluate(&batch)?.loss;
+        let result = self.session.evaluate(&batch)?;
+        let scores = self.table.iter().any(|r| r.input.fill == Fill::Labels);
+        if scores && result.tokens == 0 && !self.warned {
+            self.warned = true;
+            let what = "no token of the evaluation has a label: its loss says nothing";
+            warn(&[no_labels(what.into()).help(LOOK)]);
+        }
+        let loss = result.loss;
         self.metrics.iter_mut().for_each(|m| m.evaluation(step, loss));
         Ok(Some(match self.as_json {
             true => json!({ "step": step, "eval_loss": loss }).to_string(),
@@ -206,7 +216,7 @@ impl Idle {
         self.skipped += usize::from(r.skipped);
         if scores && r.tokens == 0 {
             if self.empty == 0 {
-                warn(&[unlabelled(step)]);
+                warn(&[unlabelled(step, !losses(r).is_empty())]);
             }
             self.empty += 1;
         }
@@ -224,15 +234,23 @@ impl Idle {
     }
 }
 
-/// A batch in which nothing has a label.
-fn unlabelled(step: usize) -> Diag {
-    Diag::new(
-        "no-labels",
-        format!("no token of step {step} has a label: there is nothing to learn"),
-    )
-    .rule("a token is scored if it has a label, which is not negative")
-    .why("the loss is 0; weight decay and the optimizer's moments still change parameters")
-    .help("look at the labels of the data: -100 stands for a token that is not scored")
+/// Data in which nothing has a label.
+fn no_labels(what: String) -> Diag {
+    Diag::new("no-labels", what).rule("a token is scored if it has a label, which is not negative")
+}
+
+const LOOK: &str = "look at the labels of the data: -100 stands for a token that is not scored";
+
+/// A batch in which nothing has a label, of a model that has other losses or not.
+fn unlabelled(step: usize, others: bool) -> Diag {
+    let (only, why) = match others {
+        true => ("only the other losses teach", "the cross-entropy is 0, and not in the loss"),
+        false => (
+            "there is nothing to learn",
+            "the loss is 0; weight decay and the optimizer's moments still change parameters",
+        ),
+    };
+    no_labels(format!("no token of step {step} has a label: {only}")).why(why).help(LOOK)
 }
 
 /// The losses that a step shows by name, of which the loss is the sum.

@@ -5,6 +5,14 @@ use super::feed::Feed;
 use crate::plan_dir::Stored;
 use shardc_ir::func::{Fill, InputRow};
 
+/// How labels are made of tokens alone, for a model that does not move labels.
+pub(super) fn made_labels(row: &InputRow) -> String {
+    let name = &row.name;
+    format!(
+        "`{name}` of position i is token i + 1: the data are tokens alone, and the model does not move labels"
+    )
+}
+
 /// What of a run is random: its start, and its data, if it takes steps.
 pub(super) fn random(
     stored: &Stored,
@@ -28,12 +36,6 @@ pub(super) fn random(
         out.push(format!(
             "random numbers for {} (--data FILE.safetensors or --data NAME=FILE.npy gives columns)",
             unfed.join(", ")
-        ));
-    }
-    if let Some(r) = feed.made_labels(table) {
-        let name = &r.name;
-        out.push(format!(
-            "`{name}` of position i is token i + 1: the data are tokens alone, and the model does not move labels"
         ));
     }
     if feed.is_random() && table.iter().any(InputRow::of_tokens) {

@@ -70,7 +70,10 @@ pub fn lane(s: &Stored, class: usize) -> Json {
             FuncKind::Weight => "weight",
             // It does what the others do; the sums that it starts are among the calls of a step.
             FuncKind::BackwardLast | FuncKind::WeightLast => continue,
-            FuncKind::Model | FuncKind::Enter | FuncKind::Finish | FuncKind::Evaluate => continue,
+            FuncKind::Model
+            | FuncKind::StepPrologue
+            | FuncKind::OptimizerStep
+            | FuncKind::Evaluate => continue,
         };
         let mut items: Vec<Json> = vec![];
         let mut work: Option<(String, usize)> = None;

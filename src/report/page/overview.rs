@@ -1,6 +1,8 @@
 //! What a page says at its beginning: every setting, the mesh, who sends how much over what.
 
 use crate::commands::inspect::{layers_of, order};
+use crate::flags::spec::all;
+use crate::flags::{AXES, yes};
 use crate::pictures::measure::{bubble_of, textbook_bubble};
 use crate::pictures::step::gaps;
 use crate::plan_dir::Stored;
@@ -8,11 +10,9 @@ use crate::proof::Outcome;
 use crate::report::Experts;
 use serde_json::{Value as Json, json};
 use shardc_ir::group::begins_call;
-use shardc_ir::loss_scale::LossScaling;
 use shardc_ir::mesh::{AtomSet, PIPELINE};
 use shardc_ir::ops::Sends;
-use shardc_ir::plan::{Call, Dropout, Instr, MemoryClass, Mode, Plan, RankClass};
-use shardc_passes::options::{Buffers, Decay, Optimizer};
+use shardc_ir::plan::{Call, Instr, MemoryClass, Plan, RankClass};
 use std::collections::BTreeMap;
 
 /// What people call the model, else its family.
@@ -57,97 +57,45 @@ fn textbook(s: &Stored) -> Option<f64> {
     (known && s.plan.schedule.ranks.len() > 1).then(|| ratio / (1.0 + ratio))
 }
 
-/// All settings in columns: name, value, and whether it is other than the default.
+/// All settings in columns: name and value. Those of the model and of the mesh, then those that options have.
 pub fn settings(s: &Stored) -> Json {
     let o = &s.options;
-    let train = o.mode == Mode::Train;
-    let text = |x: &dyn std::fmt::Display| x.to_string();
-    let word = |x: &dyn std::fmt::Debug| format!("{x:?}").to_lowercase();
-    let yes = |x: bool| if x { "yes" } else { "no" }.to_string();
     let none = || "–".to_string();
-    let maybe = |x: Option<usize>| x.map_or(none(), |n| n.to_string());
-    let of_training = |x: String| if train { x } else { none() };
     let (parameters, f) = (&facts(s)["parameters"], s.facts.as_ref());
     let fact = |of: fn(&shardc_frontends::Facts) -> usize| f.map_or(none(), |f| of(f).to_string());
     let experts = f.and_then(|f| f.experts);
-    let optimizer = match o.optimizer {
-        Optimizer::AdamW { beta1, beta2, eps } => {
-            ["AdamW".to_string(), format!("{beta1}, {beta2}"), format!("{eps:e}")]
-        }
-        Optimizer::Sgd => ["SGD".into(), none(), none()],
+    let of_experts = |n: Option<usize>| match n {
+        Some(n) if experts.is_some() => n.to_string(),
+        _none => none(),
     };
-    let buffers = match o.moe {
-        Buffers::Worst => "enough for any routing".into(),
-        Buffers::Bound(by) => format!("{by} times a balanced load"),
-        Buffers::Capacity(by) => format!("capacity {by}"),
-    };
-    let dropout = match o.dropout {
-        Dropout::Nothing => "none".into(),
-        Dropout::Config => "as in the config".into(),
-        Dropout::Rate(p) => p.to_string(),
-    };
-    let of_experts = |x: String| if experts.is_some() { x } else { none() };
-    let axis = |name: &str| o.mesh.iter().find(|a| a.0 == name).map_or(1, |a| a.1).to_string();
-    let tp = o.axis("tp") > 1;
-    let pipelined = s.plan.schedule.ranks.len() > 1;
-    let speeds: Vec<String> = o.speeds.iter().map(f64::to_string).collect();
-    json!([
-        { "name": "Model", "rows": [
-            ["family", s.family], ["parameters", parameters.to_string()],
-            ["layers", fact(|f| f.layers)], ["hidden", fact(|f| f.hidden)],
-            ["MLP width", fact(|f| f.ffn)], ["heads, KV", match f {
-                Some(f) => format!("{}, {}", f.heads, f.kv_heads), None => none() }],
-            ["vocabulary", fact(|f| f.vocab)], ["tied embedding", f.map_or(none(), |f| yes(f.tied))],
-            ["experts, used", experts.map_or(none(), |e| format!("{}, {}", e.experts, e.top_k))],
-        ]},
-        { "name": "Parallelism", "rows": [
-            ["pp", axis("pp")], ["dp_replicate", axis("dp_replicate")], ["dp_shard", axis("dp_shard")],
-            ["cp", axis("cp")], ["tp", axis("tp")], ["ep", of_experts(o.ep.to_string())],
-            ["etp", of_experts(maybe(o.etp))], ["ZeRO stage", of_training(o.zero.to_string())],
-            ["ZeRO accumulates", of_training(text(&o.zero_accumulate.name()))],
-            ["reshard after forward", if o.zero == 3 { yes(o.reshard_after_forward) } else { none() }],
-            ["sequence parallel", if tp { yes(o.sp) } else { none() }],
-            ["tensor parallel mode", if tp { text(&o.tp_mode) } else { none() }],
-            ["tensor parallel steps", if tp { word(&o.tp_steps) } else { none() }],
-            ["context parallel mode", if o.axis("cp") > 1 { word(&o.cp_mode) } else { none() }],
-            ["layouts by estimated cost", yes(o.auto)], ["ranks per node", maybe(o.node)],
-        ]},
-        { "name": "Step", "rows": [
-            ["mode", word(&o.mode)], ["global batch", s.plan.settings.global_batch.to_string()],
-            ["microbatch × count", format!("{} × {}", o.microbatch, s.plan.settings.microbatches)],
-            ["sequence", s.plan.settings.seq.to_string()],
-            ["documents per row", o.documents.map_or("1".into(), |d| format!("masked, each ends with token {}", d.end))],
-            ["schedule", if pipelined { text(&o.schedule.name()) } else { none() }],
-            ["stages per rank", (s.plan.schedule.owner.len() / s.plan.schedule.ranks.len().max(1)).to_string()],
-            ["layers per stage", if o.layers.is_empty() { "balanced".into() } else { o.layers.clone() }],
-            ["speeds", if speeds.is_empty() { none() } else { speeds.join(", ") }],
-            ["recompute", of_training(text(&o.recompute))],
-            ["loss chunks", of_training(text(&o.loss_chunks))],
-            ["memory limit", o.memory.map_or(none(), crate::report::bytes)],
-        ]},
-        { "name": "Numbers", "rows": [
-            ["element type", o.dtype.name()], ["gradients", of_training(o.grad_dtype.name().into())],
-            ["fused kernels", word(&o.fuse)], ["dropout", of_training(dropout)],
-            ["seed", o.seed.to_string()], ["transport", o.transport.name()],
-            ["expert buffers", of_experts(buffers)],
-            ["expert balancing", of_experts(format!("aux {}, z {}, rate {}",
-                o.balance.aux.map_or("from the config".into(), |x| x.to_string()), o.balance.z, o.balance.rate))],
-        ]},
-        { "name": "Optimizer", "rows": [
-            ["optimizer", of_training(optimizer[0].clone())], ["betas", of_training(optimizer[1].clone())],
-            ["epsilon", of_training(optimizer[2].clone())], ["learning rate", of_training(text(&o.lr))],
-            ["weight decay", of_training(o.weight_decay.to_string())],
-            ["decayed parameters", of_training(match o.decay { Decay::All => "all".into(), Decay::Matrices => "matrices".into() })],
-            ["clip", of_training(o.clip.map_or(none(), |c| c.to_string()))],
-            ["loss scale", match s.plan.settings.loss_scaling {
-                None => none(),
-                Some(LossScaling::Constant { scale }) => f64::from(scale).to_string(),
-                Some(LossScaling::Dynamic { initial, .. }) => format!("dynamic, from {}", f64::from(initial)),
-            }],
-            ["frozen", of_training(if o.freeze.is_empty() { none() } else { o.freeze.join(", ") })],
-            ["other layouts", if o.shard.is_empty() { none() } else { format!("{} by --shard", o.shard.len()) }],
-        ]},
-    ])
+    let model = [
+        ("family", s.family.clone()),
+        ("parameters", parameters.to_string()),
+        ("layers", fact(|f| f.layers)),
+        ("hidden", fact(|f| f.hidden)),
+        ("MLP width", fact(|f| f.ffn)),
+        ("heads, KV", f.map_or(none(), |f| format!("{}, {}", f.heads, f.kv_heads))),
+        ("vocabulary", fact(|f| f.vocab)),
+        ("tied embedding", f.map_or(none(), |f| yes(f.tied))),
+        ("experts, used", experts.map_or(none(), |e| format!("{}, {}", e.experts, e.top_k))),
+    ];
+    let mesh = AXES.map(|axis| (axis, o.axis(axis).to_string()));
+    let of_mesh = [("ep", of_experts(Some(o.ep))), ("etp", of_experts(o.etp))];
+    let mut groups: Vec<(&str, Vec<(&str, String)>)> = vec![
+        ("Model", model.into()),
+        ("Parallelism", mesh.into_iter().chain(of_mesh).collect()),
+        ("Step", vec![]),
+        ("Numbers", vec![]),
+        ("Optimizer", vec![]),
+    ];
+    // What a step is comes before how it is laid out.
+    let (run, others): (Vec<_>, Vec<_>) = all().partition(|option| option.heading == "Run");
+    for row in run.into_iter().chain(others).flat_map(|option| option.rows) {
+        let group = groups.iter_mut().find(|g| g.0 == row.group).expect("a column of the page");
+        group.1.push((row.name, (row.show)(s).unwrap_or_else(none)));
+    }
+    let column = |(name, rows)| json!({ "name": name, "rows": rows });
+    groups.into_iter().map(column).collect()
 }
 
 /// Axes, outer to inner, with how far apart neighbours are, and the groups that exchange data.
@@ -183,7 +131,7 @@ fn nodes(group: &[usize], node: usize) -> usize {
 /// The atoms of a group as runs of rank numbers: size and stride, outer to inner.
 fn dims(s: &Stored, atoms: AtomSet) -> Vec<[usize; 2]> {
     let mesh = &s.plan.module.mesh;
-    let after = |i: usize| mesh.atoms[i + 1..].iter().map(|a| a.size).product::<usize>();
+    let after = |i: usize| mesh.atoms.iter().skip(i + 1).map(|a| a.size).product::<usize>();
     atoms.iter().map(|a| [mesh.size(a), after(usize::from(a.0))]).collect()
 }
 

@@ -4,11 +4,12 @@ use crate::pictures::step::gaps;
 use crate::plan_dir::Stored;
 use crate::report::Experts;
 use serde_json::{Value as Json, json};
-use shardc_ir::func::{Func, RoleKind, Slot};
+use shardc_ir::func::{Func, RoleKind};
 use shardc_ir::mesh::{AtomSet, Mesh};
 use shardc_ir::plan::{Alive, MemoryClass};
 use shardc_ir::text::type_text;
 use shardc_ir::types::Type;
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 /// Boxes of a treemap; the smallest beyond these are one.
@@ -33,13 +34,12 @@ fn called(f: &Func, a: &Alive) -> String {
     let ports = f.args.iter().chain(&f.results);
     let mut roles = ports.filter(|p| p.value == a.value).filter_map(|p| p.role.as_ref());
     let of_parameter = roles.find_map(|r| {
-        let what = match r.kind {
+        let what: Cow<str> = match r.kind {
             // Of bf16 weights the f32 numbers that the optimizer works on.
-            RoleKind::Param if a.class == MemoryClass::Optimizer => " master copy",
-            RoleKind::Param | RoleKind::Ready => "",
-            RoleKind::Grad | RoleKind::GradSum | RoleKind::GradFrom(_) => " gradient",
-            RoleKind::State(Slot::ExpAvg) => " exp_avg",
-            RoleKind::State(Slot::ExpAvgSq) => " exp_avg_sq",
+            RoleKind::Param if a.class == MemoryClass::Optimizer => " master copy".into(),
+            RoleKind::Param | RoleKind::Unsharded => "".into(),
+            RoleKind::Grad | RoleKind::GradSum | RoleKind::GradFrom(_) => " gradient".into(),
+            RoleKind::State(name) => format!(" {name}").into(),
             _other => return None,
         };
         Some(format!("{}{what}", of_all_layers(&r.name).0))
@@ -126,7 +126,7 @@ pub fn weights(s: &Stored, class: usize) -> Json {
             let Some(role) = &port.role else { continue };
             let at = match role.kind {
                 RoleKind::Param => 0,
-                RoleKind::Ready => 1,
+                RoleKind::Unsharded => 1,
                 RoleKind::Grad | RoleKind::GradSum => 2,
                 RoleKind::State(_) => 3,
                 _other => continue,

@@ -336,7 +336,7 @@ fn a_whole_backward_is_one_row() {
         let mut events: Vec<Json> =
             stages.flat_map(|i| kinds.chars().map(move |k| event(i, k))).collect();
         events.push(json!({
-            "name": "finish", "ph": "X", "pid": 0, "ts": 5000.0, "dur": 250.0, "args": { "step": "1" },
+            "name": "optimizer_step", "ph": "X", "pid": 0, "ts": 5000.0, "dur": 250.0, "args": { "step": "1" },
         }));
         std::fs::write(&file, json!({ "traceEvents": events }).to_string()).expect("a file");
         let asked = Asked { device: Some(&device), trace: Some(&file), ..Asked::default() };
@@ -344,7 +344,7 @@ fn a_whole_backward_is_one_row() {
         let rows: Vec<&Json> =
             list(&d["measured"]["rows"]).iter().filter(|r| r["stage"] == 0).collect();
         let found: String = rows.iter().filter_map(|r| r["kind"].as_str()).collect();
-        assert_eq!(found.replace("finish", ""), kinds);
+        assert_eq!(found.replace("optimizer_step", ""), kinds);
         assert_eq!(d["measured"]["ranks"][0]["finish"], json!([5.0, 5.25]));
         if at == 0 {
             assert_eq!(rows[1]["measured_ms"], 3.0);

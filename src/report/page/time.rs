@@ -129,12 +129,12 @@ pub fn measured(s: &Stored, file: &Path, priced: Priced) -> Result<Json> {
             }
         }
     }
-    let around = [(FuncKind::Enter, &took.enter), (FuncKind::Finish, &took.finish)];
+    let around = [(FuncKind::StepPrologue, &took.enter), (FuncKind::OptimizerStep, &took.finish)];
     for (kind, all) in around {
         for (rank, ms) in all.iter().enumerate().filter(|x| *x.1 > 0.0) {
             let own = planned
                 .as_ref()
-                .map(|p| if kind == FuncKind::Enter { &p.enter } else { &p.finish });
+                .map(|p| if kind == FuncKind::StepPrologue { &p.enter } else { &p.finish });
             rows.push(json!({
                 "stage": rank, "kind": kind.name(), "measured_ms": ms,
                 "planned_ms": own.map(|all| all[rank]),
@@ -162,8 +162,8 @@ fn last_step(trace: &Json, s: &Stored) -> Json {
         }
         let own = &mut ranks[class];
         match e["name"].as_str().unwrap_or_default() {
-            "enter" if e["args"]["value"].is_null() => own.enter = Some(at),
-            "finish" if e["args"]["value"].is_null() => own.finish = Some(at),
+            "step_prologue" if e["args"]["value"].is_null() => own.enter = Some(at),
+            "optimizer_step" if e["args"]["value"].is_null() => own.finish = Some(at),
             name => {
                 own.slots.extend(action(name).map(|action| Slot { action, start: at.0, end: at.1 }))
             }

@@ -279,6 +279,71 @@ fn planted_objects_do_not_run() {
     assert!(said(&out).contains("chmod go-w"), "{}", said(&out));
 }
 
+/// That processes have been ended, those that nobody has waited for too. What is killed ends when its core is free.
+fn are_ended(pids: &str) {
+    let lives = |pid: &str| {
+        let state = std::fs::read_to_string(format!("/proc/{pid}/stat"));
+        state.is_ok_and(|s| !s.contains(") Z "))
+    };
+    let since = std::time::Instant::now();
+    while pids.split_whitespace().any(lives) {
+        assert!(since.elapsed().as_secs() < 20, "one of {pids} goes on");
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+}
+
+/// A run that is interrupted while its kernels are compiled ends the compiler with all that it started, and leaves
+/// nothing of it.
+#[test]
+fn an_interrupt_ends_the_compiler_too() {
+    let lab = with_plan("interrupted_cc", &[]);
+    let text = format!(
+        "[ \"$1\" = --version ] && exit; sleep 1000 & echo $$ $! >\"{0}.new\"; mv \"{0}.new\" \"{0}\"; wait",
+        lab.path("started").display()
+    );
+    let cc = compiler(&lab, "sleeps", &text);
+    for (signal, status) in [("INT", 130), ("TERM", 143)] {
+        let mut c = in_lab(&lab, &["run", "plan", "--steps", "1", "--kernels", "compiled"]);
+        c.env("CC", &cc).env("SHARDC_CACHE", lab.path("cache"));
+        let mut run = c.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("starts");
+        let started = loop {
+            if let Ok(text) = std::fs::read_to_string(lab.path("started")) {
+                break text;
+            }
+            assert!(run.try_wait().expect("a child").is_none(), "it ended");
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        };
+        let kill = ["-s", signal, &run.id().to_string()];
+        assert!(Command::new("kill").args(kill).status().expect("kill").success());
+        assert_eq!(run.wait().expect("it ends").code(), Some(status));
+        are_ended(&started);
+        let left = std::fs::read_dir(lab.path("cache")).expect("a folder").count();
+        assert_eq!(left, 0, "something is left in the cache");
+        std::fs::remove_file(lab.path("started")).expect("written");
+    }
+}
+
+/// A compilation that is interrupted leaves no programs, nor the folder that it made for them; it ends by the signal.
+#[test]
+fn an_interrupt_leaves_no_programs() {
+    use std::os::unix::process::ExitStatusExt as _;
+    let lab = Lab::new("interrupted");
+    let large = lab.config("llama_mha", serde_json::json!({ "num_hidden_layers": 400 }));
+    for (signal, number) in [("INT", 2), ("TERM", 15)] {
+        let args = ["compile", &large, "--seq", "16", "--dump-all", "dump"];
+        let mut c = in_lab(&lab, &args);
+        let mut run = c.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("starts");
+        while !lab.path("dump/01-experts.ir").exists() {
+            assert!(run.try_wait().expect("a child").is_none(), "it ended");
+            std::thread::sleep(std::time::Duration::from_millis(2));
+        }
+        let kill = ["-s", signal, &run.id().to_string()];
+        assert!(Command::new("kill").args(kill).status().expect("kill").success());
+        assert_eq!(run.wait().expect("it ends").signal(), Some(number));
+        assert_eq!(lab.names(), [lab.path("config.json")]);
+    }
+}
+
 /// What a compiler that is ended has started ends too, and nothing that they wrote is left.
 #[test]
 fn a_compiler_is_ended_with_all_that_it_started() {
@@ -290,15 +355,12 @@ fn a_compiler_is_ended_with_all_that_it_started() {
     );
     let (cc, tmp) = (compiler(&lab, "starts", &text), lab.path("tmp"));
     std::fs::create_dir(&tmp).expect("a folder");
-    let mut c = in_lab(&lab, &["run", "plan", "--steps", "1", "--timeout", "1"]);
+    let mut c = in_lab(&lab, &["run", "plan", "--steps", "1", "--timeout", "5"]);
     c.env("CC", &cc).env("SHARDC_CACHE", lab.path("cache")).env("TMPDIR", &tmp);
     let out = c.output().expect("starts");
     assert!(said(&out).contains("without end"), "{}", said(&out));
     let started = std::fs::read_to_string(lab.path("started")).expect("it ran");
-    let state = std::fs::read_to_string(format!("/proc/{}/stat", started.trim()));
-    // Nobody may have waited for it: then it is dead all the same.
-    let lives = state.is_ok_and(|s| !s.contains(") Z "));
-    assert!(!lives, "process {started} goes on");
+    are_ended(&started);
     for dir in ["tmp", "cache"] {
         let left: Vec<_> = std::fs::read_dir(lab.path(dir)).expect("a folder").flatten().collect();
         assert!(left.is_empty(), "{left:?}");

@@ -1,5 +1,6 @@
 //! The machine of these tests: a real driver, or stand-ins that run kernels on the CPU.
 
+use super::hangs::HARD;
 use safetensors::SafeTensors;
 use shardc_testing::{Tool, skip, standin};
 use std::collections::BTreeMap;
@@ -9,10 +10,9 @@ use std::sync::OnceLock;
 
 pub const HERE: &str = env!("CARGO_MANIFEST_DIR");
 
-/// A folder of this test's own.
+/// The folder of that name.
 fn folder(name: &str) -> PathBuf {
     let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("on-{name}"));
-    let _ = std::fs::remove_dir_all(&dir);
     std::fs::create_dir_all(&dir).expect("a folder");
     dir
 }
@@ -42,7 +42,16 @@ fn libraries() -> Result<Option<&'static Path>, &'static str> {
 }
 
 impl Machine {
+    /// With an empty folder.
     pub fn new(name: &str) -> Option<Machine> {
+        let m = Machine::again(name)?;
+        std::fs::remove_dir_all(&m.dir).expect("it is there");
+        std::fs::create_dir_all(&m.dir).expect("a folder");
+        Some(m)
+    }
+
+    /// With the folder of that name as it is.
+    pub fn again(name: &str) -> Option<Machine> {
         let made = libraries().map_err(|why| skip(Tool::Cpp, why)).ok()?;
         let (dir, libraries) = (folder(name), made.map(Path::to_path_buf));
         let cache = made.map_or_else(|| dir.join("cache"), |m| m.join("cache"));
@@ -58,7 +67,7 @@ impl Machine {
         let mut c = Command::new(env!("CARGO_BIN_EXE_shardc"));
         c.current_dir(&self.dir).args(args).env("SHARDC_CACHE", &self.cache);
         if let Some(l) = &self.libraries {
-            c.env("LD_LIBRARY_PATH", l).env_remove("SHARDC_NVRTC_DIR");
+            c.env("LD_LIBRARY_PATH", l).env_remove("SHARDC_NVRTC_DIR").envs(HARD);
         }
         c.envs(also.iter().copied());
         c

@@ -5,13 +5,14 @@ use super::machine::{HERE, Machine, compare};
 use shardc::plan_dir;
 use shardc_ir::kernel::{Block, Exchange, Kernel};
 use shardc_ir::plan::{Instr, Plan};
-use std::net::TcpListener;
+use shardc_testing::port;
+use std::collections::BTreeSet;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-/// The machine, if its library is the stand-in.
-fn machine(name: &str) -> Option<Machine> {
-    let m = Machine::new(name)?;
+/// The machine, if its library is the stand-in, with a folder of that name: an empty one, if it is `fresh`.
+pub fn machine(name: &str, fresh: bool) -> Option<Machine> {
+    let m = if fresh { Machine::new(name)? } else { Machine::again(name)? };
     if m.libraries.is_none() {
         println!("skipped: these tests need as many devices as ranks, and record what is called");
         return None;
@@ -20,17 +21,11 @@ fn machine(name: &str) -> Option<Machine> {
 }
 
 /// Code in the plan: else every process would compile it.
-const CODE: [&str; 4] = ["--device", "cuda", "--arch", "sm_90a"];
-
-/// A port that nobody listens at.
-fn port() -> String {
-    let any = TcpListener::bind("127.0.0.1:0").expect("a port");
-    any.local_addr().expect("it is bound").port().to_string()
-}
+pub const CODE: [&str; 4] = ["--device", "cuda", "--arch", "sm_90a"];
 
 /// Ranks to be started as torchrun does.
-fn ranks_of(m: &Machine, ranks: usize, args: &[&str], also: &[(&str, &str)]) -> Vec<Command> {
-    let (world, port, dir) = (ranks.to_string(), port(), m.dir.display().to_string());
+pub fn ranks_of(m: &Machine, ranks: usize, args: &[&str], also: &[(&str, &str)]) -> Vec<Command> {
+    let (world, port, dir) = (ranks.to_string(), port().to_string(), m.dir.display().to_string());
     let one = |rank: usize| {
         let rank = rank.to_string();
         let vars = [
@@ -58,7 +53,7 @@ fn torchrun(m: &Machine, ranks: usize, args: &[&str], also: &[(&str, &str)]) -> 
     all.into_iter().map(|c| c.wait_with_output().expect("it ends")).collect()
 }
 
-fn text(bytes: &[u8]) -> String {
+pub fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
@@ -177,13 +172,32 @@ fn called(m: &Machine, plan: &Plan, steps: usize) {
             }
             let other = plan.peer(rank, if out { to } else { from });
             let (kind, pair) = if out { ("send", (rank, other)) } else { ("recv", (other, rank)) };
-            want.push(Ok(format!("{kind} {},{} 1 {other}", pair.0, pair.1)));
+            want.push(format!("{kind} {},{} 1 {other}", pair.0, pair.1));
         }
+        for line in want.drain(..) {
+            assert_eq!(found.next().map(str::to_string), Some(line), "rank {rank}");
+        }
+        // Then an element of every kind of exchange in every group, each once.
+        let kind_of = |line: &str| line.split(' ').take(2).collect::<Vec<_>>().join(" ");
+        let (mut first, mut once) = (BTreeSet::new(), BTreeSet::new());
+        let mut rest = found.clone();
+        while let Some(line) = rest.next().filter(|l| l.split(' ').nth(2) == Some("4"))
+            && once.insert(line)
+        {
+            first.insert(kind_of(line));
+            found.next();
+        }
+        let mut want = vec![];
         (0..steps).for_each(|_| want.extend(calls(plan, rank)));
         assert_eq!(want.is_empty(), ranks == 1, "rank {rank} calls nothing");
         for (i, line) in want.iter().enumerate() {
             match line {
-                Ok(line) => assert_eq!(found.next(), Some(&**line), "rank {rank}, call {i}"),
+                Ok(line) => {
+                    assert_eq!(found.next(), Some(&**line), "rank {rank}, call {i}");
+                    let group = line.split(' ').nth(1).unwrap_or_default();
+                    let edge = edges.iter().any(|e| e == group);
+                    assert!(edge || first.contains(&kind_of(line)), "{line} is not in {first:?}");
+                }
                 // Rows of experts: as many sends and receives as there are others with rows.
                 Err(row) => {
                     let mut rest = found.clone();
@@ -216,7 +230,7 @@ fn numbers(out: &str) -> Vec<[f64; 2]> {
 /// gradients are those of ranks that are threads on the CPU, and the calls those of the plan.
 fn same(model: &str, ranks: usize, flags: &[&str], products: &str, tolerance: f64) -> Option<()> {
     let name = format!("nccl-{model}{}", flags.concat().replace(['-', '=', ','], "_"));
-    let m = machine(&name)?;
+    let m = machine(&name, true)?;
     let model = format!("{HERE}/tests/fixtures/{model}");
     let compile = ["compile", &model, "--global-batch", "4", "--seq", "8", "-o", "plan"];
     m.ok(&[&compile[..], &["--transport", "nccl"], &CODE, flags].concat(), &[]);
@@ -258,7 +272,7 @@ fn a_pipeline_both_ways() {
 /// All that processes hold comes to process 0.
 #[test]
 fn sharded_weights() {
-    let Some(m) = machine("nccl-weights") else { return };
+    let Some(m) = machine("nccl-weights", true) else { return };
     let model = format!("{HERE}/tests/fixtures/qwen3");
     let compile = ["compile", &model, "--global-batch", "8", "--seq", "16", "-o", "plan"];
     m.ok(&[&compile[..], &CODE, &["--mesh", "dp_shard=2", "--zero", "3"]].concat(), &[]);
@@ -293,7 +307,7 @@ fn pieces_of_unequal_sizes() {
 #[test]
 fn one_rank_and_misfits() {
     let Some(()) = same("llama_mha", 1, &[], "cublaslt", 1e-4) else { return };
-    let Some(m) = machine("nccl-misfits") else { return };
+    let Some(m) = machine("nccl-misfits", true) else { return };
     let model = format!("{HERE}/tests/fixtures/llama_mha");
     let flags = ["--global-batch", "2", "--seq", "8", "--mesh", "tp=2", "--transport", "nccl"];
     m.ok(&[&["compile", &model, "-o", "plan"][..], &CODE, &flags].concat(), &[]);
@@ -341,7 +355,7 @@ fn one_rank_and_misfits() {
 /// Ranks are found by the variables of every launcher.
 #[test]
 fn each_launcher_starts_a_job() {
-    let Some(m) = machine("nccl-launchers") else { return };
+    let Some(m) = machine("nccl-launchers", true) else { return };
     let model = format!("{HERE}/tests/fixtures/llama_mha");
     let flags = ["--global-batch", "2", "--seq", "8", "--mesh", "tp=2", "--mode", "infer"];
     m.ok(&[&["compile", &model, "-o", "plan"][..], &CODE, &flags].concat(), &[]);
@@ -386,7 +400,7 @@ fn each_launcher_starts_a_job() {
 /// though their devices do the waiting.
 #[test]
 fn a_killed_process_is_named() {
-    let Some(m) = machine("nccl-killed") else { return };
+    let Some(m) = machine("nccl-killed", true) else { return };
     let model = format!("{HERE}/tests/fixtures/llama_mha");
     let flags = ["--global-batch", "2", "--seq", "8", "--mesh", "tp=2"];
     m.ok(&[&["compile", &model, "-o", "plan"][..], &CODE, &flags].concat(), &[]);
@@ -418,11 +432,12 @@ fn a_killed_process_is_named() {
 /// A device that never ends is found out by the rank that waits for it, and the job ends.
 #[test]
 fn a_device_that_hangs_ends_the_job() {
-    let Some(m) = machine("nccl-hangs") else { return };
+    let Some(m) = machine("nccl-hangs", true) else { return };
     let model = format!("{HERE}/tests/fixtures/llama_mha");
     let flags = ["--global-batch", "2", "--seq", "8", "--mesh", "tp=2"];
     m.ok(&[&["compile", &model, "-o", "plan"][..], &CODE, &flags].concat(), &[]);
     let run = ["run", "plan", "--device", "cuda", "--transport", "nccl", "--timeout", "3"];
+    let run = [&run[..], &["--start-timeout", "60"]].concat();
     let mut both = ranks_of(&m, 2, &run, &[]);
     both[1].env("STANDIN_HANG", "9");
     let both: Vec<Child> = both.iter_mut().map(|c| c.spawn().expect("shardc starts")).collect();

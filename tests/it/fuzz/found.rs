@@ -4,7 +4,7 @@
 use super::archive::replaced;
 use super::limits::{self, Ran};
 use shardc::plan_dir::reseal;
-use shardc::terminal::is_hidden;
+use shardc_ir::diag::is_hidden;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 

@@ -1,7 +1,7 @@
 //! Runs the command under limits, and says what it took.
 
 use rustix::process::{Resource, Rlimit, setrlimit};
-use shardc::terminal::is_hidden;
+use shardc_ir::diag::is_hidden;
 use std::ffi::{c_int, c_long, c_uint};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;

@@ -181,7 +181,7 @@ fn words_put_products_on_a_grid() {
     assert_eq!(refused.code, "not-marked", "{refused}");
     asked(&mut o);
     let plan = compile(&model("toy", ROWS), &o).plan;
-    let f = plan.module.func("enter").expect("a function");
+    let f = plan.module.func("step_prologue").expect("a function");
     let is = |a: &&shardc_ir::func::Port| a.is(RoleKind::Param, "model.net1.weight");
     let ty = f.ty(f.args.iter().find(is).expect("a weight").value);
     assert!(ty.dims.iter().all(|d| d.atoms.iter().count() == 1), "both dims are cut: {ty:?}");

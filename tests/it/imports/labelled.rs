@@ -97,6 +97,8 @@ fn labels_of_an_encoder_are_scored_as_they_lie() {
     check("classes", &[ONE, CP]);
     check("few_classes", &[ONE]);
     check("nodes", &[ONE]);
+    check("mixed", &[ONE]);
+    check("mean", &[ONE]);
 }
 
 #[test]
@@ -147,7 +149,16 @@ fn streams_have_labels_where_no_token_sees_the_next() {
     let (given, said) = loss(&lab, "plan", "nano", &["--batch", "rows.safetensors"]);
     assert!(!said.contains("token i + 1"), "{said}");
     assert_eq!(streamed, given);
-    for (name, column) in [("few_classes", "targets"), ("bert", "labels")] {
+    // So those of an evaluation are made, with steps and without; it is said once.
+    for steps in ["0", "1"] {
+        let eval = ["--steps", steps, "--eval-data", "t.bin", "--eval-every", "1"];
+        let out = lab.ok(&[&["run", "plan"][..], &eval].concat());
+        let said = String::from_utf8_lossy(&out.stderr).into_owned();
+        assert_eq!(said.matches("`targets` of position i is token i + 1").count(), 1, "{said}");
+    }
+    for (name, column) in
+        [("few_classes", "targets"), ("bert", "labels"), ("mixed", "targets"), ("mean", "targets")]
+    {
         let plan = format!("{name}.plan");
         compiled(&lab, name, &plan, &[]);
         let said = lab.refuses(&["run", &plan, "--data", "t.bin"], 2, "data");

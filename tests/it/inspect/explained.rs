@@ -128,7 +128,7 @@ fn what_is_not_there_lists_what_is() {
     let n = numbered(&s.plan).len();
     for (what, code, help) in [
         ("%l9.q", "unknown-value", "%l0.q"),
-        ("@nowhere %l0.q", "unknown-value", "@enter|@forward|@backward|@finish"),
+        ("@nowhere %l0.q", "unknown-value", "@step_prologue|@forward|@backward|@optimizer_step"),
         ("", "unknown-value", "chooses one of the"),
         ("@", "unknown-value", "chooses one of the"),
         ("collective:0", "unknown-collective", &format!("collective:1 to collective:{n}")),
@@ -183,10 +183,10 @@ fn zero_is_explained() {
             let of = &f.nodes[ni].outs.iter().map(|&o| f.name(o).to_string()).collect::<Vec<_>>();
             assert!(of.iter().any(|n| n.contains("l0.q_proj")), "{of:?}: {said}");
         }
-        let enter = plan.module.func("enter").expect("enter");
+        let enter = plan.module.func("step_prologue").expect("enter");
         let is = |a: &&shardc_ir::func::Port| a.role.as_ref().is_some_and(|r| &*r.name == q);
         let v = enter.args.iter().find(is).expect("the parameter").value;
-        let of_value = format!("@enter {}", enter.name(v));
+        let of_value = format!("@step_prologue {}", enter.name(v));
         let value = explain(&s, &of_value, false).unwrap_or_else(|e| panic!("{e}"));
         assert!(value.contains(&format!("--zero {zero} cuts {q} over dp_shard")), "{value}");
         let mut seen = 0;

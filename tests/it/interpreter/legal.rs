@@ -130,6 +130,7 @@ fn results_that_mean_nothing_are_refused() {
     let params = vec!["e.weight".into(), "w.weight".into()];
     let with = |result: &str, value: &str| {
         let text = TOWERS.replace("f32[] sum \"reg:load\"", result);
+        let text = format!("state exp_avg: f32 of param = 0\n\n{text}");
         Program { text: text.replace("return %loss, %reg", value), params: params.clone() }
     };
     let cases = [
@@ -138,8 +139,8 @@ fn results_that_mean_nothing_are_refused() {
         ("f32[] grad_from[1] \"w.weight\"", "return %loss, %reg"),
         ("f32[] metric \"loss\"", "return %loss, %reg"),
         ("f32[4,4,6] sum \"reg\"", "return %loss, %s"),
-        ("f32[] load \"w.weight\"", "return %loss, %reg"),
-        ("f32[] load \"nobody\"", "return %loss, %reg"),
+        ("f32[] tokens_per_expert \"w.weight\"", "return %loss, %reg"),
+        ("f32[] tokens_per_expert \"nobody\"", "return %loss, %reg"),
     ];
     for (result, value) in cases {
         for mesh in [&[][..], &[("pp", 2)]] {
@@ -151,7 +152,7 @@ fn results_that_mean_nothing_are_refused() {
     let text = TOWERS
         .replace("  %input_ids:", "  %bias: f32[6] param \"bias\",\n  %input_ids:")
         .replace("mul %a4, %b4", "mul[bsh,h->bsh] %a4, %bias")
-        .replace("f32[] sum \"reg:load\"", "f32[6] load \"bias\"")
+        .replace("f32[] sum \"reg:load\"", "f32[6] tokens_per_expert \"bias\"")
         .replace("%reg = dot[oh,oh->] %w, %w : f32[]", "%reg = reduce_sum[oh->o] %w : f32[6]");
     let p = Program { text, params: vec![] };
     let d = build(&p, &base(&[], 1)).map(|_| ()).expect_err("a trained bias");

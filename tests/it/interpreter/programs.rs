@@ -59,7 +59,7 @@ const VALUES: &[&str] = &[
     "d_w_acc",
     "l.1",
     "d_l",
-    "enter.0",
+    "step_prologue.0",
     "x_t",
     "sum",
     "d_x.1",

@@ -50,7 +50,7 @@ fn lives(plan: &Plan, class: &RankClass) -> Vec<Life> {
             if kind == RoleKind::Stash && makers[role] > 1 {
                 continue;
             }
-            let place = class.memory.places[f][p.value.0 as usize];
+            let place = class.memory.places[f][p.value];
             frames.entry(place.frame).or_default().extend(by);
         }
         for (from, c) in calls(&class.step).filter(|c| c.1.func == f) {

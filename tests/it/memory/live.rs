@@ -92,7 +92,7 @@ fn through_the_step(plan: &Plan, class: &RankClass) -> usize {
         let Instr::Call(c) = c else { continue };
         for a in &plan.module.funcs[c.func].args {
             let is_data = a.input().is_some();
-            let p = class.memory.places[c.func][a.value.0 as usize];
+            let p = class.memory.places[c.func][a.value];
             if is_data && p.frame != 0 {
                 span(c.frames[p.frame as usize] + p.offset, p.bytes);
             }
@@ -120,7 +120,7 @@ impl<'a> Count<'a> {
     }
 
     fn place(&self, func: usize, v: Value) -> Place {
-        self.class.memory.places[func][v.0 as usize]
+        self.class.memory.places[func][v]
     }
 
     fn call(&mut self, c: &Call) {

@@ -24,7 +24,7 @@ fn rotary_tables_are_made_once_per_step() {
             let o = asked(&[("pp", 2)], false, 16, 8, recompute.clone());
             let (_, plan) = planned(&config, &scheduled(o, n));
             assert_eq!(computed(&plan, FuncKind::is_looped), 0, "{n:?}");
-            assert_eq!(computed(&plan, |k| k == FuncKind::Enter), 2 * 2, "{n:?}");
+            assert_eq!(computed(&plan, |k| k == FuncKind::StepPrologue), 2 * 2, "{n:?}");
             let mut read = 0;
             for c in &plan.classes {
                 for &f in &c.funcs {
@@ -35,7 +35,7 @@ fn rotary_tables_are_made_once_per_step() {
                         assert!(!(role.kind == RoleKind::Stash && of_table), "{n:?}: {role}");
                         if role.kind == RoleKind::Step && of_table {
                             read += 1;
-                            let place = c.memory.places[f][a.value.0 as usize];
+                            let place = c.memory.places[f][a.value];
                             // The first frame is what lives through a step.
                             assert_eq!(place.frame, 0, "{n:?}: {role} of @{}", func.name);
                         }
@@ -55,7 +55,7 @@ fn tables_that_are_not_the_same_for_all_stay() {
     let of = |m: usize, documents: Option<Documents>| {
         let o = asked(&[("pp", 2)], false, 16, m, Recompute::None);
         let plan = planned(&config, &Options { documents, ..o }).1;
-        [computed(&plan, FuncKind::is_looped), computed(&plan, |k| k == FuncKind::Enter)]
+        [computed(&plan, FuncKind::is_looped), computed(&plan, |k| k == FuncKind::StepPrologue)]
     };
     assert_eq!(of(1, None), [4, 0]);
     assert_eq!(of(4, None), [0, 4]);

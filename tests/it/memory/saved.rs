@@ -285,7 +285,7 @@ pub fn saved(plan: &Plan) -> (BTreeMap<u32, Vec<usize>>, Vec<usize>) {
                 if !is_read {
                     continue;
                 }
-                let place = class.memory.places[f][p.value.0 as usize];
+                let place = class.memory.places[f][p.value];
                 let new = places.insert((place.frame, place.offset));
                 assert!(new, "{} is saved twice", role.name);
                 // Cosine and sine belong to all layers, even if a stage has only one.

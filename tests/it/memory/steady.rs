@@ -46,7 +46,7 @@ fn lies_as_before(plan: &Plan, c: &RankClass) -> bool {
         let f = &plan.module.funcs[func];
         let places = &c.memory.places[func];
         let mut data = f.args.iter().filter(|a| a.input().is_some());
-        data.any(|a| places[a.value.0 as usize].frame as usize == frame)
+        data.any(|a| places[a.value].frame as usize == frame)
     };
     let frames = |call: &Call| {
         let all = call.frames.iter().enumerate().filter(|(i, _)| !is_data(call.func, *i));

@@ -1,7 +1,7 @@
 //! The gradient of a weight that is used twice has one place, to which every contribution is added.
 
 use super::{asked, llama, planned, scheduled};
-use shardc_ir::func::{Func, Value};
+use shardc_ir::func::{Func, Node};
 use shardc_ir::plan::{Plan, RankClass};
 use shardc_ir::types::DType;
 use shardc_passes::autodiff::chunks::LossChunks;
@@ -85,14 +85,15 @@ fn gradients_of_16_bits_have_one_place() {
     let (_, plan) = planned(&tied(), &o);
     let is_backward = |f: &Func| f.name == "backward";
     let i = plan.module.funcs.iter().position(is_backward).expect("a backward");
-    let sums = plan.module.funcs[i].sums_in_place();
+    let f = &plan.module.funcs[i];
+    let sums: Vec<&Node> = f.nodes.iter().filter(|n| n.op.accumulates()).collect();
     // One sum is added to another one: that of the table.
-    let is_sum = |v: &&Value| sums[v.0 as usize].is_some();
-    assert_eq!(sums.iter().flatten().filter(is_sum).count(), 1);
+    let is_sum = |n: &&&Node| sums.iter().any(|s| s.outs[0] == n.ins[0]);
+    assert_eq!(sums.iter().filter(is_sum).count(), 1);
     for c in &plan.classes {
-        let at = |v: usize| [c.memory.places[i][v].frame as usize, c.memory.places[i][v].offset];
-        for (sum, first) in sums.iter().enumerate().filter_map(|(s, f)| Some((s, (*f)?))) {
-            assert_eq!(at(sum), at(first.0 as usize));
+        let at = |v| [c.memory.places[i][v].frame as usize, c.memory.places[i][v].offset];
+        for n in &sums {
+            assert_eq!(at(n.outs[0]), at(n.ins[0]));
         }
     }
 }

@@ -78,7 +78,7 @@ impl Program<'_> {
                 self.op(&what, &[ROWS, self.seq], large)
             }
             _ => {
-                let what = format!("put[bsh,bs->vh; v={VOCAB}] {}, {ids}", x.name);
+                let what = format!("index_add[bsh,bs->vh; v={VOCAB}] {}, {ids}", x.name);
                 self.op(&what, &[VOCAB, h], x.large * 4.0)
             }
         }
@@ -164,7 +164,7 @@ impl Program<'_> {
         let down = self.param(&[e, h, f]);
         let what = format!("grouped_dot {}, {counts}, {}", act.name, down.name);
         let out = self.op(&what, &sent.sizes, 2.0);
-        let what = format!("combine {}, {slot}, {}", out.name, gates.name);
+        let what = format!("unpermute {}, {slot}, {}", out.name, gates.name);
         let all = self.op(&what, &[1, t, h], 2.0);
         let what = format!("reshape[i(bs)h->(ib)sh; i=1,b={ROWS}] {}", all.name);
         let y = self.op(&what, &x.sizes, 2.0);

@@ -420,7 +420,7 @@ impl Program<'_> {
                 let d = 1 + self.draw.below(n + 4);
                 let start = self.draw.below(d + n - 1) as i64 - (n as i64 - 1);
                 self.op(
-                    &format!("widen[d={d}; start={start}; dim={dim}] {}", x.name),
+                    &format!("pad[d={d}; start={start}; dim={dim}] {}", x.name),
                     &with(d),
                     x.large,
                 )

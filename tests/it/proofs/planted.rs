@@ -11,7 +11,7 @@ use shardc_ir::interp::State;
 use shardc_ir::mesh::Mesh;
 use shardc_ir::ops::draw::StreamName;
 use shardc_ir::ops::rope::Pairs;
-use shardc_ir::ops::{Cos, Gelu, Logistic, Op, Scale, Sin, Sqrt};
+use shardc_ir::ops::{Add, Cos, Gelu, Logistic, Op, Scale, Sin, Sqrt};
 use shardc_ir::phase::Phase;
 use shardc_ir::plan::Dropout;
 use shardc_ir::text::node_text;
@@ -281,6 +281,22 @@ const CLASSES: &[(&str, Change)] = &[
         }
         _other => false,
     }),
+    ("what is added up is lost", |_, n| match &n.op {
+        Op::Accumulate(_) => {
+            n.ins.remove(0);
+            n.op = Add::same().into();
+            true
+        }
+        _other => false,
+    }),
+    ("what is added in place twice", |_, n| match &n.op {
+        Op::Accumulate(_) => {
+            let term = n.ins[1];
+            n.ins.push(term);
+            true
+        }
+        _other => false,
+    }),
     ("a term of a sum twice", |_, n| match &n.op {
         Op::Add(k) if k.rule.0.is_none() && n.ins.len() > 1 => {
             let first = n.ins[0];
@@ -341,7 +357,7 @@ const CLASSES: &[(&str, Change)] = &[
         _other => false,
     }),
     ("positions of another block", |m, n| match &mut n.op {
-        Op::Piece(k) => {
+        Op::RingShard(k) => {
             k.shift = (k.shift + 1) % m.ways(k.axes);
             true
         }

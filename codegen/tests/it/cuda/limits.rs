@@ -22,16 +22,16 @@ fn fits(text: &str, arch: &str) {
 #[test]
 fn grids_of_large_kernels() {
     for text in [
-        "put[bsk,bsk->bse; e=8] f32[1,70000,2], i32[1,70000,2]",
-        "put[bsh,bs->vh; v=7] f32[2,70000,8], i32[2,70000]",
+        "index_add[bsk,bsk->bse; e=8] f32[1,70000,2], i32[1,70000,2]",
+        "index_add[bsh,bs->vh; v=7] f32[2,70000,8], i32[2,70000]",
         "take[vh,bs->bsh] bf16[7,64], i32[70000,3]",
         "top_k[bse->bsk; k=2] f32[1,70000,8]",
         "route[g=2,e=3; rows=140000; capacity=none] i32[1,70000,2]",
         "route[g=2,e=3; rows=4; capacity=none] i32[70000,2,2]",
         "dispatch[g=2,c=140000] bf16[1,70000,8], i32[1,70000,2], f32[1,70000,2]",
         "dispatch[g=2,c=4] bf16[70000,2,8], i32[70000,2,2], f32[70000,2,2]",
-        "combine bf16[2,70000,4,8], i32[70000,2,2], f32[70000,2,2]",
-        "row_dots f32[2,70000,4,8], i32[70000,2,2], f32[70000,2,8]",
+        "unpermute bf16[2,70000,4,8], i32[70000,2,2], f32[70000,2,2]",
+        "combine_gates_grad f32[2,70000,4,8], i32[70000,2,2], f32[70000,2,8]",
         "grouped_dot bf16[2,70000,4,40], i32[2,3,70000], bf16[6,136,40]",
         "grouped_dot_t bf16[2,1,140000,40], i32[2,3,1], bf16[6,40,136]",
         "grouped_outer bf16[40000,1,2,40], i32[40000,2,1], bf16[40000,1,2,136]",

@@ -338,12 +338,12 @@ fn copies() {
     check("expand[bs->shb; h=5] f32[3,7]");
     check("concat[d=104] bf16[3,7,32], bf16[3,7,72]");
     check("narrow[p=33; start=30] f32[3,7,67]");
-    check("widen[d=100; start=32] bf16[3,7,40]");
+    check("pad[d=100; start=32] bf16[3,7,40]");
     check("concat[d=30; dim=1] bf16[3,7,32], bf16[3,9,32], bf16[3,14,32]");
     check_pieces("narrow[p=11; start=3; dim=1; step=5] f32[3,67,9]");
-    check("widen[d=67; start=3; step=5] f32[3,11]");
-    check("widen[d=40; start=7; dim=1] bf16[3,40,7]");
-    check("widen[d=33; start=-9] f32[3,40]");
+    check("pad[d=67; start=3; step=5] f32[3,11]");
+    check("pad[d=40; start=7; dim=1] bf16[3,40,7]");
+    check("pad[d=33; start=-9] f32[3,40]");
 }
 
 #[test]
@@ -364,13 +364,13 @@ fn look_ups() {
     check_pieces("take[vh,bs->bsh] f32[7,33], i32[3,5]");
     check("take[vh,bs->bsh] bf16[7,64], i32[3,5]");
     check("take[bsv,bs->bs] f32[3,5,7], i32[3,5]");
-    check_pieces("put[bsh,bs->vh; v=7] f32[3,5,33], i32[3,5]");
-    check_pieces("put[bsh,bs->vh; v=7; padding=zero 4] f32[3,5,33], i32[3,5]");
-    check_pieces("put[bs,bs->bsv; v=7; padding=zero 4] f32[3,5], i32[3,5]");
+    check_pieces("index_add[bsh,bs->vh; v=7] f32[3,5,33], i32[3,5]");
+    check_pieces("index_add[bsh,bs->vh; v=7; padding=zero 4] f32[3,5,33], i32[3,5]");
+    check_pieces("index_add[bs,bs->bsv; v=7; padding=zero 4] f32[3,5], i32[3,5]");
     check_pieces("take[vh,bs->bsh; padding=zero 4] f32[7,33], i32[3,5]");
     check_pieces("take[vh,bs->bsh; padding=4] f32[7,33], i32[3,5]");
-    check("put[bsh,bs->vh; v=7] bf16[30,25,40], i32[30,25]");
-    check("put[bs,bs->bsv; v=7] f32[3,5], i32[3,5]");
+    check("index_add[bsh,bs->vh; v=7] bf16[30,25,40], i32[30,25]");
+    check("index_add[bs,bs->bsv; v=7] f32[3,5], i32[3,5]");
 }
 
 #[test]
@@ -389,8 +389,8 @@ fn tokens_and_experts() {
     check("route[g=2,e=3; rows=12; capacity=4] i32[3,200,2]");
     check_pieces("dispatch[g=2,c=33] bf16[3,33,70], i32[3,33,2], f32[3,33,2]");
     check("dispatch[g=2,c=33] bf16[3,33,72], i32[3,33,2], f32[3,33,2]");
-    check("combine bf16[2,3,33,72], i32[3,33,2], f32[3,33,2]");
-    check("row_dots f32[2,3,33,40], i32[3,33,2], f32[3,33,40]");
+    check("unpermute bf16[2,3,33,72], i32[3,33,2], f32[3,33,2]");
+    check("combine_gates_grad f32[2,3,33,40], i32[3,33,2], f32[3,33,40]");
 }
 
 #[test]
@@ -583,11 +583,11 @@ fn kernels_in_f16() {
         "concat[d=104] f16[3,7,32], f16[3,7,72]",
         "cumsum[1; reverse=true] f16[3,133]",
         "take[vh,bs->bsh] f16[7,64], i32[3,5]",
-        "put[bsh,bs->vh; v=7] f16[30,25,40], i32[30,25]",
+        "index_add[bsh,bs->vh; v=7] f16[30,25,40], i32[30,25]",
         "rope f16[2,5,3,64], f32[5,32], f32[5,32]",
         "top_k[ets->kts; k=3] f16[9,4,5]",
         "dispatch[g=2,c=33] f16[3,33,72], i32[3,33,2], f32[3,33,2]",
-        "combine f16[2,3,33,72], i32[3,33,2], f32[3,33,2]",
+        "unpermute f16[2,3,33,72], i32[3,33,2], f32[3,33,2]",
         "grouped_dot_t f16[2,2,150,40], i32[2,3,2], f16[6,40,136]",
     ] {
         check(text);

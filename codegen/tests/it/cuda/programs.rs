@@ -264,7 +264,7 @@ fn gradients_of_cross_entropy() {
         "(%e: f32[R,C], %s: f32[R], %i: i32[R]) -> f32[R,C] {
            %v = at_least[0.0] %i : f32[R] &
            %n = scale[-1.0] %v : f32[R] &
-           %p = put[r,r->rc; c=C] %n, %i : f32[R,C] &
+           %p = index_add[r,r->rc; c=C] %n, %i : f32[R,C] &
            %d = div %v, %s : f32[R] &
            %x = expand[r->rc; c=C] %d : f32[R,C] &
            %y = mul %x, %e : f32[R,C] &
@@ -281,16 +281,16 @@ fn gradients_of_cross_entropy() {
 fn rows_added_in_place() {
     check(
         "(%x: f32[R,C], %i: i32[R], %a: f32[C,C] grad \"w\") -> (f32[C,C] grad \"w\") {
-           %p = put[rc,r->vc; v=C] %x, %i : f32[C,C] &
-           %s = add %a, %p : f32[C,C]
+           %p = index_add[rc,r->vc; v=C] %x, %i : f32[C,C] &
+           %s = accumulate %a, %p : f32[C,C]
            return %s }",
         &[("s", "a")],
         &[(1, 1), (3, 1), (1, 17), (5, 15), (67, 16), (300, 33), (40, 300)],
     );
     check(
         "(%x: bf16[R,C], %i: i32[R], %a: f32[40,C] grad \"w\") -> (f32[40,C] grad \"w\") {
-           %p = put[rc,r->vc; v=40; padding=zero 2] %x, %i : f32[40,C] &
-           %s = add %a, %p : f32[40,C]
+           %p = index_add[rc,r->vc; v=40; padding=zero 2] %x, %i : f32[40,C] &
+           %s = accumulate %a, %p : f32[40,C]
            return %s }",
         &[("s", "a")],
         &[(67, 16), (300, 33)],

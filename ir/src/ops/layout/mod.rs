@@ -255,11 +255,11 @@ layouts! {
     /// This rank's shard of a dim, along axes over which the operand is the same everywhere. Moves no data.
     Slice = "slice" (x) { axes: AtomSet, dim: usize }
     fusion: None, gradient: Flows, view: false, takes: |_, x| one(x), dim: |o| Some(o.dim),
-    sends: |_| Sends::Nothing, says: "", mirror: ["place", "all_gather"], reshards: |_| true;
+    sends: |_| Sends::Nothing, says: "", mirror: ["pad_to_partial", "all_gather"], reshards: |_| true;
 
     /// This rank's shard of a dim at its place, with zeros elsewhere: the gradient of `slice` from a replicated
     /// operand. Moves no data.
-    Place = "place" (x) { axes: AtomSet, dim: usize }
+    PadToPartial = "pad_to_partial" (x) { axes: AtomSet, dim: usize }
     fusion: None, gradient: Flows, view: false, takes: |_, x| floats(x, 1), dim: |o| Some(o.dim),
     sends: |_| Sends::Nothing, says: "", mirror: ["slice"], reshards: |_| false;
 
@@ -275,7 +275,7 @@ layouts! {
     /// replicated, a sum). No rank receives what it already has. Other axes that split the same dim are major
     /// to these. With a `start`, index i of the result is index i + `start` of the operand, along the last dim or
     /// along `dim`, and 0 where the operand has no such index: `exchange[tp; start=-1]`. That dim may change its
-    /// size, and no other axes split it. So a `narrow` or `widen` of a split dim moves only what crosses.
+    /// size, and no other axes split it. So a `narrow` or `pad` of a split dim moves only what crosses.
     Exchange = "exchange" (x) { axes: AtomSet, start: Offset, dim: Along }
     fusion: None, gradient: Flows, view: false, takes: |o, x| o.takes(x), dim: |_| None,
     sends: |o| Sends::Boxes { halo: o.halo() },
@@ -320,7 +320,7 @@ layouts! {
     /// The shard of a dim that the rank `shift` places before in the ring would have: what `permute` of
     /// `to_varying` shards would receive, but without moving data, since all ranks have the whole tensor. For
     /// indices (positions of the tokens of a block), which have no gradient.
-    Piece = "piece" (x) { axes: AtomSet, dim: usize, shift: usize }
+    RingShard = "ring_shard" (x) { axes: AtomSet, dim: usize, shift: usize }
     fusion: None, gradient: Unasked, view: false, takes: |_, x| rings::takes_indices(x), dim: |o| Some(o.dim),
     sends: |_| Sends::Nothing, says: "", mirror: [], reshards: |_| false;
 }

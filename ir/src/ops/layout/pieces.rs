@@ -178,7 +178,7 @@ impl Change for Slice {
         let replicated = axes.within(b.ty(ins[0]).replicated);
         grads_of(d, |d| {
             if replicated {
-                b.push("placed", Place { axes, dim }, &[d])
+                b.push("placed", PadToPartial { axes, dim }, &[d])
             } else {
                 b.push_as("gathered", AllGather { axes, dim }, &[d], &like)
             }
@@ -189,7 +189,7 @@ impl Change for Slice {
     }
 }
 
-impl Change for Place {
+impl Change for PadToPartial {
     fn change(&self, mesh: &Mesh, t: &mut Type, _: Option<&Type>) -> Result<(), TypeError> {
         unsplit(mesh, t, self.axes, self.dim)?;
         t.sum = t.sum.union(self.axes);

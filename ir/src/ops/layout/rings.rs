@@ -77,7 +77,7 @@ impl Change for FromVarying {
     }
 }
 
-impl Piece {
+impl RingShard {
     /// The number of the piece that the rank with these coordinates has.
     pub fn number(&self, mesh: &Mesh, coords: &[usize]) -> usize {
         let ways = mesh.ways(self.axes);
@@ -85,7 +85,7 @@ impl Piece {
     }
 }
 
-impl Change for Piece {
+impl Change for RingShard {
     fn change(&self, mesh: &Mesh, t: &mut Type, _: Option<&Type>) -> Result<(), TypeError> {
         if !self.axes.within(t.replicated) {
             return wrong(mesh, self.axes, "replicated");

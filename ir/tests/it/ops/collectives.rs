@@ -7,8 +7,8 @@ use shardc_ir::interp::{self, Precision, gather, scatter};
 use shardc_ir::mesh::{Atom, AtomSet, Mesh};
 use shardc_ir::ops::OpDef as _;
 use shardc_ir::ops::{
-    AllGather, AllReduce, AllToAll, Broadcast, FanOut, Op, Permute, Place, Reduce, ReduceScatter,
-    Slice,
+    AllGather, AllReduce, AllToAll, Broadcast, FanOut, Op, PadToPartial, Permute, Reduce,
+    ReduceScatter, Slice,
 };
 use shardc_ir::rng::Stream;
 use shardc_ir::tensor::Tensor;
@@ -69,9 +69,9 @@ fn uses(axes: AtomSet) -> Vec<Use> {
         one(gather(1), On::S(1), On::R, &["reduce_scatter"]),
         one(gather(0), On::S(0), On::I, &["slice"]),
         one(scatter(0), On::Sum, On::S(0), &["all_gather"]),
-        one(Slice { axes, dim: 1 }.into(), On::R, On::S(1), &["place"]),
+        one(Slice { axes, dim: 1 }.into(), On::R, On::S(1), &["pad_to_partial"]),
         one(Slice { axes, dim: 0 }.into(), On::I, On::S(0), &["all_gather"]),
-        one(Place { axes, dim: 1 }.into(), On::S(1), On::Sum, &["slice"]),
+        one(PadToPartial { axes, dim: 1 }.into(), On::S(1), On::Sum, &["slice"]),
         one(AllToAll { axes, from: 0, to: 1 }.into(), On::S(0), On::S(1), &["all_to_all"]),
         one(AllToAll { axes, from: 1, to: 0 }.into(), On::S(1), On::S(0), &["all_to_all"]),
         one(Permute { axes, shift: 1 }.into(), On::V, On::V, &["permute"]),

@@ -132,16 +132,16 @@ fn ops_of_experts_refuse_what_they_cannot_count() {
         ("narrow[p=2; start=1; dim=3] f32[2,6]", "a range of one of its dims"),
         ("narrow[p=3; start=0; step=3] f32[2,6]", "a range of one of its dims"),
         ("narrow[p=2; start=0; step=0] f32[2,6]", "a range of one of its dims"),
-        ("widen[d=5; start=2; step=2] f32[3,3]", "holds one of its dims"),
+        ("pad[d=5; start=2; step=2] f32[3,3]", "holds one of its dims"),
         ("cumsum[2] f32[2,3]", "no dim 2"),
         ("cumsum[1; reverse=maybe] f32[2,3]", "neither true nor false"),
         ("round[up] f32[2,3]", "none of floor, ceil, even"),
         ("select f32[2,3], f32[2,3], bf16[2,3]", "one element type"),
         ("less f32[2,3], i32[2,3]", "one element type"),
-        ("widen[d=6; start=6] f32[2,3,2]", "holds one of its dims"),
-        ("widen[d=6; start=-2] f32[2,3,2]", "holds one of its dims"),
-        ("widen[d=6; start=-1; step=2] f32[2,3,3]", "holds one of its dims"),
-        ("widen[d=6; start=-1099511627776] f32[2,3,2]", "holds one of its dims"),
+        ("pad[d=6; start=6] f32[2,3,2]", "holds one of its dims"),
+        ("pad[d=6; start=-2] f32[2,3,2]", "holds one of its dims"),
+        ("pad[d=6; start=-1; step=2] f32[2,3,3]", "holds one of its dims"),
+        ("pad[d=6; start=-1099511627776] f32[2,3,2]", "holds one of its dims"),
     ] {
         let e = shardc_ir::samples::Sample::parse(text).expect_err(text);
         assert!(e.contains(message), "{text}: {e}");

@@ -4,7 +4,7 @@ use super::{apply, close, results, run, with_args};
 use shardc_ir::builder::Builder;
 use shardc_ir::interp::{self, Precision, scatter};
 use shardc_ir::mesh::{Atom, AtomSet, Mesh};
-use shardc_ir::ops::{FromVarying, MergeAttention, Op, Permute, Piece, Slice, ToVarying};
+use shardc_ir::ops::{FromVarying, MergeAttention, Op, Permute, RingShard, Slice, ToVarying};
 use shardc_ir::samples::Sample;
 use shardc_ir::tensor::Tensor;
 use shardc_ir::types::{AtomList, DType, Type};
@@ -63,7 +63,7 @@ fn a_piece_is_what_a_permute_would_bring() {
         for shift in 0..=mesh.ways(axes) {
             let (mut f, args) = with_args(std::slice::from_ref(&whole));
             let mut b = Builder::new(&mesh, &mut f);
-            let piece = b.push("piece", Piece { axes, dim: 0, shift }, &args);
+            let piece = b.push("piece", RingShard { axes, dim: 0, shift }, &args);
             let sliced = b.push("slice", Slice { axes, dim: 0 }, &args);
             let own = b.push("own", ToVarying { axes, dim: 0 }, &[sliced]);
             let moved = b.push("moved", Permute { axes, shift }, &[own]);
@@ -87,7 +87,7 @@ fn operands_in_the_wrong_state_are_refused() {
     let mut varying = plain.clone();
     varying.varying = axes;
     let (own, join) = (ToVarying { axes, dim: 0 }, FromVarying { axes, dim: 0 });
-    let piece = Piece { axes, dim: 0, shift: 1 };
+    let piece = RingShard { axes, dim: 0, shift: 1 };
     let minor = split(&plain, 0, other.union(axes));
     let uneven = |n: usize| Type::new(DType::I32, &[n, 4]);
     let mut uneven_replicated = uneven(5);

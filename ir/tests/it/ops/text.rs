@@ -13,7 +13,7 @@ pub const RANKED: &[&str] = &[
     "all_gather",
     "reduce_scatter",
     "slice",
-    "place",
+    "pad_to_partial",
     "all_to_all",
     "exchange",
     "all_to_all_v",
@@ -23,7 +23,7 @@ pub const RANKED: &[&str] = &[
     "to_partial",
     "to_varying",
     "from_varying",
-    "piece",
+    "ring_shard",
 ];
 
 #[test]

@@ -88,7 +88,7 @@ impl Dice<'_> {
             2 => AllGather { axes, dim }.into(),
             3 => ReduceScatter { axes, dim }.into(),
             4 => Slice { axes, dim }.into(),
-            5 => Place { axes, dim }.into(),
+            5 => PadToPartial { axes, dim }.into(),
             6 => AllToAll { axes, from: dim, to }.into(),
             9 if to == 0 => Exchange::shifted(axes, dim, 3 - 2 * dim as i64).into(),
             9 => Exchange::over(axes).into(),
@@ -115,7 +115,18 @@ fn module(d: &Draw) -> Module {
     let funcs = (0..d.funcs).map(|i| func(&format!("f.{i}"), &mesh, &mut dice, &samples)).collect();
     let phase = Phase::ALL[dice.roll(Phase::ALL.len())];
     let params = (0..dice.roll(3)).map(|i| layout(i, &mesh, &mut dice)).collect();
-    Module { mesh, phase, params, funcs }
+    let states = (0..dice.roll(3)).map(|i| state(i, &mut dice)).collect();
+    Module { mesh, phase, states, params, funcs }
+}
+
+fn state(i: usize, d: &mut Dice) -> StateDecl {
+    let init = StateInit::Number([0.0, -1.5e-7, 3.0][d.roll(3)]);
+    StateDecl {
+        name: [StateName::new("exp_avg"), StateName::new("8_x")][i],
+        dtype: DType::ALL[d.roll(DType::ALL.len())],
+        owner: StateOwner::ALL[d.roll(2)],
+        init,
+    }
 }
 
 fn layout(i: usize, mesh: &Mesh, d: &mut Dice) -> ParamLayout {
@@ -177,7 +188,7 @@ fn func(name: &str, mesh: &Mesh, d: &mut Dice, samples: &[samples::Sample]) -> F
         }
         let note = (d.roll(3) == 0).then(|| note[d.roll(note.len())].into());
         if d.roll(6) == 0 {
-            f.scopes[scope.0 as usize].stage = d.roll(3);
+            f.scopes[scope].stage = d.roll(3);
         }
         let part = Part::ALL[if d.roll(4) == 0 { d.roll(3) } else { 0 }];
         f.nodes.push(Node { note, part, ..Node::new(op, &ins, &values, scope) });

@@ -19,7 +19,7 @@ use super::differentiate::only_weights;
 use super::recompute::widened;
 use serde::{Deserialize, Serialize};
 use shardc_ir::diag::{Diag, Result as Checked};
-use shardc_ir::func::{Func, Node, RoleKind, Scope, Value};
+use shardc_ir::func::{Func, Node, RoleKind, Scope, Uses, Value};
 use shardc_ir::maps::{HashMap, HashSet};
 use shardc_ir::mesh::Mesh;
 use shardc_ir::ops::{Facts, FusionClass, Kind, Op};
@@ -140,6 +140,7 @@ pub fn chunk_loss(mesh: &Mesh, f: &mut Func, count: usize) -> Result<(), Refusal
 
 /// The nodes from the logits to the loss, and back to the gradients of what the logits are a product of.
 struct Stage {
+    uses: Uses,
     /// The first node of backward.
     from: usize,
     /// The operand of the product that depends on data.
@@ -173,38 +174,37 @@ struct Parts {
 
 impl Stage {
     fn of(f: &Func) -> Result<Stage, Refusal> {
-        let (from, makers) = (f.forward_nodes(), f.makers());
+        let (from, uses) = (f.forward_nodes(), f.uses());
         let is_loss = |kind: RoleKind, name: &str| kind == RoleKind::Sum && name == LOSS;
         let loss = f
             .results
             .iter()
             .find(|r| r.role.as_ref().is_some_and(|role| is_loss(role.kind, &role.name)));
         let loss = loss.ok_or("the program has no sum `loss`")?.value;
-        let head = head(f, &makers, loss)?;
+        let head = head(f, &uses, loss)?;
         let weights = only_weights(f);
-        let data: Vec<Value> =
-            f.nodes[head].ins.iter().copied().filter(|v| !weights[v.0 as usize]).collect();
+        let data: Vec<Value> = f.nodes[head].ins.iter().copied().filter(|v| !weights[v]).collect();
         let [x] = data[..] else { return Err("the logits are not a product with a weight".into()) };
-        let mut made = vec![false; f.values.len()];
+        let mut made = f.per_value(false);
         let mut nodes = vec![];
         for (i, n) in f.nodes[..from].iter().enumerate().skip(head) {
-            if i == head || n.ins.iter().any(|v| made[v.0 as usize]) {
+            if i == head || n.ins.iter().any(|v| made[v]) {
                 nodes.push(i);
-                n.outs.iter().for_each(|o| made[o.0 as usize] = true);
+                n.outs.iter().for_each(|o| made[o] = true);
             }
         }
         for a in &f.args {
             let seed =
                 a.role.as_ref().is_some_and(|r| r.kind == RoleKind::Scale && *r.name == *LOSS);
-            made[a.value.0 as usize] |= seed;
+            made[a.value] |= seed;
         }
         // Back to the first products, and to the casts of these.
         for (i, n) in f.nodes.iter().enumerate().skip(from) {
-            if n.ins.iter().any(|v| made[v.0 as usize]) {
+            if n.ins.iter().any(|v| made[v]) {
                 nodes.push(i);
                 let ends = n.op.is_heavy();
-                n.outs.iter().for_each(|o| made[o.0 as usize] = !ends);
-                let cast = Some(n.outs[0]).filter(|_| ends).and_then(|v| only_reader(f, v));
+                n.outs.iter().for_each(|o| made[o] = !ends);
+                let cast = Some(n.outs[0]).filter(|_| ends).and_then(|v| uses.only_user(v));
                 let is_own = |r: &Node| {
                     r.op.facts().kind == Kind::Conversion && f.stage_of(r) == f.stage_of(n)
                 };
@@ -223,14 +223,14 @@ impl Stage {
         let mut before = BTreeSet::new();
         let mut open = nodes.clone();
         while let Some(i) = open.pop() {
-            let made_by = f.nodes[i].ins.iter().filter_map(|v| makers[v.0 as usize]);
-            for m in made_by.map(|m| m as usize).filter(|m| *m >= from && !known.contains(m)) {
+            let made_by = f.nodes[i].ins.iter().filter_map(|&v| uses.maker(v));
+            for m in made_by.filter(|m| *m >= from && !known.contains(m)) {
                 if before.insert(m) {
                     open.push(m);
                 }
             }
         }
-        Ok(Stage { from, x, nodes, before })
+        Ok(Stage { uses, from, x, nodes, before })
     }
 
     /// The letter of tokens that can be cut in so many chunks: one that no ranks share, if there is one; else
@@ -305,7 +305,7 @@ impl Stage {
                 // The cast of a sum is summed: of 16 bits, sums of chunks would be rounded.
                 let is_cast = i >= self.from && n.op.facts().kind == Kind::Conversion;
                 let of_product = |c: &usize| f.nodes[*c].outs.contains(&n.ins[0]);
-                let alone = || only_reader(f, n.ins[0]) == Some(i);
+                let alone = || self.uses.only_user(n.ins[0]) == Some(i);
                 if is_cast && parts.chunked.iter().any(of_product) && alone() {
                     parts.chunked.push(i);
                     late.extend(&n.outs);
@@ -341,7 +341,7 @@ impl Stage {
         let mut out = vec![];
         for &i in parts.chunked.iter().filter(|&&i| i >= self.from) {
             let mut v = f.nodes[i].outs[0];
-            while let Some(r) = only_reader(f, v).filter(|r| !own.contains(r)) {
+            while let Some(r) = self.uses.only_user(v).filter(|r| !own.contains(r)) {
                 let n = &f.nodes[r];
                 let passes = n.op.collective().is_some() || n.op.facts().kind == Kind::Conversion;
                 let own = f.stage_of(n) == f.stage_of(&f.nodes[i]);
@@ -349,7 +349,7 @@ impl Stage {
                     || !own
                     || n.ins.len() != 1
                     || n.outs.len() != 1
-                    || crosses(f, n, n.outs[0])
+                    || self.crosses(f, n, n.outs[0])
                 {
                     break;
                 }
@@ -359,13 +359,18 @@ impl Stage {
         }
         out
     }
+
+    /// Whether another stage of the pipeline than a node's reads a value.
+    fn crosses(&self, f: &Func, maker: &Node, v: Value) -> bool {
+        self.uses.users(v).any(|n| f.stage_of(&f.nodes[n]) != f.stage_of(maker))
+    }
 }
 
 /// The one product that the loss is made of by other ops.
-fn head(f: &Func, makers: &[Option<u32>], loss: Value) -> Result<usize, String> {
+fn head(f: &Func, uses: &Uses, loss: Value) -> Result<usize, String> {
     let (mut seen, mut found, mut open) = (HashSet::default(), BTreeSet::new(), vec![loss]);
     while let Some(v) = open.pop() {
-        let Some(m) = makers[v.0 as usize].map(|m| m as usize) else { continue };
+        let Some(m) = uses.maker(v) else { continue };
         if !seen.insert(m) {
             continue;
         }
@@ -379,18 +384,6 @@ fn head(f: &Func, makers: &[Option<u32>], loss: Value) -> Result<usize, String> 
         [] | [_] => Err("the loss is not computed from a product".into()),
         _ => Err("the loss is computed from several products".into()),
     }
-}
-
-/// The one node that reads a value that is no result.
-fn only_reader(f: &Func, v: Value) -> Option<usize> {
-    let mut readers = f.nodes.iter().enumerate().filter(|(_, n)| n.ins.contains(&v));
-    let shown = f.results.iter().any(|r| r.value == v);
-    readers.next().filter(|_| !shown && readers.next().is_none()).map(|(i, _)| i)
-}
-
-/// Whether another stage of the pipeline than a node's reads a value.
-fn crosses(f: &Func, maker: &Node, v: Value) -> bool {
-    f.nodes.iter().any(|n| n.ins.contains(&v) && f.stage_of(n) != f.stage_of(maker))
 }
 
 fn rule_of<'a>(f: &Func, n: &'a Node) -> Cow<'a, Rule> {

@@ -1,6 +1,6 @@
 //! Writes a loss in chunks.
 
-use super::{Parts, Stage, Tokens, crosses, rule_of};
+use super::{Parts, Stage, Tokens, rule_of};
 use shardc_ir::attr::{RuleAttr, Sizes};
 use shardc_ir::func::{Func, Name, Node, Part, Scope, Value};
 use shardc_ir::maps::{HashMap, HashSet};
@@ -58,7 +58,7 @@ impl Writer<'_> {
                 if let Some(all) = made.get(&o).filter(|_| self.tokens.dims.contains_key(&o)) {
                     let start = self.new.len();
                     self.joined(all, o);
-                    if i >= stage.from && crosses(self.f, &self.f.nodes[i], o) {
+                    if i >= stage.from && stage.crosses(self.f, &self.f.nodes[i], o) {
                         let new = self.new.drain(start..);
                         sent.extend(new.map(|n| Node { part: Part::Backward, ..n }));
                     }

@@ -19,7 +19,7 @@ fn program(seed: u32) -> (Mesh, Func) {
     };
     let (mesh, mut f) = (Mesh::default(), Func::new("forward"));
     let mut arg = |name: &'static str, sizes: &[usize]| {
-        let role = Role::new(RoleKind::Ready, name);
+        let role = Role::new(RoleKind::Unsharded, name);
         f.arg(Type::f32(sizes), Name::parse(name), Some(role))
     };
     let rule = |text: &str| RuleAttr::new(text, &[2]);

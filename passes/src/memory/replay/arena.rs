@@ -113,11 +113,6 @@ impl Arena {
         true
     }
 
-    /// How many ranges there are.
-    pub fn count(&self) -> usize {
-        self.ranges.len()
-    }
-
     /// All ranges in order, with their stamps.
     pub fn ranges(&self) -> impl Iterator<Item = (Span, u64)> {
         self.ranges.iter().map(|(&from, &(to, stamp))| ((from, to), stamp))

@@ -14,7 +14,7 @@
 //! in two calls if they have the same [`Layout::overlaps`]: so there is an effect for each of those.
 
 use super::arena::{Slots, Span, Spans};
-use shardc_ir::func::{Func, Value};
+use shardc_ir::func::{Func, Value, ValueMap};
 use shardc_ir::group::{Launch, Roles, launches};
 use shardc_ir::maps::HashMap;
 use shardc_ir::plan::{ALIGN, Call, Memory, Place};
@@ -44,11 +44,11 @@ pub(super) struct Function<'a> {
     pub f: &'a Func,
     roles: Roles<'a>,
     steps: Vec<Step>,
-    places: &'a [Place],
+    places: &'a ValueMap<Place>,
     /// Places that are used, each once: those of most layers are the same.
     used: Vec<Place>,
     /// By value, if it is used, and by node of its workspace: the number of its place among these.
-    of_value: Vec<Option<u32>>,
+    of_value: ValueMap<Option<u32>>,
     of_work: Vec<u32>,
     /// In order of frames and offsets.
     pieces: Vec<Piece>,
@@ -148,7 +148,7 @@ impl<'a> Function<'a> {
             }
         };
         let steps: Vec<Step> = launches(f).into_iter().map(one).collect();
-        let (places, workspaces) = (&memory.places[number][..], &memory.workspaces[number][..]);
+        let (places, workspaces) = (&memory.places[number], &memory.workspaces[number][..]);
         let values = steps.iter().flat_map(|s| s.launch.ins.iter().chain(&s.launch.outs));
         let mut used = vec![];
         let mut numbers: HashMap<Place, u32> = HashMap::default();
@@ -158,10 +158,10 @@ impl<'a> Function<'a> {
                 used.len() as u32 - 1
             })
         };
-        let mut of_value = vec![None; f.values.len()];
+        let mut of_value = f.per_value(None);
         for v in values.copied().chain(f.results.iter().map(|r| r.value)) {
-            let own = &mut of_value[v.0 as usize];
-            *own = own.or_else(|| Some(number(places[v.0 as usize])));
+            let own = &mut of_value[v];
+            *own = own.or_else(|| Some(number(places[v])));
         }
         let of_work = workspaces.iter().map(|&p| number(p)).collect();
         let pieces = pieces(used.iter().filter(|p| p.bytes > 0).copied().collect());
@@ -171,7 +171,7 @@ impl<'a> Function<'a> {
 
     /// The number of the place of a value that is used.
     fn number(&self, v: Value) -> u32 {
-        self.of_value[v.0 as usize].expect("launches and results name it")
+        self.of_value[v].expect("launches and results name it")
     }
 
     /// Where its pieces lie in a call; an error if that is outside of the arena.
@@ -249,28 +249,28 @@ struct Replay<'a, 'b> {
     slots: Slots,
     within: Vec<Range<usize>>,
     next: u64,
-    content: Vec<Content>,
+    content: ValueMap<Content>,
     /// By value: it was read as an argument.
-    seen: Vec<bool>,
+    seen: ValueMap<bool>,
     reads: Vec<Read>,
 }
 
 impl<'a, 'b> Replay<'a, 'b> {
     fn of(function: &'b Function<'a>, call: &'b Call, layout: &'b Layout) -> Replay<'a, 'b> {
         let f = function.f;
-        let mut content = vec![Content::None; f.values.len()];
+        let mut content = f.per_value(Content::None);
         for (i, a) in f.args.iter().enumerate() {
-            content[a.value.0 as usize] = Content::Arg(i);
+            content[a.value] = Content::Arg(i);
         }
         let spans = || function.used.iter().map(|&p| span(call, p));
         let slots = Slots::of(spans());
         let within = spans().map(|span| slots.within(span)).collect();
-        let (seen, reads) = (vec![false; f.values.len()], vec![]);
+        let (seen, reads) = (f.per_value(false), vec![]);
         Replay { function, call, layout, slots, within, next: 0, content, seen, reads }
     }
 
     fn place(&self, v: Value) -> Span {
-        span(self.call, self.function.places[v.0 as usize])
+        span(self.call, self.function.places[v])
     }
 
     fn write(&mut self, place: u32) -> u64 {
@@ -297,7 +297,7 @@ impl<'a, 'b> Replay<'a, 'b> {
             }
             for &o in x.outs.iter().filter(|o| !views.contains(o)) {
                 let stamp = self.write(self.function.number(o));
-                self.content[o.0 as usize] = Content::Stamp(stamp);
+                self.content[o] = Content::Stamp(stamp);
             }
             // A product reads its operands while what becomes of it is written.
             if *has_epilogue {
@@ -309,7 +309,7 @@ impl<'a, 'b> Replay<'a, 'b> {
                 self.apart(kernels)?;
             }
             for n in nodes.iter().filter(|n| views.contains(&n.outs[0])) {
-                self.content[n.outs[0].0 as usize] = self.content[n.ins[0].0 as usize];
+                self.content[n.outs[0]] = self.content[n.ins[0]];
             }
         }
         for r in &f.results {
@@ -369,11 +369,11 @@ impl<'a, 'b> Replay<'a, 'b> {
     fn read(&mut self, v: Value) -> Result<(), String> {
         let (f, span) = (self.function.f, self.place(v));
         let within = self.within[self.function.number(v) as usize].clone();
-        let holds = match self.content[v.0 as usize] {
+        let holds = match self.content[v] {
             _nothing_to_read if span.0 == span.1 => true,
             Content::None => false,
             Content::Arg(arg) => {
-                if !std::mem::replace(&mut self.seen[v.0 as usize], true) {
+                if !std::mem::replace(&mut self.seen[v], true) {
                     let order = self.reads.len();
                     let (piece, part) = self.in_piece(v);
                     self.reads.push(Read { piece, span: part, arg, value: v, order });
@@ -390,7 +390,7 @@ impl<'a, 'b> Replay<'a, 'b> {
 
     /// The piece that a value lies in, and its bytes there.
     fn in_piece(&self, v: Value) -> (usize, Span) {
-        let p = self.function.places[v.0 as usize];
+        let p = self.function.places[v];
         let frame = p.frame as usize;
         let before = |x: &Piece| (x.frame, x.from) <= (frame, p.offset);
         let piece = self.function.pieces.partition_point(before).saturating_sub(1);
@@ -402,7 +402,7 @@ impl<'a, 'b> Replay<'a, 'b> {
         let Replay { function, layout, slots, content, mut reads, .. } = self;
         reads.sort_unstable_by_key(|r| (r.piece, r.span, r.order));
         let mut numbers: HashMap<u64, usize> = HashMap::default();
-        let results = function.f.results.iter().map(|r| match content[r.value.0 as usize] {
+        let results = function.f.results.iter().map(|r| match content[r.value] {
             Content::Arg(a) => Source::Arg(a),
             Content::Stamp(s) => {
                 let next = numbers.len();

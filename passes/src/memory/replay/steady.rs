@@ -25,12 +25,13 @@ struct State {
     posted: Vec<(usize, Span, usize)>,
 }
 
-/// Looks for a state that was there before, at the stretches of a list that repeat (Brent, 1980: one state is kept,
-/// a later one in its place after twice as many).
+/// Looks for a state that was there before, at the stretches of a list that repeat in the same places (Brent, 1980:
+/// one state is kept, a later one in its place after twice as many).
 pub(super) struct Steady {
+    /// Stretches of which each does what the one before it did, in the same places.
     repeats: Repeats,
-    /// A state, with its stretch, its microbatches of which something was made, and its ranges of bytes.
-    kept: Option<(State, usize, (usize, usize))>,
+    /// A state, and its stretch.
+    kept: Option<(State, usize)>,
     /// Stretches that were looked at.
     looked: usize,
 }
@@ -39,14 +40,20 @@ pub(super) struct Steady {
 const FEW: usize = 16;
 const MANY: usize = 256;
 
-impl Steady {
-    pub fn of(list: &[Instr]) -> Option<Steady> {
-        let repeats = Repeats::of(list).filter(|r| r.count > FEW)?;
+impl Replay<'_> {
+    /// The repetitions of a list; none where what lies in their places would not come again three times.
+    pub(super) fn steady(&self, list: &[Instr]) -> Option<Steady> {
+        let one = Repeats::of(list).filter(|r| r.count > FEW)?;
+        let end = one.first + one.count * one.length;
+        // Places change in turns, of which the last tells the number.
+        let repeats = (1..=MANY.min(one.count / 3)).find_map(|turn| {
+            let (length, later) = (turn * one.length, turn * one.later);
+            let again = self.again(&list[..end], end - length, length, later) == length;
+            again.then_some(Repeats { length, later, count: one.count / turn, ..one })
+        })?;
         Some(Steady { repeats, kept: None, looked: 0 })
     }
-}
 
-impl Replay<'_> {
     /// How many instructions from `i` on may be left out, which are then taken for done.
     pub(super) fn leave_out(&mut self, s: &mut Steady, list: &[Instr], i: usize) -> usize {
         let r = s.repeats;
@@ -56,20 +63,15 @@ impl Replay<'_> {
             return 0;
         }
         s.looked += 1;
-        let counts = (self.stamps.alive, self.arena.count());
-        // Most that differ do in these, and need not be written out.
-        let alike = s.kept.as_ref().filter(|kept| kept.2 == counts);
-        let state =
-            (alike.is_some() || s.looked.is_power_of_two()).then(|| self.state(k * r.later));
-        let before = alike.filter(|kept| state.as_ref() == Some(&kept.0)).map(|kept| kept.1);
-        if let Some(state) = state.filter(|_| s.looked.is_power_of_two()) {
-            s.kept = Some((state, k, counts));
+        let state = self.state(k * r.later);
+        let before = s.kept.as_ref().filter(|kept| kept.0 == state).map(|kept| kept.1);
+        if s.looked.is_power_of_two() {
+            s.kept = Some((state, k));
         }
         let Some(before) = before else { return 0 };
         let (cycle, later) = ((k - before) * r.length, (k - before) * r.later);
-        let again = (i..list.len()).take_while(|&x| self.again(&list[x - cycle], &list[x], later));
-        let cycles = again.count() / cycle;
-        if cycles == 0 || !self.has_data(&list[i - cycle..i + cycles * cycle]) {
+        let cycles = self.again(list, i, cycle, later) / cycle;
+        if !self.has_data(&list[i - cycle..i + cycles * cycle]) {
             return 0;
         }
         // What microbatches have left is that of others now.
@@ -115,9 +117,15 @@ impl Replay<'_> {
         State { step, micro, arena, offers, posted }
     }
 
+    /// How many instructions from `i` on do what those before them by a cycle do, for microbatches that are later by
+    /// so many.
+    fn again(&self, list: &[Instr], i: usize, cycle: usize, later: usize) -> usize {
+        (i..list.len()).take_while(|&x| self.alike(&list[x - cycle], &list[x], later)).count()
+    }
+
     /// True if an instruction does what another does, in the same places, for a microbatch that is later by so many.
     /// Data may lie elsewhere.
-    fn again(&self, a: &Instr, b: &Instr, later: usize) -> bool {
+    fn alike(&self, a: &Instr, b: &Instr, later: usize) -> bool {
         let same = match (a, b) {
             (Instr::Call(a), Instr::Call(b)) => {
                 let data = &self.known[&b.func].data;

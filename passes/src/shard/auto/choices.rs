@@ -2,7 +2,7 @@
 
 use crate::choose::{Choice, NEVER, Problem, Var, best_with};
 use crate::shard::ways::Way;
-use shardc_ir::func::Value;
+use shardc_ir::func::{Value, ValueMap};
 use shardc_ir::types::Type;
 use std::rc::Rc;
 
@@ -32,8 +32,8 @@ pub struct Choices {
     problem: Problem,
     found: Choice,
     /// By value of the model.
-    layouts: Vec<Option<(Var, Layouts)>>,
-    stored: Vec<Option<Var>>,
+    layouts: ValueMap<Option<(Var, Layouts)>>,
+    stored: ValueMap<Option<Var>>,
 }
 
 /// What was chosen, and the best of all else; each with the least that a microbatch costs with it, in picoseconds,
@@ -45,35 +45,35 @@ pub struct Compared<T> {
 }
 
 impl Choices {
-    pub(super) fn new(problem: Problem, found: Choice, stored: Vec<Option<Var>>) -> Choices {
-        Choices { problem, found, layouts: vec![None; stored.len()], stored }
+    pub(super) fn new(problem: Problem, found: Choice, stored: ValueMap<Option<Var>>) -> Choices {
+        Choices { problem, found, layouts: ValueMap::filled(None, stored.len()), stored }
     }
 
     /// A value that has a variable of its own.
-    pub(super) fn own(&mut self, v: usize, var: Var, layouts: &[Type]) {
+    pub(super) fn own(&mut self, v: Value, var: Var, layouts: &[Type]) {
         self.layouts[v] = Some((var, Layouts::Own(layouts.into())));
     }
 
     /// A result of an op.
     pub(super) fn result(&mut self, v: Value, var: Var, ways: &Rc<[Way]>, o: usize) {
-        self.layouts[v.0 as usize].get_or_insert((var, Layouts::Result(ways.clone(), o)));
+        self.layouts[v].get_or_insert((var, Layouts::Result(ways.clone(), o)));
     }
 
     /// A parameter that one op uses.
     pub(super) fn operand(&mut self, v: Value, var: Var, ways: &Rc<[Way]>, j: usize) {
-        self.layouts[v.0 as usize].get_or_insert((var, Layouts::Operand(ways.clone(), j)));
+        self.layouts[v].get_or_insert((var, Layouts::Operand(ways.clone(), j)));
     }
 
     /// The layout of a value of the model as its op makes it, a parameter's as it is used; `None` if nothing was
     /// chosen for it, or what else would cost is not known.
     pub fn layout(&self, v: Value) -> Option<Compared<Type>> {
-        let (var, layouts) = self.layouts.get(v.0 as usize)?.as_ref()?;
+        let (var, layouts) = self.layouts.find(v)?.as_ref()?;
         self.compared(*var, |way| layouts.of(way).clone())
     }
 
     /// How a parameter is stored.
     pub fn storage(&self, v: Value) -> Option<Compared<&'static str>> {
-        let var = (*self.stored.get(v.0 as usize)?)?;
+        let var = (*self.stored.find(v)?)?;
         self.compared(var, |way| super::STORED_AS[way])
     }
 

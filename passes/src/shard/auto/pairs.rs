@@ -5,7 +5,7 @@
 
 use super::{Builder, Choices, Price};
 use crate::shard::ways::{Chosen, Execution, Group, Place};
-use shardc_ir::func::Value;
+use shardc_ir::func::ValueMap;
 use shardc_ir::mesh::{Atom, AtomSet, PIPELINE};
 
 /// Most axes, and parts of them, over which the choice is exact.
@@ -29,8 +29,7 @@ impl Builder<'_> {
             return (chosen, price, Some(choices));
         }
         // Whole axes first, and from there their parts.
-        let of =
-            |i: usize| atoms.iter().filter(move |a| mesh.atoms[a.0 as usize].axis as usize == i);
+        let of = |i: usize| atoms.iter().filter(move |a| mesh.atoms[a].axis as usize == i);
         let axes = (0..mesh.axes.len()).map(|i| of(i).collect::<AtomSet>());
         let axes: Vec<AtomSet> = axes.filter(|s| !s.is_empty()).collect();
         let mut found = if axes.len() <= MOST_EXACT {
@@ -77,8 +76,8 @@ impl Builder<'_> {
     /// Nothing split but what is asked for.
     fn whole(&self) -> Chosen {
         let run = self.ops.iter().map(Execution::whole).collect();
-        let own = (0..self.f.values.len()).map(|i| self.asked_for(Value(i as u32))).collect();
-        Chosen { run, own, stored: vec![] }
+        let own = self.f.values.ids().map(|v| self.asked_for(v)).collect();
+        Chosen { run, own, stored: ValueMap::default() }
     }
 
     /// The axes as groups; where something is that is not open, says the choice so far.

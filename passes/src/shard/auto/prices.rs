@@ -16,11 +16,11 @@ impl Builder<'_> {
         let (n, mesh) = (&self.f.nodes[u], self.asked.mesh);
         let ins: SmallVec<[&Type; 4]> = w.ins.iter().collect();
         let own = price::op(self.asked.hardware, mesh, &w.op, &ins, &w.outs[0]);
-        let active = n.outs.iter().any(|o| self.active[o.0 as usize]);
+        let active = n.outs.iter().any(|o| self.active[o]);
         // Backward does each product twice, once for each operand's gradient, and reads and writes as often.
         let times = if self.asked.trains && active { 3 } else { 1 };
         let kept = |(o, t): (&Value, &Type)| {
-            if self.saved[o.0 as usize] { t.local_bytes(mesh) } else { 0 }
+            if self.saved[o] { t.local_bytes(mesh) } else { 0 }
         };
         let kept: usize = n.outs.iter().zip(&w.outs).map(kept).sum();
         let time = match w.op.layout() {
@@ -35,13 +35,13 @@ impl Builder<'_> {
         let (mesh, hw) = (self.asked.mesh, self.asked.hardware);
         let held = used.local_bytes(mesh) as u64;
         let over = used.replicated;
-        let trains = self.asked.trains && self.trained[v.0 as usize];
+        let trains = self.asked.trains && self.trained[v];
         let elements = held / used.dtype.bytes() as u64;
-        // f32: the gradient, two moments, and a master copy where the parameter is of 16 bits.
-        let (state, grads) = match (trains, used.dtype) {
-            (false, _) => (0, 0),
-            (true, DType::F32) => (elements * 8, elements * 4),
-            (true, _) => (elements * 12, elements * 4),
+        // f32: the gradient, what the optimizer keeps, and a master copy where the parameter is of 16 bits.
+        let master = u64::from(used.dtype != DType::F32);
+        let (state, grads) = match trains {
+            false => (0, 0),
+            true => (elements * 4 * (self.asked.states + master), elements * 4),
         };
         let never = Cost::NEVER;
         if !used.partial().is_empty() {

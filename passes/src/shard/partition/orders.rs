@@ -5,7 +5,7 @@ use crate::shard::factors::{Factors, OpFactors};
 use crate::shard::moves::Moves;
 use crate::shard::ways::Execution;
 use shardc_ir::alike::Alike;
-use shardc_ir::func::{Func, Node, Port, Value};
+use shardc_ir::func::{Func, Node, Port, Uses, Value, ValueMap};
 use shardc_ir::mesh::Mesh;
 use shardc_ir::ops::Kind;
 use shardc_ir::types::{AtomList, Type};
@@ -34,8 +34,8 @@ pub struct Orders<'a> {
     pub mesh: &'a Mesh,
     pub f: &'a Func,
     /// By value; `active` are those with a gradient.
-    pub is_param: &'a [bool],
-    pub active: &'a [bool],
+    pub is_param: &'a ValueMap<bool>,
+    pub active: &'a ValueMap<bool>,
     /// Ranks form a grid, whose products are taken piece by piece as they were asked for.
     pub on_grid: bool,
 }
@@ -51,7 +51,7 @@ struct Known<'a> {
     /// By node.
     of: Vec<u32>,
     /// Nodes that use each value, and as which operand.
-    users: Vec<SmallVec<[(u32, u32); 2]>>,
+    uses: Uses,
 }
 
 impl Known<'_> {
@@ -61,8 +61,8 @@ impl Known<'_> {
 
     /// Whether a value is needed in this layout by another op than `u`, as they run by the first order.
     fn needed_by_others(&self, f: &Func, u: usize, v: Value, to: &Type) -> bool {
-        self.users[v.0 as usize].iter().any(|&(other, j)| {
-            let (other, j) = (other as usize, j as usize);
+        self.uses.of(v).iter().any(|x| {
+            let (other, j) = (x.at(), x.operand as usize);
             let needs = || self.ways(other)[0].required(f, &self.ops[other], other, j);
             other != u && needs().dims == to.dims
         })
@@ -73,12 +73,6 @@ impl Orders<'_> {
     /// How all ops run.
     pub fn all(&self, ops: &Factors, moves: &mut Moves) -> Vec<Execution> {
         let f = self.f;
-        let mut users: Vec<_> = f.values.iter().map(|_| SmallVec::new()).collect();
-        for (u, n) in f.nodes.iter().enumerate() {
-            for (j, v) in n.ins.iter().enumerate() {
-                users[v.0 as usize].push((u as u32, j as u32));
-            }
-        }
         let (mut ways, mut of) = (vec![], Vec::with_capacity(ops.len()));
         let mut alike: Alike<(usize, u32)> = Alike::default();
         for u in 0..ops.len() {
@@ -91,7 +85,7 @@ impl Orders<'_> {
                 new
             }));
         }
-        let known = Known { ops, ways, of, users };
+        let known = Known { ops, ways, of, uses: f.uses() };
         (0..ops.len()).map(|u| self.execution(u, &known, moves)).collect()
     }
 
@@ -99,7 +93,7 @@ impl Orders<'_> {
     fn lie_alike(&self, a: usize, b: usize) -> bool {
         let [a, b] = [a, b].map(|u| &self.f.nodes[u]);
         let same = |(a, b): (&Value, &Value)| {
-            let is_param = |v: &Value| self.is_param[v.0 as usize];
+            let is_param = |v: &Value| self.is_param[v];
             self.f.ty(*a).dims == self.f.ty(*b).dims && is_param(a) == is_param(b)
         };
         a.ins.iter().zip(&b.ins).all(same) && a.outs.iter().zip(&b.outs).all(same)
@@ -148,11 +142,11 @@ impl Orders<'_> {
         let mut sum = Cost::ZERO;
         let mut moved = |from: &Type, to: &Type, v: Value| {
             let (from, to) = (moves.id(from), moves.id(to));
-            sum = sum.plus(moves.cost(from, to, self.active[v.0 as usize]));
+            sum = sum.plus(moves.cost(from, to, self.active[v]));
         };
         let ins: SmallVec<[Type; 4]> = (0..n.ins.len()).map(|j| e.required(f, op, u, j)).collect();
         // Parameters change their layout once per step.
-        for (&v, to) in n.ins.iter().zip(&ins).filter(|x| !self.is_param[x.0.0 as usize]) {
+        for (&v, to) in n.ins.iter().zip(&ins).filter(|x| !self.is_param[x.0]) {
             // What another op needs as well is moved for both.
             if !known.needed_by_others(f, u, v, to) {
                 moved(f.ty(v), to, v);
@@ -171,7 +165,7 @@ impl Orders<'_> {
             }
         }
         if runs.layout().is_some() {
-            let active = n.outs.iter().any(|o| self.active[o.0 as usize]);
+            let active = n.outs.iter().any(|o| self.active[o]);
             sum.time = sum.time.saturating_add(moves.step(&runs, &ins[0], &outs[0], active));
         }
         sum.time
@@ -183,7 +177,7 @@ fn execution(
     f: &Func,
     n: &Node,
     op: &OpFactors,
-    is_param: &[bool],
+    is_param: &ValueMap<bool>,
     order: &[Says],
 ) -> Execution {
     let mut e = Execution::whole(op);
@@ -208,7 +202,7 @@ fn execution(
     for &says in order {
         op.each_dim(n, |i, v, result, d| {
             let speaks = match says {
-                Says::Params => !result && is_param[v.0 as usize],
+                Says::Params => !result && is_param[v],
                 Says::Results => result,
                 Says::Sums | Says::Operands => !result,
             };

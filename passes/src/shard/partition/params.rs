@@ -17,11 +17,11 @@ impl Partition<'_> {
         let mut out = Vec::new();
         for a in &self.src.args {
             let name = self.src.name(a.value).clone();
-            let (mut ty, mut role) = (self.chosen.own[a.value.0 as usize].clone(), a.role.clone());
-            let asked = self.chosen.stored[a.value.0 as usize].clone();
+            let (mut ty, mut role) = (self.chosen.own[a.value].clone(), a.role.clone());
+            let asked = self.chosen.stored[a.value].clone();
             if let Some((param, asked)) = a.role.clone().zip(asked) {
                 let Stored { ty: stored, zero, over } = asked;
-                let needs = &self.needs[a.value.0 as usize];
+                let needs = &self.needs[a.value];
                 let used = common(&stored, needs);
                 let (mut stored, mut near) = (stored, used.clone());
                 for part in used.replicated.and(self.grid).iter() {
@@ -43,12 +43,12 @@ impl Partition<'_> {
                 let [prepared, mirrored] = [gathers_once, reduces_once]
                     .map(|once| if once { steps.len() } else { before });
                 if prepared < mirrored {
-                    self.whole[a.value.0 as usize] = Some(near.clone());
+                    self.whole[a.value] = Some(near.clone());
                 }
                 ty = if gathers_once { near } else { piece };
-                self.pieces[a.value.0 as usize] = ty != used;
+                self.pieces[a.value] = ty != used;
                 let scope = step_scope(&param.name).to_string();
-                role = Some(Role { kind: RoleKind::Ready, name: param.name.clone() });
+                role = Some(Role { kind: RoleKind::Unsharded, name: param.name.clone() });
                 out.push(ParamLayout {
                     trainable: !frozen(&param.name),
                     param,
@@ -61,7 +61,7 @@ impl Partition<'_> {
                 });
             }
             let v = self.out.arg(ty, name, role);
-            self.now[a.value.0 as usize] = Some(v);
+            self.now[a.value] = Some(v);
         }
         for a in &self.src.args {
             let scope_free = a.role.as_ref().is_none_or(|r| r.kind != RoleKind::Param);

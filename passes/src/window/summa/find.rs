@@ -1,6 +1,6 @@
 //! Which products can be taken in steps, and which of them go together.
 
-use shardc_ir::func::{Func, Part, Value};
+use shardc_ir::func::{Func, Part, Uses, Value};
 use shardc_ir::mesh::Mesh;
 use shardc_ir::ops::{AllGather, Op, ReduceScatter};
 use shardc_ir::rule::{Letter, Rule, has_letter};
@@ -65,11 +65,7 @@ fn steps(mesh: &Mesh, lists: &[AtomList]) -> Option<usize> {
 
 /// Finds the products that can be taken in steps.
 pub fn find(mesh: &Mesh, f: &Func) -> Vec<Job> {
-    let makers = f.makers();
-    let mut uses = vec![0; f.values.len()];
-    f.results.iter().for_each(|r| uses[r.value.0 as usize] += 1);
-    f.nodes.iter().flat_map(|n| &n.ins).for_each(|v| uses[v.0 as usize] += 1);
-    let s = Search { mesh, f, makers, uses };
+    let s = Search { mesh, f, uses: f.uses() };
     let whole = (0..f.nodes.len()).filter_map(|n| s.summed(n));
     let mut jobs: Vec<Job> = whole.collect();
     jobs.extend((0..f.nodes.len()).filter_map(|n| s.scattered(n)));
@@ -80,15 +76,13 @@ pub fn find(mesh: &Mesh, f: &Func) -> Vec<Job> {
 struct Search<'a> {
     mesh: &'a Mesh,
     f: &'a Func,
-    makers: Vec<Option<u32>>,
-    /// How often each value is used.
-    uses: Vec<usize>,
+    uses: Uses,
 }
 
 impl Search<'_> {
     /// What the value is gathered of, if all that cuts the dim is gathered and cuts it evenly.
     fn gathered(&self, v: Value) -> Option<Gathered> {
-        let n = &self.f.nodes[self.makers[v.0 as usize]? as usize];
+        let n = self.uses.made_by(&self.f.nodes, v)?;
         let Op::AllGather(AllGather { axes, dim }) = n.op else { return None };
         let piece = n.ins[0];
         let d = self.f.ty(piece).dims[dim];
@@ -142,8 +136,8 @@ impl Search<'_> {
         };
         let mut open = vec![n.ins[0]];
         while let Some(v) = open.pop() {
-            let m = self.makers[v.0 as usize]? as usize;
-            if self.uses[v.0 as usize] != 1 {
+            let m = self.uses.maker(v)?;
+            if self.uses.count(v) != 1 {
                 return None;
             }
             job.replaces.push(m);

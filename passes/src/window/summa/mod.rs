@@ -17,7 +17,7 @@
 mod find;
 
 use find::{Gathered, Job, Operand, find, prefix, together};
-use shardc_ir::func::{Func, Name, Node, Part, Scope, Value};
+use shardc_ir::func::{Func, Name, Node, Part, Scope, Value, ValueMap};
 use shardc_ir::mesh::{AtomSet, Mesh};
 use shardc_ir::ops::{Add, AllGather, Broadcast, Op, Reduce, ReduceScatter};
 use shardc_ir::types::{AtomList, Type};
@@ -47,15 +47,15 @@ pub fn summa(mesh: &Mesh, f: &mut Func) {
     let old = old.filter(|(i, _)| !gone[*i]).map(|(i, n)| ((i, 0, 0), n));
     let mut all: Vec<(Key, Node)> = old.chain(new).collect();
     // Gathers that only these products used.
-    let mut used = vec![false; f.values.len()];
-    f.results.iter().for_each(|r| used[r.value.0 as usize] = true);
-    all.iter().flat_map(|(_, n)| &n.ins).for_each(|v| used[v.0 as usize] = true);
+    let mut used = f.per_value(false);
+    f.results.iter().for_each(|r| used[r.value] = true);
+    all.iter().flat_map(|(_, n)| &n.ins).for_each(|v| used[v] = true);
     let leaves = jobs.iter().flat_map(|j| &j.leaves);
     let pieces: BTreeSet<Value> =
         leaves.flat_map(|l| l.gathered.iter().flatten()).map(|g| g.piece).collect();
     all.retain(|(_, n)| {
         let gather = matches!(n.op, Op::AllGather(_)) && pieces.contains(&n.ins[0]);
-        !gather || used[n.outs[0].0 as usize]
+        !gather || used[n.outs[0]]
     });
     let (forward, back): (Vec<_>, Vec<_>) =
         all.into_iter().partition(|(_, n)| n.part == Part::Forward);
@@ -65,14 +65,14 @@ pub fn summa(mesh: &Mesh, f: &mut Func) {
 
 /// The nodes in the order of their keys, as far as what they need is there.
 fn ordered(values: usize, all: Vec<(Key, Node)>) -> Vec<Node> {
-    let mut maker = vec![usize::MAX; values];
+    let mut maker: ValueMap<usize> = ValueMap::filled(usize::MAX, values);
     for (i, (_, n)) in all.iter().enumerate() {
-        n.outs.iter().for_each(|o| maker[o.0 as usize] = i);
+        n.outs.iter().for_each(|o| maker[o] = i);
     }
     let mut waits = vec![0; all.len()];
     let mut wakes: Vec<SmallVec<[usize; 2]>> = vec![SmallVec::new(); all.len()];
     for (i, (_, n)) in all.iter().enumerate() {
-        for m in n.ins.iter().map(|v| maker[v.0 as usize]).filter(|&m| m != usize::MAX) {
+        for m in n.ins.iter().map(|v| maker[v]).filter(|&m| m != usize::MAX) {
             waits[i] += 1;
             wakes[m].push(i);
         }

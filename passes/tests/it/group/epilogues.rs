@@ -52,7 +52,7 @@ fn sums_over_arguments() {
         format!(
             "(%x: f32[8,4], %y: f32[8,4], %a: f32[4,4] grad \"w\") -> {results} {{
   %d = dot[km,kn->mn] %x, %y : f32[4,4]
-  %s = add %a, %d : f32[4,4]
+  %s = accumulate %a, %d : f32[4,4]
   return {names}
 }}"
         )
@@ -66,12 +66,16 @@ fn sums_over_arguments() {
     let seen = sum("(f32[4,4] grad \"w\", f32[4,4])", "%s, %d");
     assert_eq!(grouped(&seen, Fuse::Yes).1.len(), 2);
     // Written over what the product still reads.
-    let read = "(%a: f32[4,4] param \"w\", %x: f32[4,4]) -> (f32[4,4] param \"w\") {
+    for (role, op) in [("param", "add"), ("grad", "accumulate")] {
+        let read = format!(
+            "(%a: f32[4,4] {role} \"w\", %x: f32[4,4]) -> (f32[4,4] {role} \"w\") {{
   %d = dot[mk,kn->mn] %a, %x : f32[4,4]
-  %s = add %a, %d : f32[4,4]
+  %s = {op} %a, %d : f32[4,4]
   return %s
-}";
-    assert_eq!(grouped(read, Fuse::Yes).1.len(), 2);
+}}"
+        );
+        assert_eq!(grouped(&read, Fuse::Yes).1.len(), 2);
+    }
 }
 
 /// Marks that somebody wrote: what nobody reads, and an end without the node that it is joined with.

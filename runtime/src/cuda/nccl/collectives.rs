@@ -3,6 +3,7 @@
 use super::laid::{Laid, bytes};
 use super::library::{Data, DataType, Fold, Queue};
 use super::{Event, Group, Nccl};
+use crate::cuda::arena::Arena;
 use crate::region::Region;
 use crate::transport::{Gathered, Reduced, Scattered, Took, Transport, failure, misplaced};
 use shardc_ir::diag::{Diag, Result};
@@ -86,9 +87,12 @@ impl Nccl {
         to: &[&[Region]],
         f: impl FnOnce(&Group, &[Laid], &[Laid], Queue) -> Result<()>,
     ) -> Result<()> {
+        let places = self.lay(&[from, to].concat())?;
+        if self.scratch.rehearses {
+            return Ok(());
+        }
         let begun = self.main.mark()?;
         self.stream.after(&begun)?;
-        let places = self.lay(&[from, to].concat())?;
         let (operands, results) = places.split_at(from.len());
         // SAFETY: by the caller.
         unsafe { self.copy(from, operands, false)? };
@@ -322,6 +326,14 @@ impl Transport for Nccl {
             return Err(failure(format!("rank {} takes what it has not posted", self.rank)));
         }
         self.follow(done)
+    }
+
+    fn rehearse(&mut self, does: bool) -> Result<bool> {
+        self.scratch.rehearses = does;
+        if !does && self.scratch.bytes > 0 {
+            self.scratch.room = Some(Arena::new(&self.stream, self.scratch.bytes, false)?);
+        }
+        Ok(true)
     }
 
     fn overlaps(&self) -> bool {

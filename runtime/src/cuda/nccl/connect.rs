@@ -1,7 +1,7 @@
 //! How a rank's communicators are made: one per group, and one per direction of the pipeline.
 
 use super::library::{Comm, Data, DataType};
-use super::{Edge, Group, Job, Nccl, UnderWay, not_done};
+use super::{Edge, Group, Job, Nccl, Scratch, UnderWay, warm};
 use crate::alarm::Alarm;
 use crate::cuda::arena::Arena;
 use crate::cuda::device::Stream;
@@ -11,7 +11,7 @@ use shardc_ir::diag::Result;
 use shardc_ir::mesh::AtomSet;
 use shardc_ir::plan::Plan;
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 /// A rank's communicators by what they are for, and all of them in the order in which they were made.
@@ -38,25 +38,34 @@ impl Nccl {
     ) -> Result<Nccl> {
         let ranks = plan.module.mesh.ranks();
         main.device.bind()?;
+        job.alarm.begin(format!(", making the communicator of all {ranks} ranks"));
         let all = Comm::of_all(job.id, rank, ranks, &job.alarm)?;
         let mut parts = Parts::default();
-        parts.split_groups(plan, rank, &all)?;
-        let byte = Arena::new(main, 1, false)?;
+        parts.split_groups(plan, rank, &all, &job.alarm)?;
+        let room = Arena::new(main, warm::room(plan), false)?;
         main.wait()?;
-        let connected = parts.split_edges(plan, rank, &all, main, &byte);
-        if let Err(d) = connected.and_then(|()| parts.met(rank, job)) {
+        let connected = parts
+            .split_edges(plan, rank, (&all, job), main, &room)
+            .and_then(|()| warm::groups(plan, &parts.groups, main, &room, &job.alarm));
+        if let Err(d) = connected.and_then(|()| parts.met(rank, main, job)) {
             // What is queued may never end: nothing that it uses is freed.
             job.alarm.ring();
-            std::mem::forget(byte);
+            std::mem::forget(room);
             return Err(d);
         }
-        drop(byte);
+        job.alarm.begin(String::new());
+        drop(room);
         let Parts { groups, to, from, mut comms } = parts;
         comms.push(Arc::new(all));
-        let under_way = UnderWay::default();
-        let oldest = under_way.clone();
-        job.alarm.ask(Box::new(move || not_done(&oldest).front().map(|x| x.0)));
-        watch(main, rank, job, comms);
+        let under_way = Arc::<UnderWay>::default();
+        let seen = under_way.clone();
+        job.alarm.ask(Box::new(move || seen.seen()));
+        // At a clean end they are destroyed.
+        let ended: Vec<Weak<Comm>> = comms.iter().map(Arc::downgrade).collect();
+        job.alarm.at_end(Box::new(move || {
+            ended.iter().filter_map(Weak::upgrade).for_each(|c| c.abort());
+        }));
+        watch(main, rank, job, comms, under_way.clone());
         Ok(Nccl {
             rank,
             ranks,
@@ -66,7 +75,7 @@ impl Nccl {
             groups,
             to,
             from,
-            scratch: None,
+            scratch: Scratch::default(),
             alarm: job.alarm.clone(),
             defers: false,
             deferred: VecDeque::new(),
@@ -78,12 +87,13 @@ impl Nccl {
 
 impl Parts {
     /// Makes the communicators of groups: every rank splits for all of them, in one order.
-    fn split_groups(&mut self, plan: &Plan, rank: usize, all: &Comm) -> Result<()> {
+    fn split_groups(&mut self, plan: &Plan, rank: usize, all: &Comm, alarm: &Alarm) -> Result<()> {
         let mesh = &plan.module.mesh;
         for axes in plan.groups() {
             let members = mesh.group(axes, rank);
             let me = members.iter().position(|&r| r == rank).expect("a rank is in its group");
             let name = format!("rank {rank} of {}", mesh.names(axes, "+"));
+            alarm.begin(format!(", making the communicator of {}", mesh.names(axes, "+")));
             let comm = Arc::new(all.part(Some(members[0]), me, name)?.expect("it has a number"));
             self.comms.push(comm.clone());
             self.groups.insert(axes, Group { comm, me, ways: members.len() });
@@ -92,12 +102,12 @@ impl Parts {
     }
 
     /// Makes the communicators of directions, as all ranks do, and queues a byte along each of this
-    /// rank's. The byte is there, and stays until all of them were met, or for ever.
+    /// rank's. The first byte of an arena is there, and stays until all of them were met, or for ever.
     fn split_edges(
         &mut self,
         plan: &Plan,
         rank: usize,
-        all: &Comm,
+        (all, job): (&Comm, &Job),
         main: &Stream,
         byte: &Arena,
     ) -> Result<()> {
@@ -110,12 +120,13 @@ impl Parts {
                 _ => (None, format!("rank {rank}, which is not part of it")),
             };
             let key = usize::from(class == receiver);
+            job.alarm.begin(format!(", making the communicator of stages {sender} and {receiver}"));
             let Some(comm) = all.part(number, key, name)?.map(Arc::new) else { continue };
             self.comms.push(comm.clone());
             let stream = Stream::new(&main.device)?;
             let queue = stream.stream.cast();
             let first = Data { at: byte.address(0), count: 1, kind: DataType::Byte };
-            // SAFETY: `first` is the one byte of an arena, which `connect` keeps until the streams are
+            // SAFETY: `first` is the first byte of an arena, which `connect` keeps until the streams are
             // done, and for ever after an error; what it holds has no meaning, so that several may
             // write it.
             unsafe {
@@ -131,19 +142,21 @@ impl Parts {
         Ok(())
     }
 
-    /// Waits until something has passed along every direction.
-    fn met(&self, rank: usize, job: &Job) -> Result<()> {
+    /// Waits until something has passed along every direction, and in every group.
+    fn met(&self, rank: usize, main: &Stream, job: &Job) -> Result<()> {
         let since = Instant::now();
-        for (other, edge) in self.to.iter().chain(&self.from) {
-            let passed = edge.stream.mark()?;
+        let edge = |(other, e): (&usize, &Edge)| Ok((format!("rank {other}"), e.stream.mark()?));
+        let mut passed = self.to.iter().chain(&self.from).map(edge).collect::<Result<Vec<_>>>()?;
+        passed.push(("its groups".to_string(), main.mark()?));
+        for (whom, passed) in passed {
             while !passed.done()? {
-                edge.comm.check_async()?;
+                self.comms.iter().try_for_each(|c| c.check_async())?;
                 if job.alarm.is_rung() {
                     return Err(failure("another rank failed".into()));
                 }
                 if since.elapsed() > job.start {
                     let s = job.start.as_secs_f64();
-                    let message = format!("rank {rank} waited {s} s for rank {other} at the start");
+                    let message = format!("rank {rank} waited {s} s for {whom} at the start");
                     return Err(failure(message));
                 }
                 std::thread::sleep(Duration::from_millis(1));
@@ -155,16 +168,17 @@ impl Parts {
 
 /// Makes who waits for a rank's stream look at what may have happened meanwhile: to another rank, to
 /// a communicator, or nothing for too long.
-fn watch(main: &Stream, rank: usize, job: &Job, comms: Vec<Arc<Comm>>) {
+fn watch(main: &Stream, rank: usize, job: &Job, comms: Vec<Arc<Comm>>, under_way: Arc<UnderWay>) {
     let (timeout, watched): (Duration, Arc<Alarm>) = (job.timeout, job.alarm.clone());
     // The oldest operation that is not done, and since when it is that.
     let seen = Mutex::new((None, Duration::ZERO));
     main.watch(Box::new(move |waited| {
+        let oldest = under_way.look();
+        let Some(waited) = waited else { return Ok(()) };
         if watched.is_rung() {
             return Err(failure("another rank failed".into()));
         }
         comms.iter().try_for_each(|c| c.check_async())?;
-        let oldest = watched.oldest();
         let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
         // A rank's own kernels may take any time.
         if oldest.is_none() || oldest != seen.0 || waited < seen.1 {

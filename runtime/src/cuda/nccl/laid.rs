@@ -1,9 +1,9 @@
 //! Rows of elements as NCCL takes them: one after the other, where they are or in scratch memory.
 
 use super::Nccl;
-use crate::cuda::arena::Arena;
 use crate::region::Region;
 use crate::threads::Mover;
+use crate::transport::failure;
 use shardc_ir::diag::Result;
 use smallvec::SmallVec;
 
@@ -32,11 +32,14 @@ impl Nccl {
             places.push(Laid { at: end as u64, own: false });
             end += row.iter().map(bytes).sum::<usize>().next_multiple_of(ALIGN);
         }
-        if end > self.scratch.as_ref().map_or(0, |s| s.1) {
-            self.scratch = None;
-            self.scratch = Some((Arena::new(&self.stream, end, false)?, end));
+        let scratch = &mut self.scratch;
+        if scratch.rehearses {
+            scratch.bytes = scratch.bytes.max(end);
+        } else if end > scratch.bytes {
+            let message = format!("an exchange of {end} B was not rehearsed");
+            return Err(failure(message));
         }
-        let base = self.scratch.as_ref().map_or(0, |s| s.0.address(0));
+        let base = scratch.room.as_ref().map_or(0, |room| room.address(0));
         places.iter_mut().filter(|p| !p.own).for_each(|p| p.at += base);
         Ok(places)
     }

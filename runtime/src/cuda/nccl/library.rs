@@ -39,8 +39,13 @@ pub(super) enum Fold {
     Min = 3,
 }
 
-/// `ncclSuccess`, and `ncclInProgress`.
+/// `ncclResult_t`.
 const SUCCESS: c_int = 0;
+const CUDA: c_int = 1;
+const SYSTEM: c_int = 2;
+const INVALID_ARGUMENT: c_int = 4;
+const INVALID_USAGE: c_int = 5;
+const REMOTE: c_int = 6;
 const IN_PROGRESS: c_int = 7;
 /// `NCCL_SPLIT_NOCOLOR`: a member of no part.
 pub(super) const NO_PART: c_int = -1;
@@ -74,6 +79,7 @@ functions! {
     init: "ncclCommInitRank" (*mut Handle, c_int, Id, c_int),
     split: "ncclCommSplit" (Handle, c_int, c_int, *mut Handle, *mut c_void),
     destroy: "ncclCommDestroy" (Handle),
+    abort: "ncclCommAbort" (Handle),
     async_error: "ncclCommGetAsyncError" (Handle, *mut c_int),
     group_start: "ncclGroupStart" (),
     group_end: "ncclGroupEnd" (),
@@ -91,7 +97,21 @@ functions! {
 pub(super) struct Library {
     functions: Functions,
     text: unsafe extern "C" fn(Code) -> *const c_char,
+    last: unsafe extern "C" fn(Handle) -> *const c_char,
     _object: Object,
+}
+
+/// What does not hold where NCCL gives a code.
+fn rule(code: Code) -> &'static str {
+    match code {
+        CUDA => "NCCL's own calls of the driver succeed: the device has room for its buffers",
+        SYSTEM => "NCCL reaches every host of the job, and has memory of this one for its buffers",
+        REMOTE => "all processes of a group live, and the network between them works",
+        INVALID_ARGUMENT | INVALID_USAGE => {
+            "all ranks of a group run the same collectives, in the same order"
+        }
+        _internal => "NCCL itself works: no more is known of this error",
+    }
 }
 
 /// Elements in the device's memory: address, number and type.
@@ -127,7 +147,10 @@ impl Library {
         let symbol = "ncclGetErrorString";
         // SAFETY: the type is that of nccl.h.
         let text = *unsafe { object.get(symbol.as_bytes()) }.map_err(|_| without(symbol))?;
-        Ok(Library { functions, text, _object: object })
+        let symbol = "ncclGetLastError";
+        // SAFETY: as above.
+        let last = *unsafe { object.get(symbol.as_bytes()) }.map_err(|_| without(symbol))?;
+        Ok(Library { functions, text, last, _object: object })
     }
 
     /// `call` names the function and who it was called for, in an error.
@@ -135,11 +158,15 @@ impl Library {
         if code == SUCCESS {
             return Ok(());
         }
-        // SAFETY: a text that ends with 0, for any code.
-        let text = unsafe { CStr::from_ptr((self.text)(code)) }.to_string_lossy().into_owned();
-        Err(Diag::new("rank-failed", format!("{}: {text} (code {code})", call()))
-            .rule("all ranks of a group run the same collectives, in the same order")
-            .help("run again with NCCL_DEBUG=WARN to see what NCCL says of it"))
+        // SAFETY: texts that end with 0: for any code, and for the last error of any communicator.
+        let (text, last) = unsafe {
+            let said = |text: *const c_char| CStr::from_ptr(text).to_string_lossy().into_owned();
+            (said((self.text)(code)), said((self.last)(std::ptr::null_mut())))
+        };
+        let d = Diag::new("rank-failed", format!("{}: {text} (code {code})", call()));
+        let d =
+            d.rule(rule(code)).help("run again with NCCL_DEBUG=WARN to see what NCCL says of it");
+        Err(if last.trim().is_empty() { d } else { d.why(format!("NCCL says: {}", last.trim())) })
     }
 
     /// As 22605 for 2.26.5.
@@ -200,6 +227,12 @@ impl Comm {
         self.library.check(code, || format!("ncclCommSplit on {name}"))?;
         let alarm = self.alarm.clone();
         Ok(number.map(|_| Comm { library: self.library, handle, name, alarm }))
+    }
+
+    /// Gives up all that is under way, after which nothing may be done with it.
+    pub fn abort(&self) {
+        // SAFETY: the communicator lives: after a failure it is not destroyed.
+        let _ = unsafe { (self.library.functions.abort)(self.handle) };
     }
 
     fn check(&self, call: &str, code: Code) -> Result<()> {

@@ -6,8 +6,9 @@
 //! of a direction, behind what the rank's stream has so far, and that goes on behind them, at once or
 //! where it needs them. What is not adjacent in memory passes through scratch memory.
 //!
-//! NCCL connects two ranks when they first exchange something, and waits there for both: so every
-//! direction carries a byte at the start, one after the other, in the same order on all ranks.
+//! NCCL connects ranks when they first exchange something, waits there for all of them, and takes memory: so
+//! at the start every direction carries a byte, and every group does each kind of what it will do, one after
+//! the other, in the same order on all ranks.
 //!
 //! NCCL orders sums as it likes, the same way in every run on the same devices.
 
@@ -15,6 +16,7 @@ mod collectives;
 mod connect;
 mod laid;
 mod library;
+mod warm;
 
 pub use library::Id;
 
@@ -27,7 +29,8 @@ use library::{Comm, Library};
 use shardc_ir::diag::Result;
 use shardc_ir::mesh::AtomSet;
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 /// What NCCL calls itself, as 22605 for 2.26.5.
@@ -63,8 +66,37 @@ struct Edge {
     posted: VecDeque<((u64, usize), Event)>,
 }
 
-/// Operations that were queued, by their numbers, the oldest first.
-type UnderWay = Arc<Mutex<VecDeque<(Call, Event)>>>;
+/// Operations that were queued, by their numbers, the oldest first; and the oldest that was not done when
+/// the rank last looked, 0 if there was none: who asks for that does not call the driver, which may hold
+/// its lock for long.
+#[derive(Default)]
+struct UnderWay {
+    all: Mutex<VecDeque<(Call, Event)>>,
+    oldest: AtomicU64,
+}
+
+impl UnderWay {
+    /// The oldest that is not known to be done: errors are told by who waits for the stream.
+    fn look(&self) -> Option<Call> {
+        let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
+        while all.front().is_some_and(|x| x.1.done().unwrap_or(false)) {
+            all.pop_front();
+        }
+        let found = all.front().map(|x| x.0);
+        self.oldest.store(found.unwrap_or(0), Ordering::Relaxed);
+        found
+    }
+
+    fn push(&self, call: Call, done: Event) {
+        self.all.lock().unwrap_or_else(PoisonError::into_inner).push_back((call, done));
+        self.look();
+    }
+
+    /// What was last seen.
+    fn seen(&self) -> Option<Call> {
+        Some(self.oldest.load(Ordering::Relaxed)).filter(|&call| call > 0)
+    }
+}
 
 /// One rank's end.
 pub struct Nccl {
@@ -77,14 +109,23 @@ pub struct Nccl {
     groups: BTreeMap<AtomSet, Group>,
     to: BTreeMap<usize, Edge>,
     from: BTreeMap<usize, Edge>,
-    scratch: Option<(Arena, usize)>,
+    scratch: Scratch,
     alarm: Arc<Alarm>,
     /// The next collective is deferred; and those that were, the oldest first.
     defers: bool,
     deferred: VecDeque<Event>,
-    under_way: UnderWay,
+    under_way: Arc<UnderWay>,
     /// Operations so far.
     calls: Call,
+}
+
+/// Memory for what is not adjacent.
+#[derive(Default)]
+struct Scratch {
+    room: Option<Arena>,
+    bytes: usize,
+    /// Operations only say how much they need.
+    rehearses: bool,
 }
 
 /// A job's ends: how long they wait, and whom they tell.
@@ -107,25 +148,11 @@ impl Nccl {
     /// Counts an operation.
     fn begun(&mut self, done: Event) {
         self.calls += 1;
-        not_done(&self.under_way).push_back((self.calls, done));
+        self.under_way.push(self.calls, done);
     }
 
     fn unknown<T>(&self, other: usize) -> Result<T> {
         let message = format!("the plan of rank {} has nothing for rank {other}", self.rank);
         Err(failure(message))
     }
-}
-
-/// True if work is known to be done: errors are told by who waits for the stream.
-fn is_done(work: &Event) -> bool {
-    work.done().unwrap_or(false)
-}
-
-/// Operations that are not known to be done.
-fn not_done(under_way: &UnderWay) -> MutexGuard<'_, VecDeque<(Call, Event)>> {
-    let mut all = under_way.lock().unwrap_or_else(PoisonError::into_inner);
-    while all.front().is_some_and(|x| is_done(&x.1)) {
-        all.pop_front();
-    }
-    all
 }

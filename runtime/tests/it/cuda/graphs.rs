@@ -1,13 +1,13 @@
-//! Runs of launches that are queued once, captured once, and then repeated.
+//! Runs of launches that are captured once, and then repeated.
 
 use super::machine::{self, Machine};
 use shardc_codegen::cuda::limits::Limits;
 use shardc_codegen::{cuda, lower};
+use shardc_ir::diag::{Diag, Result};
 use shardc_ir::kernel::Kernel;
-use shardc_ir::launch::Launch;
 use shardc_ir::mesh::Mesh;
 use shardc_ir::samples::Sample;
-use shardc_runtime::cuda::{Arena, Executor, Modules, Stream};
+use shardc_runtime::cuda::{Arena, Executor, Modules, Ready, Stream};
 use shardc_runtime::threads::Threads;
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,7 +20,7 @@ const PLACE: usize = 256;
 struct Rank {
     arena: Arena,
     executor: Executor,
-    kernels: [(Kernel, Vec<Launch>); 2],
+    kernels: [(Kernel, Vec<Ready>); 2],
 }
 
 fn rank(machine: &Machine) -> Rank {
@@ -34,7 +34,8 @@ fn rank(machine: &Machine) -> Rank {
         (kernel, launches)
     });
     let sources = kernels.iter().flat_map(|k| &k.1).map(|l| l.source.clone());
-    let modules = Modules::new(&machine.device, machine.code(sources).unwrap());
+    let modules = Modules::new(&machine.device, &machine.code(sources).unwrap()).unwrap();
+    let kernels = kernels.map(|(k, launches)| (k, modules.ready(&launches).unwrap()));
     let stream: Arc<Stream> = Stream::new(&machine.device).unwrap();
     let end = Threads::connect(&mesh, Duration::from_secs(20)).remove(0);
     let arena = Arena::new(&stream, 3 * PLACE, true).unwrap();
@@ -48,23 +49,25 @@ impl Rank {
         self.arena.write(0, &data).unwrap();
     }
 
-    fn run(&mut self, kernel: usize) {
-        let memory = [0, 1].map(|i| self.arena.address((kernel + i) * PLACE) as *mut f32);
-        let (k, launches) = &self.kernels[kernel];
-        // SAFETY: both matrices have room.
-        unsafe { self.executor.run(k, launches, &memory) }.unwrap();
+    /// Keeps both kernels as a run of so many launches, unless something fails between them.
+    fn keep(&mut self, number: usize, launches: usize, between: Result<()>) -> Result<()> {
+        let Rank { arena, executor, kernels } = self;
+        executor.keep(number, launches, |executor| {
+            queue(arena, executor, kernels, 0)?;
+            between?;
+            queue(arena, executor, kernels, 1)
+        })
     }
 
-    /// Both kernels as a run; true if it was repeated.
-    fn both(&mut self, number: usize, launches: usize) -> bool {
+    /// Runs both kernels; true if their run was kept.
+    fn both(&mut self, number: usize) -> bool {
+        let Rank { arena, executor, kernels } = self;
         // SAFETY: both matrices have room, in every run.
-        let repeated = unsafe { self.executor.replay(number, launches) }.unwrap();
-        if !repeated {
-            self.run(0);
-            self.run(1);
-            assert!(self.executor.keep().unwrap());
+        let kept = unsafe { executor.replay(number) }.unwrap();
+        if !kept {
+            [0, 1].into_iter().for_each(|k| queue(arena, executor, kernels, k).unwrap());
         }
-        repeated
+        kept
     }
 
     /// The first and the last element of the third place.
@@ -75,38 +78,47 @@ impl Rank {
     }
 }
 
+/// Queues a kernel.
+fn queue(
+    arena: &Arena,
+    executor: &mut Executor,
+    kernels: &[(Kernel, Vec<Ready>); 2],
+    k: usize,
+) -> Result<()> {
+    let memory = [0, 1].map(|i| arena.address((k + i) * PLACE) as *mut f32);
+    // SAFETY: both matrices have room.
+    unsafe { executor.run(&kernels[k].0, &kernels[k].1, &memory) }
+}
+
 #[test]
-fn runs_are_repeated_from_the_third_time_on() {
+fn what_is_kept_is_done_when_it_is_repeated() {
     let Some(machine) = machine::get() else { return };
     let mut r = rank(machine);
-    for step in 0..5 {
+    r.write(7.0);
+    assert!(!r.both(0));
+    r.write(1.0);
+    r.keep(0, 2, Ok(())).unwrap();
+    assert_eq!(r.ends(), [7.0, 41.0]);
+    for step in 0..3 {
         r.write(step as f32 * 100.0);
-        assert_eq!(r.both(0, 2), step > 1, "step {step}");
+        assert!(r.both(0), "step {step}");
         assert_eq!(r.ends(), [step as f32 * 100.0, step as f32 * 100.0 + 34.0]);
     }
 }
 
-/// The host cannot wait in the midst of a run, and what failed there is not repeated.
+/// What fails in the midst of a run is not kept, and nothing of it is done.
 #[test]
 fn runs_that_do_not_end_are_none() {
     let Some(machine) = machine::get() else { return };
     let mut r = rank(machine);
     r.write(1.0);
-    assert!(!r.both(0, 2));
-    assert_eq!(r.ends(), [1.0, 35.0]);
+    assert!(!r.both(0));
     r.write(2.0);
-    // SAFETY: as above.
-    assert!(!unsafe { r.executor.replay(0, 2) }.unwrap());
-    r.run(0);
-    let d = r.arena.read(0, &mut [0; 4]).unwrap_err();
-    assert!(d.message.contains("code 900"), "{d}");
-    // Nothing of it was done.
-    r.executor.wait().unwrap();
+    let d = r.keep(0, 2, Err(Diag::new("rank-failed", "on purpose"))).unwrap_err();
+    assert_eq!(d.message, "on purpose");
     assert_eq!(r.ends(), [1.0, 35.0]);
-    for repeated in [false, true] {
-        assert_eq!(r.both(0, 2), repeated);
-        assert_eq!(r.ends(), [2.0, 36.0]);
-    }
+    assert!(!r.both(0));
+    assert_eq!(r.ends(), [2.0, 36.0]);
 }
 
 /// Graphs need memory of the device, which the plan does not have.
@@ -114,15 +126,10 @@ fn runs_that_do_not_end_are_none() {
 fn so_many_launches_are_kept_and_no_more() {
     let Some(machine) = machine::get() else { return };
     let mut r = rank(machine);
-    let times = |r: &mut Rank, number: usize, launches: usize| {
+    for (number, launches, kept) in [(0, 4095, true), (1, 2, false), (2, 1, true), (3, 1, false)] {
+        r.keep(number, launches, Ok(())).unwrap();
         r.write(number as f32);
-        let repeated = [(); 3].map(|()| r.both(number, launches));
+        assert_eq!(r.both(number), kept, "{number}");
         assert_eq!(r.ends()[0], number as f32);
-        repeated
-    };
-    assert_eq!(times(&mut r, 0, 4095), [false, false, true]);
-    assert_eq!(times(&mut r, 1, 2), [false; 3]);
-    assert_eq!(times(&mut r, 2, 1), [false, false, true]);
-    assert_eq!(times(&mut r, 3, 1), [false; 3]);
-    assert!(r.both(0, 4095) && r.both(2, 1));
+    }
 }

@@ -69,7 +69,7 @@ fn machines(machine: &Machine) -> Vec<(Arc<Device>, Arc<Modules>)> {
         devices[1].reach(&devices[0]).unwrap();
     }
     let code = machine.code(std::iter::once(cuda::collective())).unwrap();
-    devices.into_iter().map(|d| (d.clone(), Modules::new(&d, code.clone()))).collect()
+    devices.into_iter().map(|d| (d.clone(), Modules::new(&d, &code).unwrap())).collect()
 }
 
 /// Runs all rounds on all ranks, and compares what came of every one.
@@ -78,7 +78,7 @@ fn rounds(what: &str, exchange: Exchange, expected: fn(round: usize, rank: usize
     let devices = machines(machine);
     let berth = |r: usize| &devices[r % devices.len()];
     let streams: Vec<Arc<Stream>> = (0..RANKS).map(|r| Stream::new(&berth(r).0).unwrap()).collect();
-    let mover = |r: usize| OnDevice::new(&streams[r], &berth(r).1, cuda::collective());
+    let mover = |r: usize| OnDevice::new(&streams[r], &berth(r).1, cuda::collective()).unwrap();
     let mesh = Mesh::new(&[("tp", RANKS)]).unwrap();
     let ends =
         Threads::connect_with(&mesh, Duration::from_secs(60), (0..RANKS).map(mover).collect());

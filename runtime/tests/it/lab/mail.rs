@@ -1,9 +1,10 @@
 //! Messages between threads that behave like those of a network at its worst: a message leaves only
-//! when it is received.
+//! when it is received. As in MPI, messages and receives of a route meet in the order of their calls,
+//! whichever is looked at first.
 
 use shardc_ir::diag::{Diag, Result};
 use shardc_runtime::messages::{Peer, Post};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -17,8 +18,16 @@ pub struct Letter {
 /// Members of the channel, sender, receiver, tag.
 type Route = (Vec<usize>, usize, usize, u32);
 
+/// What was sent on a route and not taken, by number, and how many were sent and asked for.
+#[derive(Default)]
+pub struct Line {
+    letters: BTreeMap<usize, Letter>,
+    sent: usize,
+    asked: usize,
+}
+
 /// What all ranks share.
-pub type Office = Arc<Mutex<BTreeMap<Route, VecDeque<Letter>>>>;
+pub type Office = Arc<Mutex<BTreeMap<Route, Line>>>;
 
 /// One rank's end.
 pub struct Mail {
@@ -29,7 +38,7 @@ pub struct Mail {
 
 pub enum Ticket {
     Given(Arc<AtomicBool>),
-    Taking { route: Route, bytes: usize, len: usize, done: bool },
+    Taking { route: Route, number: usize, bytes: usize, len: usize, done: bool },
 }
 
 impl Mail {
@@ -57,20 +66,30 @@ impl Post for Mail {
         let route = self.route(to.channel, self.me(to.channel), to.member, to.tag);
         let letter = Letter { bytes: bytes.addr(), len, taken: taken.clone() };
         bytes.expose_provenance();
-        self.all.lock().unwrap().entry(route).or_default().push_back(letter);
+        let mut all = self.all.lock().unwrap();
+        let line = all.entry(route).or_default();
+        line.letters.insert(line.sent, letter);
+        line.sent += 1;
         Ok(Ticket::Given(taken))
     }
     unsafe fn recv(&mut self, from: Peer, bytes: *mut u8, len: usize) -> Result<Ticket> {
         let route = self.route(from.channel, from.member, self.me(from.channel), from.tag);
-        Ok(Ticket::Taking { route, bytes: bytes.expose_provenance(), len, done: false })
+        let number = {
+            let mut all = self.all.lock().unwrap();
+            let line = all.entry(route.clone()).or_default();
+            line.asked += 1;
+            line.asked - 1
+        };
+        Ok(Ticket::Taking { route, number, bytes: bytes.expose_provenance(), len, done: false })
     }
     fn done(&mut self, t: &mut Ticket) -> Result<bool> {
         match t {
             Ticket::Given(taken) => Ok(taken.load(Ordering::Acquire)),
             Ticket::Taking { done: true, .. } => Ok(true),
-            Ticket::Taking { route, bytes, len, done } => {
+            Ticket::Taking { route, number, bytes, len, done } => {
                 let mut all = self.all.lock().unwrap();
-                let Some(letter) = all.get_mut(route).and_then(VecDeque::pop_front) else {
+                let line = all.get_mut(route);
+                let Some(letter) = line.and_then(|line| line.letters.remove(number)) else {
                     return Ok(false);
                 };
                 if letter.len != *len {

@@ -139,14 +139,14 @@ fn mistakes(o: &Obligation, mesh: &Mesh) -> Vec<(String, Obligation)> {
         Broadcast,
         Reduce,
         Slice,
-        Place,
+        PadToPartial,
         AllToAll,
         Exchange,
         AllToAllV,
         Permute,
         ToVarying,
         FromVarying,
-        Piece
+        RingShard
     );
     macro_rules! of_dim {
         ($($op:ident),*) => {
@@ -166,10 +166,10 @@ fn mistakes(o: &Obligation, mesh: &Mesh) -> Vec<(String, Obligation)> {
         Broadcast,
         Reduce,
         Slice,
-        Place,
+        PadToPartial,
         ToVarying,
         FromVarying,
-        Piece
+        RingShard
     );
     match &o.op {
         Op::Permute(k) => {
@@ -177,7 +177,7 @@ fn mistakes(o: &Obligation, mesh: &Mesh) -> Vec<(String, Obligation)> {
             k.shift += 1;
             changed("other shift", k.into());
         }
-        Op::Piece(k) => {
+        Op::RingShard(k) => {
             let mut k = k.clone();
             k.shift += 1;
             changed("other shift", k.into());
@@ -205,7 +205,7 @@ const SAME_DATA: [&str; 9] = [
     "reduce_max",
     "expand",
     "draw",
-    "put",
+    "index_add",
     "slice",
     "reduce_scatter",
     "all_to_all",
@@ -271,9 +271,9 @@ fn a_wrong_type_is_refuted_with_its_place() {
 fn a_role_of_two_types_is_refuted() {
     let mut case = Case::new("llama_gqa", &options(DP2_TP2, false, 2));
     let mut m = case.texts.programs.clone();
-    let f = m.funcs.iter_mut().find(|f| f.name == "finish").expect("a step ends");
+    let f = m.funcs.iter_mut().find(|f| f.name == "optimizer_step").expect("a step ends");
     let gathered = f.args.iter().find(|a| !f.ty(a.value).sharded().is_empty()).expect("a piece");
-    let v = gathered.value.0 as usize;
+    let v = gathered.value;
     let t = &mut f.values[v].ty;
     t.dims.iter_mut().for_each(|d| d.atoms = AtomList::EMPTY);
     let r = case.judge(&m);

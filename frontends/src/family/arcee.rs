@@ -1,0 +1,10 @@
+//! AFM (Arcee AI, 2025): Llama with an MLP of squared rectifiers, without a gate.
+
+use super::*;
+
+pub(super) const FAMILY: Family = Family {
+    model_type: "arcee",
+    absent: Absent { max_positions: 4096, eps: 1e-5, ..llama::FAMILY.absent },
+    mlp: Mlp { gate: None, activations: &[Activation::SquaredRelu], ..llama::FAMILY.mlp },
+    ..llama::FAMILY
+};

@@ -1,0 +1,27 @@
+//! DeepSeek-V2 (DeepSeek-AI, 2024): the latent attention of DeepSeek-V3, and experts by a softmax,
+//! whose gates are not divided by their sum.
+
+use super::*;
+
+pub(super) const FAMILY: Family = Family {
+    model_type: "deepseek_v2",
+    absent: Absent { max_positions: 2048, ..llama::FAMILY.absent },
+    positions: Positions::Rotary(Turning { adjacent: Adjacent::Always, ..Turning::PLAIN }),
+    mlp: llama::FAMILY.mlp,
+    experts: Some(Experts {
+        score: Score::Limited,
+        layers: SparseLayers::From { absent: 0 },
+        absent: (64, 6, 1407, 0.0),
+        ..deepseek_v3::EXPERTS
+    }),
+    known: Known {
+        aliases: &[("num_experts", "n_routed_experts")],
+        idle: &[
+            ("scoring_func", Only::Word("softmax")),
+            ("moe_layer_freq", Only::Numbers(&[1.0])),
+            ("norm_topk_prob", Only::Flag(false)),
+        ],
+        ..deepseek_v3::FAMILY.known
+    },
+    ..deepseek_v3::FAMILY
+};

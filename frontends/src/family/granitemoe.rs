@@ -1,0 +1,20 @@
+//! Granite 3 with experts (IBM Research, 2024): the factors of Granite, and the experts of Mixtral,
+//! whose gates are the softmax of those that are chosen; the experts of a layer are two tensors.
+
+use super::*;
+
+pub(super) const FAMILY: Family = Family {
+    model_type: "granitemoe",
+    mlp: llama::PLAIN_MLP,
+    experts: Some(Experts {
+        router: "router.layer",
+        list: "",
+        gate: "input_linear.weight",
+        up: "input_linear.weight",
+        down: "output_linear.weight",
+        stored: Stored::Together { order: WeightOrder::OutIn, in_turn: false, biases: false },
+        absent: (8, 2, 11008, 0.001),
+        ..mixtral::EXPERTS
+    }),
+    ..granite::FAMILY
+};

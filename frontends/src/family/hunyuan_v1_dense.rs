@@ -1,0 +1,28 @@
+//! Hunyuan (Tencent, 2025), its dense models: Llama with norms of every head of q and k, after they have turned.
+
+use super::*;
+
+pub(super) const FAMILY: Family = Family {
+    model_type: "hunyuan_v1_dense",
+    absent: Absent { eps: 1e-5, ..llama::FAMILY.absent },
+    positions: Positions::Rotary(Turning { alpha: true, ..Turning::PLAIN }),
+    padding: PaddingToken::Key { absent: Some(0) },
+    attention: Attention {
+        heads: Heads::of(
+            Bias::Key("attention_bias"),
+            Some(HeadNorms {
+                modules: ["query_layernorm", "key_layernorm"],
+                behind: true,
+                ..HeadNorms::EACH
+            }),
+        ),
+        ..llama::FAMILY.attention
+    },
+    mlp: llama::PLAIN_MLP,
+    known: Known {
+        idle: &[("use_qk_norm", Only::Flag(true))],
+        harmless: &["eod_token_id"],
+        ..Known::NONE
+    },
+    ..llama::FAMILY
+};

@@ -1,0 +1,63 @@
+//! MiniMax-M2 (MiniMax, 2025): the experts of Mixtral, chosen by sigmoids with a correcting bias; norms of all heads
+//! of q and k together; a part of each head turns.
+
+use super::*;
+
+pub(super) const FAMILY: Family = Family {
+    model_type: "minimax_m2",
+    absent: Absent {
+        kv_heads: Some(8),
+        head_dim: Some(128),
+        max_positions: 196_608,
+        theta: 5e6,
+        ..llama::FAMILY.absent
+    },
+    padding: PaddingToken::Key { absent: None },
+    positions: Positions::Rotary(Turning {
+        part: Some(("partial_rotary_factor", 1.0)),
+        width: Some("rotary_dim"),
+        ..Turning::PLAIN
+    }),
+    attention: Attention {
+        heads: Heads::of(Bias::Never, Some(HeadNorms { over: NormedOver::All, ..HeadNorms::EACH })),
+        o: Linear::torch("o_proj", Bias::Never),
+        ..llama::FAMILY.attention
+    },
+    mlp: llama::PLAIN_MLP,
+    experts: Some(Experts {
+        module: "block_sparse_moe",
+        gate: "w1",
+        up: "w3",
+        down: "w2",
+        count: "num_local_experts",
+        width: "intermediate_size",
+        score: Score::Sigmoid { bias: "e_score_correction_bias", absent: None },
+        shared: None,
+        layers: SparseLayers::All,
+        absent: (256, 8, 1536, 0.0),
+        ..deepseek_v3::EXPERTS
+    }),
+    known: Known {
+        aliases: &[("num_experts", "num_local_experts")],
+        refused: &[
+            ("output_router_logits", Only::Flag(false)),
+            ("router_jitter_noise", Only::Numbers(&[0.0])),
+        ],
+        idle: &[
+            ("scoring_func", Only::Word("sigmoid")),
+            ("qk_norm_type", Only::Word("per_layer")),
+            ("shared_intermediate_size", Only::Numbers(&[0.0])),
+            ("use_qk_norm", Only::Flag(true)),
+            ("use_routing_bias", Only::Flag(true)),
+        ],
+        harmless: &[
+            "attn_type_list",
+            "mtp_transformer_layers",
+            "num_mtp_modules",
+            "router_aux_loss_coef",
+            "use_mtp",
+        ],
+        ..Known::NONE
+    },
+    ..llama::FAMILY
+};

@@ -1,0 +1,38 @@
+//! Qwen1.5-MoE and Qwen2-MoE (Yang et al., 2024): Qwen2 with experts beside an MLP that every token passes, as much
+//! as a sigmoid says.
+
+use super::*;
+
+pub(super) const FAMILY: Family = Family {
+    model_type: "qwen2_moe",
+    absent: Absent { kv_heads: Some(16), max_positions: 32768, ..llama::FAMILY.absent },
+    attention: Attention {
+        heads: Heads::of(Bias::Unless("qkv_bias"), None),
+        o: Linear::torch("o_proj", Bias::Never),
+        window: Window::Switched { absent: Some(4096), unlisted: Unlisted::OddBefore(28) },
+        ..llama::FAMILY.attention
+    },
+    mlp: llama::PLAIN_MLP,
+    experts: Some(Experts {
+        module: "mlp",
+        router: "gate",
+        router_bias: false,
+        list: "experts",
+        gate: "gate_proj",
+        up: "up_proj",
+        down: "down_proj",
+        stored: Stored::Each,
+        clamped: None,
+        count: "num_experts",
+        width: "moe_intermediate_size",
+        score: Score::Softmax { normed: Normed::Key("norm_topk_prob") },
+        shared: Some(Shared {
+            module: "shared_expert",
+            width: SharedWidth::Key("shared_expert_intermediate_size", 5632),
+            gate: Some("shared_expert_gate"),
+        }),
+        layers: SparseLayers::Stepped,
+        absent: (60, 4, 1408, 0.001),
+    }),
+    ..llama::FAMILY
+};

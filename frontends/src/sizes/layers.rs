@@ -1,0 +1,157 @@
+//! What differs between layers: which have a window, and in which queries and keys turn.
+
+use super::*;
+use crate::family::Unlisted;
+
+/// Whether queries and keys turn, of every layer with its window.
+pub(super) fn turns(f: &Family, c: &Config, windows: &[Option<usize>]) -> Result<Vec<bool>> {
+    let layers = windows.len();
+    let Positions::Rotary(t) = f.positions else { return Ok(vec![false; layers]) };
+    match t.still {
+        Still::Never => Ok(vec![true; layers]),
+        Still::WithoutWindow { unless_all } => {
+            let all = unless_all && c.has("sliding_window") && c.get("sliding_window").is_none();
+            Ok(windows.iter().map(|w| all || w.is_some()).collect())
+        }
+        Still::Listed { every } => listed(c, layers, every),
+    }
+}
+
+/// Whether each layer turns, by the config's list; without one, all but every so many-th do.
+fn listed(c: &Config, layers: usize, every: usize) -> Result<Vec<bool>> {
+    const LIST: &str = "no_rope_layers";
+    let every = c.count_if("no_rope_layer_interval")?.unwrap_or(every);
+    let Some(list) = c.counts_if(LIST)? else {
+        return Ok((0..layers).map(|i| (i + 1) % every != 0).collect());
+    };
+    if list.len() != layers {
+        let what = format!("`{LIST}` has {} entries for {layers} layers", list.len());
+        return Err(c.error(LIST, what, format!("give {layers} entries, or none")));
+    }
+    Ok(list.into_iter().map(|turns| turns != 0).collect())
+}
+
+/// Which layers have a window where `layer_types` is absent.
+enum Else {
+    Of(Unlisted),
+    /// In turn, as a word of L and G says, of which the last layer has none.
+    Word(Vec<bool>),
+    /// All but every so many-th.
+    Every(usize),
+}
+
+/// The attention window of every layer.
+pub(super) fn windows(f: &Family, c: &Config, layers: usize) -> Result<Vec<Option<usize>>> {
+    let width = |absent| {
+        if c.has("sliding_window") { c.count_if("sliding_window") } else { Ok(absent) }
+    };
+    let (window, without, help) = match f.attention.window {
+        Window::Never => return Ok(vec![None; layers]),
+        Window::All { absent, listed } if !listed || !c.has("layer_types") => {
+            return Ok(vec![width(absent)?; layers]);
+        }
+        Window::All { absent, .. } => {
+            (width(absent)?, Else::Every(layers + 1), "set sliding_window to 4096, for example")
+        }
+        Window::AllSwitched { absent } => {
+            let on = c.flag("use_sliding_window", false)?;
+            return Ok(vec![if on { width(Some(absent))? } else { None }; layers]);
+        }
+        Window::Switched { absent, unlisted } => {
+            let on = c.flag("use_sliding_window", false)?;
+            let help = "set use_sliding_window to true and sliding_window to 4096, for example";
+            // Where it is off, files are written with 0.
+            let none = c.get("sliding_window").and_then(serde_json::Value::as_u64) == Some(0);
+            (if on && !none { width(absent)? } else { None }, Else::Of(unlisted), help)
+        }
+        Window::Alternating { absent, every, key } => {
+            // A list of kinds is read in its place.
+            let key = key.filter(|_| !c.has("layer_types"));
+            let help = "set sliding_window to 4096, for example";
+            let without = match key.filter(|key| c.get(key).is_some_and(|v| v.is_string())) {
+                Some(key) => Else::Word(pattern(c, key)?),
+                None => {
+                    let own = key.map_or(Ok(None), |key| c.count_if(key))?;
+                    Else::Every(own.unwrap_or(every))
+                }
+            };
+            (width(Some(absent))?, without, help)
+        }
+    };
+    let types = match (c.words_if("layer_types")?, without) {
+        (Some(types), _) => types,
+        (None, Else::Of(unlisted)) => {
+            let has = unlisted_have(f, c, layers, unlisted)?;
+            return Ok(has.into_iter().map(|has| window.filter(|_| has)).collect());
+        }
+        (None, Else::Word(word)) => {
+            let local = |i: usize| i + 1 < layers && word[i % word.len()];
+            let one = |i: usize| if local(i) { "sliding_attention" } else { "full_attention" };
+            (0..layers).map(one).collect()
+        }
+        (None, Else::Every(every)) => {
+            let one = |i: usize| {
+                if (i + 1) % every == 0 { "full_attention" } else { "sliding_attention" }
+            };
+            (0..layers).map(one).collect()
+        }
+    };
+    if types.len() != layers {
+        let what = format!("`layer_types` has {} entries for {layers} layers", types.len());
+        return Err(c.error("layer_types", what, format!("give {layers} entries, or none")));
+    }
+    let one = |(i, &word): (usize, &&str)| match (word, window) {
+        ("full_attention", _) => Ok(None),
+        ("sliding_attention", Some(w)) => Ok(Some(w)),
+        ("sliding_attention", None) => {
+            let key = format!("layer_types/{i}");
+            let what = "the layer has a window, but no window is set";
+            Err(c.error(&key, what, help))
+        }
+        _ => {
+            let key = format!("layer_types/{i}");
+            let what = format!("layers of type `{word}` are not compiled");
+            let help = "the 2 known types are full_attention, sliding_attention".to_string();
+            Err(c.unsupported("unsupported-config", &key, what, help))
+        }
+    };
+    types.iter().enumerate().map(one).collect()
+}
+
+/// The layers with a window, of a word in which L has one and G has none.
+fn pattern(c: &Config, key: &str) -> Result<Vec<bool>> {
+    let word = c.word_if(key)?.unwrap_or_default();
+    let local = |letter: char| match letter {
+        'L' => Some(true),
+        'G' => Some(false),
+        _other => None,
+    };
+    let all: Option<Vec<bool>> = word.chars().map(local).collect();
+    all.filter(|all| !all.is_empty()).ok_or_else(|| {
+        let what = format!("`{key}` is \"{word}\"");
+        c.error(key, what, "write a number such as 4, or a word of L and G such as \"LLLG\"")
+    })
+}
+
+/// Which layers have a window, if there is one and `layer_types` names none.
+fn unlisted_have(f: &Family, c: &Config, layers: usize, by: Unlisted) -> Result<Vec<bool>> {
+    // 0 is a value here: all layers have the window, or none.
+    let border = |absent| match c.get("max_window_layers").map(serde_json::Value::as_u64) {
+        Some(Some(0)) => Ok(0),
+        _ => Ok(c.count_if("max_window_layers")?.unwrap_or(absent)),
+    };
+    match by {
+        Unlisted::From(absent) => {
+            let first = border(absent)?;
+            Ok((0..layers).map(|i| i >= first).collect())
+        }
+        Unlisted::OddBefore(absent) => {
+            let end = border(absent)?;
+            Ok((0..layers).map(|i| i < end && i % 2 == 0).collect())
+        }
+        Unlisted::Still => {
+            let turn = turns(f, c, &vec![None; layers])?;
+            Ok(turn.into_iter().map(|turns| !turns).collect())
+        }
+    }
+}

@@ -1,0 +1,405 @@
+//! Groups of parameters, and by which update rule each parameter is trained.
+
+use crate::options::{Decay, Optimizer, Options};
+use shardc_ir::diag::{Diag, Result};
+use shardc_ir::func::{Func, Node, RoleKind, StateDecl, StateInit, StateOwner, Value};
+use shardc_ir::maps::HashMap;
+use shardc_ir::names::{self, nearest};
+use shardc_ir::ops::{FusionClass, Kind};
+use shardc_ir::plan::LrSchedule;
+use shardc_ir::text::update::{Kept, Rule, Rules, Update, built_in};
+use shardc_ir::types::DType;
+use shardc_ir::weights::Weight;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+/// The word that names matrices of layers in place of a glob.
+pub const HIDDEN: &str = "hidden";
+
+/// A rule and its attributes, for parameters by name.
+#[derive(Clone, Debug)]
+pub struct Group {
+    /// As it was asked for: globs over tensors of the checkpoint, separated by `+`.
+    pub on: String,
+    /// The name of the update rule.
+    pub rule: String,
+    /// Attributes that were given.
+    pub given: BTreeMap<String, String>,
+    /// The learning rate, as a multiple of the run's.
+    pub lr: f64,
+}
+
+/// All groups, and what each trained parameter is updated by.
+#[derive(Clone, Debug, Default)]
+pub struct Groups {
+    /// Later ones win. The first is of all parameters.
+    pub all: Vec<Group>,
+    /// By parameter.
+    pub of: BTreeMap<String, Arc<Update>>,
+    /// What is kept of parameters from step to step.
+    pub states: Vec<StateDecl>,
+    /// Says what of layers no group of matrices takes.
+    pub left_out: Option<Diag>,
+}
+
+/// What parameters have in common that are updated alike: the group, whether they decay, fans, shape,
+/// and whether they are stacks.
+type Alike = (usize, bool, [usize; 2], Vec<usize>, bool);
+
+/// The groups of a model's parameters that are not frozen.
+///
+/// # Errors
+/// `update-rule` for a rule that matches nothing, is not known, or does not fit a parameter; those
+/// of texts of rules.
+pub fn groups(
+    f: &Func,
+    weights: &[Weight],
+    frozen: &BTreeSet<String>,
+    o: &Options,
+) -> Result<Groups> {
+    let own = match o.optim_file.is_empty() {
+        true => Rules::default(),
+        false => Rules::parse(&o.optim_file, "--optim-file")?,
+    };
+    let mut all = vec![base(o)];
+    for text in &o.optim {
+        all.push(read(text, o)?);
+    }
+    let weights: HashMap<&str, &Weight> = weights.iter().map(|w| (&*w.param, w)).collect();
+    let params = f.args.iter().filter_map(|a| {
+        let role = a.role.as_ref().filter(|r| r.kind == RoleKind::Param)?;
+        (!frozen.contains(&*role.name)).then_some((a.value, &*role.name))
+    });
+    let params: Vec<(Value, &str)> = params.collect();
+    let matches = matches(f, &all, &params, &weights)?;
+    let left_out = left_out(f, &all, &params, &weights);
+    let skips = o.dtype == DType::F16 || f.values.iter().any(|v| v.ty.dtype == DType::F16);
+    let mut out = Groups { all, left_out, ..Groups::default() };
+    let mut known: HashMap<Alike, Arc<Update>> = HashMap::default();
+    for ((v, name), group) in params.into_iter().zip(matches) {
+        let weight = weights.get(name);
+        let shape = f.ty(v).sizes().to_vec();
+        let stack = weight.is_some_and(|w| w.experts.is_some());
+        let decays = o.decay == Decay::All || weight.is_none_or(|w| w.matrix);
+        let fans = fans(f, v, usize::from(stack));
+        let key = (group, decays, fans, shape, stack);
+        let update = match known.get(&key) {
+            Some(known) => known.clone(),
+            None => {
+                let own =
+                    Asked { own: &own, g: &out.all[group], group, name, decays, stack, skips };
+                let made = Arc::new(own.update(&key.3, fans, o)?);
+                out.keep(&made, key.3.len(), name)?;
+                known.insert(key, made.clone());
+                made
+            }
+        };
+        out.of.insert(name.into(), update);
+    }
+    Ok(out)
+}
+
+/// Names of the rules that parameters are updated by: those of groups, and of `*` where no later
+/// group is of all.
+pub fn rules(o: &Options) -> Vec<String> {
+    let mut all = vec![base(o).rule];
+    for text in &o.optim {
+        // What is no group is refused when parameters are dealt to groups.
+        let Ok(group) = read(text, o) else { continue };
+        if group.on.split('+').any(|glob| glob.trim() == "*") {
+            all.clear();
+        }
+        if !all.contains(&group.rule) {
+            all.push(group.rule);
+        }
+    }
+    all
+}
+
+impl Groups {
+    /// Declares what an update keeps.
+    fn keep(&mut self, update: &Update, rank: usize, param: &str) -> Result<()> {
+        for Kept { name, dtype, init, .. } in update.kept(rank)? {
+            let init = StateInit::Number(init);
+            let new = StateDecl { name, dtype, owner: StateOwner::Param, init };
+            match self.states.iter().find(|s| s.name == name) {
+                None => self.states.push(new),
+                Some(same) if *same == new => {}
+                Some(other) => {
+                    let what = format!("two rules keep a state {name} in different ways");
+                    return Err(Diag::new("update-rule", what)
+                        .at(format!("`{new}` of `{param}`, and `{other}` of others"))
+                        .rule("a state is declared once: by its name, element type and beginning")
+                        .help(
+                            "give both the same state_dtype, or call 1 of the states otherwise",
+                        ));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Most numbers of f32 that are kept of an element of a parameter.
+    pub fn most_states(&self) -> u64 {
+        let of = |u: &Arc<Update>| u.kept(0).map_or(0, |k| k.len() as u64);
+        self.of.values().map(of).max().unwrap_or(0)
+    }
+}
+
+/// The group of all parameters.
+fn base(o: &Options) -> Group {
+    let (rule, given) = match o.optimizer {
+        Optimizer::AdamW { beta1, beta2, eps } => {
+            let all = [("beta1", beta1), ("beta2", beta2), ("eps", eps)];
+            ("adamw", all.map(|(k, x)| (k.to_string(), format!("{x:?}"))).into())
+        }
+        Optimizer::Sgd => ("sgd", BTreeMap::new()),
+    };
+    Group { on: "*".into(), rule: rule.into(), given, lr: 1.0 }
+}
+
+/// The rate by which a group's `lr=` is a multiple.
+fn peak(o: &Options) -> f64 {
+    match o.lr {
+        LrSchedule::Constant { lr } | LrSchedule::WarmupCosine { lr, .. } => lr,
+    }
+}
+
+fn wrong(text: &str, what: impl Into<String>) -> Diag {
+    Diag::new("update-rule", what.into()).at(format!("--optim '{text}'"))
+}
+
+/// Reads `GLOB[+GLOB…]=NAME[,ATTRIBUTE=VALUE…]`.
+fn read(text: &str, o: &Options) -> Result<Group> {
+    const FORM: &str = "GLOB[+GLOB…]=NAME[,lr=X][,lr*=X][,ATTRIBUTE=VALUE…]";
+    let form = |what: &str| {
+        wrong(text, what).rule(FORM).help("for example --optim '*.mlp.*.weight=lion,lr=1e-4'")
+    };
+    let (on, rest) = text.split_once('=').ok_or_else(|| form("no update rule is named"))?;
+    let mut words = rest.split(',');
+    let rule = words.next().unwrap_or("").trim().to_string();
+    if on.split('+').any(|g| g.trim().is_empty()) || rule.is_empty() {
+        return Err(form("a glob or the name of a rule is missing"));
+    }
+    // The group of all parameters says it of the rules that follow, too, where they are the same.
+    let base = base(o);
+    let mut given = if base.rule == rule { base.given } else { BTreeMap::new() };
+    let mut lr = 1.0;
+    for word in words {
+        let (key, value) = word.split_once('=').ok_or_else(|| form("an attribute has no value"))?;
+        let (key, value) = (key.trim(), value.trim());
+        let rate = || {
+            let x = value.parse().ok().filter(|x: &f64| (*x as f32).is_normal() && *x > 0.0);
+            x.ok_or_else(|| form("a learning rate is a number above 0, as f32 has"))
+        };
+        match key {
+            "lr" => lr = rate()? / peak(o),
+            "lr*" => lr = rate()?,
+            _other if !allows(key, value) => {
+                let what = format!("`{value}` is no {key}");
+                return Err(wrong(text, what).help(
+                    "betas and momentum are from 0 to below 1, \
+                    eps is above 0, decay is not below 0, and all are finite",
+                ));
+            }
+            _other => drop(given.insert(key.into(), value.into())),
+        }
+        let own = [lr, lr * peak(o)];
+        if !own.iter().all(|x| (*x as f32).is_normal()) {
+            return Err(form("the learning rate of the group is out of the range of f32"));
+        }
+    }
+    Ok(Group { on: on.into(), rule, given, lr })
+}
+
+/// Whether a number may be that of an attribute: words and terms are the rule's to understand.
+fn allows(key: &str, value: &str) -> bool {
+    let Ok(x) = value.parse::<f64>() else { return true };
+    (x as f32).is_finite()
+        && match key {
+            "beta1" | "beta2" | "momentum" => (0.0..1.0).contains(&x),
+            "eps" => (x as f32).is_normal() && x > 0.0,
+            "decay" => x >= 0.0,
+            "steps" => (1.0..=100.0).contains(&x) && x.fract() == 0.0,
+            _own => true,
+        }
+}
+
+/// The group of each parameter.
+fn matches(
+    f: &Func,
+    all: &[Group],
+    params: &[(Value, &str)],
+    weights: &HashMap<&str, &Weight>,
+) -> Result<Vec<usize>> {
+    let mut of = vec![0; params.len()];
+    for (k, g) in all.iter().enumerate().skip(1) {
+        let whole = format!("{}={}", g.on, g.rule);
+        for glob in g.on.split('+').map(str::trim) {
+            let mut found = false;
+            for (i, &(v, name)) in params.iter().enumerate() {
+                let is = match (glob, weights.get(name)) {
+                    (HIDDEN, w) => is_hidden(f, v, w.copied()) == Some(true),
+                    (_, None) => names::glob(glob, name),
+                    (_, Some(w)) => {
+                        let one = std::slice::from_ref(*w);
+                        let parts = names::parameters(one, glob);
+                        !parts.map_err(|d| d.at(format!("--optim '{whole}'")))?.is_empty()
+                    }
+                };
+                if is {
+                    (of[i], found) = (k, true);
+                }
+            }
+            if !found {
+                let known: Vec<Weight> = weights.values().map(|w| (*w).clone()).collect();
+                let mut known = known;
+                known.sort_by(|a, b| a.param.cmp(&b.param));
+                return Err(wrong(&whole, format!("`{glob}` matches no trained parameter"))
+                    .help(names::suggestion(&known, glob)));
+            }
+        }
+    }
+    Ok(of)
+}
+
+/// Of what has the dims of a matrix of a layer, or more: whether it is one, or a stack of experts', which a product
+/// takes. `None`: an embedding, a head, a bias, or a vector.
+fn is_hidden(f: &Func, v: Value, w: Option<&Weight>) -> Option<bool> {
+    let first = usize::from(w.is_some_and(|w| w.experts.is_some()));
+    // Those of experts have a dim for these.
+    let bias = w.is_some_and(|w| w.tensor.ends_with("bias"));
+    let large = !bias && f.ty(v).rank() >= 2 + first && f.name(v).layer.is_some();
+    large.then(|| f.ty(v).rank() == 2 + first && product(f, v, first).is_some())
+}
+
+/// A warning that names what `hidden` leaves out of layers, if there is a group of it.
+fn left_out(
+    f: &Func,
+    all: &[Group],
+    params: &[(Value, &str)],
+    weights: &HashMap<&str, &Weight>,
+) -> Option<Diag> {
+    let group = all.iter().find(|g| g.on.split('+').any(|g| g.trim() == HIDDEN))?;
+    let no = |p: &&(Value, &str)| is_hidden(f, p.0, weights.get(p.1).copied()) == Some(false);
+    let left: Vec<&str> = params.iter().filter(no).map(|p| p.1).collect();
+    let (first, more) = (left.first()?, left.len() - 1);
+    let others = match more {
+        0 => String::new(),
+        n => format!(" and {n} other parameters of layers"),
+    };
+    let what = format!("`{HIDDEN}={}` leaves out `{first}`{others}", group.rule);
+    let why = "a matrix of a layer has 2 dims, and a product takes it";
+    let help = format!("name it, if it is one: --optim '{}={}'", first, group.rule);
+    Some(Diag::new("no-effect", what).why(why).help(help))
+}
+
+/// What a parameter's matrix makes of how many: the sizes of dims that its product keeps, and of
+/// those that it sums over. Of what is in no product, as torch stores it.
+fn fans(f: &Func, v: Value, first: usize) -> [usize; 2] {
+    let sizes = f.ty(v).sizes();
+    product(f, v, first).unwrap_or_else(|| match sizes[first.min(sizes.len())..] {
+        [] => [1, 1],
+        [one] => [one, 1],
+        [out, ref rest @ ..] => [out, rest.iter().product()],
+    })
+}
+
+/// The sizes of dims that the product keeps which takes a parameter, and of those that it sums over.
+fn product(f: &Func, v: Value, first: usize) -> Option<[usize; 2]> {
+    let sizes = f.ty(v).sizes();
+    let mut same = vec![v];
+    for n in &f.nodes {
+        let Some(j) = n.ins.iter().position(|x| same.contains(x)) else { continue };
+        let kind = n.op.facts().kind;
+        if kind == Kind::Conversion {
+            same.extend(&n.outs);
+        }
+        if !matches!(kind, Kind::Product | Kind::GroupedProduct) {
+            continue;
+        }
+        let ranks: Vec<usize> = n.ins.iter().map(|&x| f.ty(x).rank()).collect();
+        let rule = n.op.def().rule(&ranks);
+        let mut out = [1, 1];
+        for (d, group) in rule.ins[j].iter().enumerate().skip(first) {
+            out[usize::from(!rule.outs[0].contains(group))] *= sizes[d];
+        }
+        return Some(out);
+    }
+    None
+}
+
+/// What is asked of the update of a parameter.
+struct Asked<'a> {
+    /// The user's own rules, which are found before those that are built in.
+    own: &'a Rules,
+    g: &'a Group,
+    group: usize,
+    name: &'a str,
+    decays: bool,
+    stack: bool,
+    /// There are steps that change nothing.
+    skips: bool,
+}
+
+impl Asked<'_> {
+    fn update(&self, shape: &[usize], fans: [usize; 2], o: &Options) -> Result<Update> {
+        let (rule, stack) = self.rule(shape)?;
+        let mut given = self.g.given.clone();
+        if rule.has("decay") && !given.contains_key("decay") {
+            let decay = if self.decays { o.weight_decay } else { 0.0 };
+            given.insert("decay".into(), format!("{decay:?}"));
+        }
+        let text = format!("{}={}", self.g.on, self.g.rule);
+        let inner = &shape[usize::from(stack)..];
+        let attrs = rule.attributes(&given, fans, inner);
+        let attrs = attrs.map_err(|[what, help]| wrong(&text, what).help(help))?;
+        let update = Update { rule, attrs, stack, lr: self.g.lr, group: self.group };
+        // What is wrong with its text is said once, and here.
+        let func = update.func(shape)?;
+        let joins = |n: &Node| n.op.facts().fusion != Some(FusionClass::Each);
+        if update.fused()?.is_none() && self.skips && func.nodes.iter().any(joins) {
+            let what = format!("`@{}` is not compiled for f16", self.g.rule);
+            return Err(wrong(&text, what)
+                .rule("in f16 a step whose gradients overflow changes nothing: rules of elements alone can")
+                .help("use --dtype bf16, or train these parameters by 1 of adamw, sgd and lion"));
+        }
+        Ok(update)
+    }
+
+    /// The first rule of the name that fits, and whether it is one of what is stacked.
+    fn rule(&self, shape: &[usize]) -> Result<(Arc<Rule>, bool)> {
+        let named = |rules: &Rules| rules.named(&self.g.rule).cloned().collect::<Vec<_>>();
+        let mut all = named(self.own);
+        if all.is_empty() {
+            all = named(built_in());
+        }
+        let text = format!("{}={}", self.g.on, self.g.rule);
+        if all.is_empty() {
+            let mut known = self.own.names();
+            known.extend(built_in().names());
+            let near = nearest(&self.g.rule, known.iter().copied(), 1);
+            let d = wrong(&text, format!("no update rule is called `{}`", self.g.rule));
+            let d = match near[..] {
+                [near, ..] => d.help(format!("did you mean {near}?")),
+                [] => d,
+            };
+            return Err(
+                d.help(format!("the rules are {}; --optim-file adds others", known.join(", ")))
+            );
+        }
+        let fits = |shape: &[usize]| all.iter().find(|r| r.fits(shape)).cloned();
+        if let Some(rule) = fits(shape) {
+            return Ok((rule, false));
+        }
+        let inner = if self.stack { fits(&shape[1..]) } else { None };
+        inner.map(|rule| (rule, true)).ok_or_else(|| {
+            let what =
+                format!("`@{}` is not for `{}`, which has shape {shape:?}", self.g.rule, self.name);
+            wrong(&text, what).rule("a rule of matrices updates tensors of 2 dims").help(format!(
+                "leave it to another group: add --optim 'GLOB=adamw' for `{}`",
+                self.name
+            ))
+        })
+    }
+}

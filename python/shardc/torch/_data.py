@@ -1,0 +1,175 @@
+"""A batch as the inputs of functions."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Mapping, Optional, Tuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .._command import ShardcError
+from ._mesh import Mesh, device
+
+DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16, "i32": torch.int32}
+#: Labels below 0 are ignored.
+IGNORED = -100
+
+
+class Layout:
+    """A type of the plan: the element type, and of each dim its size and what splits it."""
+
+    def __init__(self, mesh: Mesh, of: Any) -> None:
+        self.dtype = DTYPES[of[0]]
+        self.sizes = [size for size, _ in of[1]]
+        self.over = [mesh.over(*(tuple(a) for a in atoms)) for _, atoms in of[1]]
+
+    def extents(self, rank: Optional[int] = None) -> List[Tuple[int, int]]:
+        """Of each dim, where a rank's piece begins and its length."""
+        return [o.extent(size, rank) for size, o in zip(self.sizes, self.over)]
+
+    @property
+    def shape(self) -> List[int]:
+        return [n for _, n in self.extents()]
+
+
+def wrong(message: str, help: str, code: str = "batch-shape") -> ShardcError:
+    rendered = f"error[{code}]: {message}\n  help: {help}"
+    return ShardcError({"code": code, "message": message, "help": [help], "rendered": rendered, "exit": 2})
+
+
+class Inputs:
+    """Fills the inputs of functions from a batch, whose columns have all rows of the batch or those of this rank."""
+
+    def __init__(self, mesh: Mesh, settings: Mapping[str, Any], table: List[Dict[str, Any]]) -> None:
+        self.mesh, self.settings = mesh, settings
+        self.table = {row["name"]: row for row in table}
+        seq, order = settings["seq"], settings["tokens"]
+        self.order = torch.arange(seq)
+        if order["kind"] == "zigzag":
+            chunks = self.order.chunk(2 * order["ranks"])
+            pairs = [torch.cat([chunks[r], chunks[-1 - r]]) for r in range(order["ranks"])]
+            self.order = torch.cat(pairs)
+        self._fixed: Dict[Any, Tensor] = {}
+        self._columns: Dict[str, Tensor] = {}
+
+    def begin(self, batch: Mapping[str, Tensor]) -> None:
+        """Takes the columns of a step."""
+        self._columns = {}
+        for row in self.table.values():
+            if row["fill"] in ("tokens", "labels", "mask", "column"):
+                self._columns[row["name"]] = self._checked(row, self._column(row, batch))
+        if self.settings.get("documents"):
+            self._documents(self.settings["documents"])
+
+    def _column(self, row: Mapping[str, Any], batch: Mapping[str, Tensor]) -> Tensor:
+        name, fill, reads = row["name"], row["fill"], row["reads"]
+        if name in batch:
+            return _behind(batch[name]) if fill == "labels" and reads == "next" else batch[name]
+        tokens = batch.get("input_ids")
+        if fill == "tokens" and reads == "" and tokens is not None:
+            return tokens
+        if fill == "labels" and reads == "" and "labels" in batch:
+            return _behind(batch["labels"])
+        if fill == "labels" and reads == "causal" and tokens is not None:
+            return _behind(tokens)
+        if fill == "mask":
+            rows = next((len(x) for x in batch.values()), 0)
+            return torch.ones(rows, *row["sizes"], dtype=torch.int32)
+        has = ", ".join(sorted(batch)) or "nothing"
+        raise wrong(f"the batch has no {name!r}: it has {has}", f"give a tensor of the name {name!r}")
+
+    def _checked(self, row: Mapping[str, Any], x: Tensor) -> Tensor:
+        name, want = row["name"], list(row["sizes"])
+        whole = self.settings["global_batch"]
+        rows, sizes = (x.shape[0] if x.dim() else 0, list(x.shape[1:])) if row["batch"] else (0, list(x.shape))
+        if sizes != want or (row["batch"] and rows != whole and whole % max(rows, 1)):
+            shape = [whole, *want] if row["batch"] else want
+            raise wrong(
+                f"{name!r} has the shape {list(x.shape)}, the plan needs {shape}",
+                f"give {shape}, or of a rank its own rows alone; or compile with another --global-batch or --seq",
+            )
+        dtype = DTYPES[row["dtype"]]
+        if x.dtype.is_floating_point != dtype.is_floating_point:
+            raise wrong(f"{name!r} is of {x.dtype}, the plan needs {dtype}", f"give {dtype}")
+        below = row["below"]
+        if below is not None and x.device.type == "cpu" and x.numel():
+            least, most = int(x.min()), int(x.max())
+            low = 0 if row["fill"] != "labels" else least
+            if most >= below or least < low:
+                bad = most if most >= below else least
+                raise wrong(f"{name!r} has {bad}; the plan knows {below}", f"use 0 to {below - 1}", "token-range")
+        return x.to(dtype)
+
+    def _documents(self, how: Mapping[str, Any]) -> None:
+        named = {row["fill"]: name for name, row in self.table.items()}
+        tokens = self._columns.get(named.get("tokens", ""))
+        if tokens is None:
+            return
+        end, padding = how["end"], how.get("padding")
+        if "labels" in named:
+            labels = self._columns[named["labels"]]
+            scored = tokens != end
+            if padding is not None and padding != end:
+                scored &= (tokens != padding) & (labels != padding)
+            self._columns[named["labels"]] = torch.where(scored, labels, IGNORED)
+        beside = torch.cat([tokens[:, 1:2], tokens[:, :-1]], 1) if tokens.shape[1] > 1 else torch.full_like(tokens, end - 1)
+        pads = torch.zeros_like(tokens, dtype=torch.bool)
+        if padding is not None:
+            pads = (tokens == padding) & ((tokens != end) | (beside == end))
+        before, padded = tokens.roll(1, 1), pads.roll(1, 1)
+        begins = (padded != pads) | ((before == end) & ~padded)
+        begins[:, 0] = True
+        places = torch.arange(tokens.shape[1]).expand_as(tokens)
+        first = torch.where(begins, places, 0).cummax(1).values
+        segments = torch.where(pads, -1, (begins & ~pads).cumsum(1) - 1)
+        made = {"segments": segments, "offsets": places - first}
+        if "count" in named:
+            if tokens.shape[0] != self.settings["global_batch"]:
+                raise wrong("tokens that are not padding are counted over the batch", "give all of its rows")
+            count = max(int((segments != -1).sum()), 1) / self.settings["microbatches"]
+            made["count"] = torch.tensor(count, dtype=torch.float32)
+        for fill, x in made.items():
+            if fill in named:
+                self._columns[named[fill]] = x
+
+    def get(self, name: str, layout: Layout, key: Any, microbatch: Optional[int], step: int) -> Tensor:
+        """This rank's piece of an input; `key` tells its type from others."""
+        row = self.table[name]
+        fill, settings = row["fill"], self.settings
+        if fill == "run":
+            seed = settings["seed"]
+            words = torch.tensor([seed & 0xFFFFFFFF, seed >> 32, step], dtype=torch.int64)
+            return words.to(torch.int32).to(device)
+        extents = layout.extents()
+        if fill == "positions":
+            if (name, key) not in self._fixed:
+                x = self.order.expand(layout.sizes)
+                x = x[tuple(slice(s, s + n) for s, n in extents)]
+                self._fixed[name, key] = x.to(layout.dtype).contiguous().to(device)
+            return self._fixed[name, key]
+        if fill == "places":
+            x = torch.arange(settings["global_batch"])[:, None] * settings["seq"] + torch.arange(settings["seq"])
+        else:
+            x = self._columns[name]
+        cut = []
+        for d, (start, n) in enumerate(extents):
+            if d == 0 and row["batch"]:
+                # A rank's rows of all its microbatches lie together.
+                pieces = layout.over[0].ways
+                each = layout.sizes[0] // pieces
+                whole = settings["global_batch"]
+                if x.shape[0] not in (whole, whole // pieces):
+                    own = whole // pieces
+                    raise wrong(f"{name!r} has {x.shape[0]} rows", f"give all {whole} rows, or the {own} of this rank")
+                own = layout.over[0].place * (whole // pieces) if x.shape[0] == whole else 0
+                start = own + (microbatch or 0) * each
+            if d == row["seq"]:
+                x = x.index_select(d, self.order.to(x.device))
+            cut.append(slice(start, start + n))
+        return x[tuple(cut)].to(layout.dtype).contiguous().to(device)
+
+
+def _behind(labels: Tensor) -> Tensor:
+    """Labels that stand at their own tokens, as those of the tokens before them."""
+    return F.pad(labels[:, 1:], (0, 1), value=IGNORED)

@@ -1,0 +1,339 @@
+"""A step of a plan: the loop over the instructions of a rank, and what is kept between them."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import math
+import os
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple, Union
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from .._command import ShardcError
+from ._attention import Known, remember
+from ._data import Inputs, Layout, wrong
+from ._mesh import Mesh, device, this_rank, world_size
+from ._scale import LossScale
+from ._store import Tensors, Weights, whole_tensors
+
+#: What a value is to the world outside of its function, its name, and of what is made for each microbatch its number.
+Key = Tuple[str, str, Optional[int]]
+#: The form of program.json that is read.
+FORMAT = 1
+#: Kinds of which there is one for each microbatch.
+_LOOPED = {"stash", "edge"}
+#: Kinds that functions do not take from each other.
+_GIVEN = {"input", "scalar"}
+
+
+def _lasts(kind: str) -> bool:
+    """Whether it is kept from step to step."""
+    return kind == "param" or kind.startswith("state[")
+
+
+class Function:
+    """A function of the program: its arguments and results by name, each with its role and the number of its type."""
+
+    def __init__(self, call: Callable[[Dict[str, Tensor]], None], ports: Mapping[str, Any]) -> None:
+        self.call = call
+        self.args: List[Tuple[str, Tuple[str, str], int]] = [(v, tuple(r), t) for v, r, t in ports["args"]]
+        self.results: List[Tuple[str, Tuple[str, str], int]] = [(v, tuple(r), t) for v, r, t in ports["results"]]
+
+
+def _key(role: Tuple[str, str], microbatch: Optional[int]) -> Key:
+    return (*role, microbatch if role[0] in _LOOPED else None)
+
+
+class Step:
+    """A step of training by a plan. Call it with a batch: tensors by name, of all ranks or of this one's rows alone."""
+
+    def __init__(self, module: Any, facts: Mapping[str, Any], weights: Weights) -> None:
+        self.settings: Dict[str, Any] = facts["settings"]
+        self.weights: List[Dict[str, Any]] = facts["weights"]
+        self.mesh: Mesh = module.mesh
+        #: Steps that were taken.
+        self.steps = 0
+        #: The learning rate of a step, counted from 1.
+        self.lr: Callable[[int], float] = self._planned_lr
+        self._scale = LossScale(self.settings.get("loss_scaling"))
+        self._stages = self.mesh.group("pp") if "pp" in self.mesh.sizes else None
+        if self.mesh.ranks > 1:
+            self.mesh.connect()
+        # What goes up the pipeline does not wait for what comes down.
+        self._links = [self.mesh.new_group(self._stages) for _ in range(2)] if self._stages is not None else []
+        self._types = [Layout(self.mesh, t) for t in facts["types"]]
+        self._inputs = Inputs(self.mesh, self.settings, facts["inputs"])
+        calls = {name: getattr(module, name.replace(".", "_")) for name in facts["functions"]}
+        self._functions = {n: Function(calls[n], ports) for n, ports in facts["functions"].items()}
+        own = self._stages.place if self._stages is not None else 0
+        classes = facts["classes"]
+        self._lists = {k: classes[own][k] for k in ("step", "evaluation")}
+        self._ends = {k: self._last_uses(of) for k, of in self._lists.items()}
+        # Which rank of the pipeline has what is shown of a step.
+        self._shown = {k: [self._metrics(c[k]) for c in classes] for k in self._lists}
+        self._store: Dict[Key, Tensor] = {}
+        self._known: Known = {}
+        self._load(Tensors(weights), facts["states"])
+
+    def __call__(self, batch: Mapping[str, Tensor]) -> Dict[str, Tensor]:
+        """Trains on a batch; the loss, the norm of gradients and other metrics, on all ranks."""
+        out = self._run("step", batch, self.steps + 1)
+        self.steps += 1
+        if self._scale.how is not None:
+            self._scale.update(math.isfinite(float(out["grad_norm"])))
+        return out
+
+    def evaluate(self, batch: Mapping[str, Tensor]) -> Dict[str, Tensor]:
+        """The loss of a batch, which changes nothing."""
+        if not self._lists["evaluation"]:
+            raise wrong("the plan has no evaluation", "call the step itself: it does not train", "no-evaluation")
+        return self._run("evaluation", batch, 0)
+
+    def parameters(self) -> Dict[str, Tensor]:
+        """What this rank has of each parameter."""
+        return {name: x for (kind, name, _), x in self._store.items() if kind == "param"}
+
+    def whole(self, kind: str) -> Dict[str, Tensor]:
+        """All of what the ranks have of a kind, `param` or `grad_shown`, as tensors of a checkpoint; to be called on all ranks."""
+        own = {name: x for (k, name, _), x in self._store.items() if k == kind}
+        found: Dict[str, Tensor] = {}
+        for w in self.weights:
+            x, layout = own.get(w["param"]), self._layouts.get((kind, w["param"]))
+            has = [(None if x is None else x.cpu())]
+            if self.mesh.ranks > 1:
+                has = [None] * self.mesh.ranks
+                dist.all_gather_object(has, None if x is None else x.cpu())
+            if layout is None or all(h is None for h in has):
+                continue
+            y = torch.zeros(layout.sizes, dtype=layout.dtype)
+            for rank, piece in enumerate(has):
+                if piece is not None:
+                    y[tuple(slice(s, s + n) for s, n in layout.extents(rank))] = piece
+            found[w["param"]] = y
+        return whole_tensors(self.weights, found)
+
+    def close(self) -> None:
+        """Ends the process groups of this plan."""
+        for link in self._links:
+            dist.destroy_process_group(link)
+        self.mesh.disconnect()
+
+    def _planned_lr(self, step: int) -> float:
+        how = self.settings["lr"]
+        if how["kind"] == "constant":
+            return float(how["lr"])
+        lr, warmup, floor = how["lr"], how["warmup"], how["floor"]
+        if step <= warmup:
+            return float(lr * step / warmup)
+        done = (step - warmup) / max(how["total"] - warmup, 1)
+        return float(floor + (lr - floor) * 0.5 * (1 + math.cos(math.pi * min(done, 1.0))))
+
+    def _load(self, tensors: Tensors, states: Mapping[str, Any]) -> None:
+        by_name = {w["param"]: w for w in self.weights}
+        #: Of what is kept or shown its layout, whichever rank has it.
+        self._layouts: Dict[Tuple[str, str], Layout] = {}
+        for f in self._functions.values():
+            for _, (kind, name), t in [*f.args, *f.results]:
+                self._layouts.setdefault((kind, name), self._types[t])
+        called = {i[1] for of in self._lists.values() for i in of if i[0] == "call"}
+        for f in (self._functions[c] for c in sorted(called)):
+            for _, (kind, name), t in f.args:
+                key, layout = (kind, name, None), self._types[t]
+                if not _lasts(kind) or key in self._store:
+                    continue
+                init = "file" if kind == "param" else states[kind[len("state[") : -1]]
+                if init == "file":
+                    x = tensors.parameter(by_name[name], layout.extents())
+                    x = x.to(device=device, dtype=layout.dtype, copy=True).contiguous()
+                else:
+                    x = torch.full(layout.shape, float(init), dtype=layout.dtype, device=device)
+                self._store[key] = x
+
+    def _accesses(self, i: List[Any]) -> Tuple[List[Key], List[Key]]:
+        """What an instruction reads, and what it makes."""
+        if i[0] == "call":
+            f = self._functions[i[1]]
+            reads = [_key(r, i[2]) for _, r, _ in f.args if r[0] not in _GIVEN]
+            return reads, [_key(r, i[2]) for _, r, _ in f.results]
+        if i[0] == "send":
+            return [_key(tuple(i[1]), i[2])], []
+        if i[0] == "recv":
+            return [], [_key(tuple(i[1]), i[2])]
+        return [], []
+
+    def _last_uses(self, of: List[Any]) -> List[set]:
+        """For each instruction the values that nothing reads behind it, as it leaves them."""
+        ends: List[set] = [set() for _ in of]
+        read_later: Dict[Key, bool] = {}
+        for at in reversed(range(len(of))):
+            reads, makes = self._accesses(of[at])
+            for key in makes:
+                read_later[key] = False
+            for key in reads:
+                if not read_later.get(key, _lasts(key[0])):
+                    ends[at].add(key)
+                read_later[key] = True
+        return ends
+
+    def _metrics(self, of: List[Any]) -> List[Tuple[str, str]]:
+        calls = [self._functions[i[1]] for i in of if i[0] == "call"]
+        shown = {r for f in calls for _, r, _ in f.results if r[0] in ("metric", "mean")}
+        return sorted(shown)
+
+    def _peer(self, stage: int) -> int:
+        assert self._stages is not None
+        return self._stages.ranks[stage]
+
+    @torch.no_grad()
+    def _run(self, what: str, batch: Mapping[str, Tensor], step: int) -> Dict[str, Tensor]:
+        remember(self._known)
+        self._inputs.begin(batch)
+        for key in [k for k in self._store if not _lasts(k[0])]:
+            del self._store[key]
+        own = self._stages.place if self._stages is not None else 0
+        posted: Dict[Key, Tuple[Any, Tensor]] = {}
+        sent: Dict[int, List[Tuple[Any, Tensor]]] = {}
+        tags: Dict[Tuple[bool, int], int] = {}
+
+        def tag(sends: bool, stage: int) -> int:
+            tags[sends, stage] = tags.get((sends, stage), 0) + 1
+            return tags[sends, stage]
+
+        def receive(i: List[Any]) -> Tuple[Any, Tensor]:
+            layout = self._types[i[4]]
+            x = torch.empty(layout.shape, dtype=layout.dtype, device=device)
+            return dist.irecv(x, self._peer(i[3]), self._links[own > i[3]], tag(False, i[3])), x
+
+        for i, ends in zip(self._lists[what], self._ends[what]):
+            if i[0] == "call":
+                self._call(self._functions[i[1]], i[2], step, ends)
+            elif i[0] == "post":
+                posted[_key(tuple(i[1]), i[2])] = receive(i)
+            elif i[0] == "recv":
+                key = _key(tuple(i[1]), i[2])
+                work, x = posted.pop(key, None) or receive(i)
+                work.wait()
+                self._store[key] = x
+            elif i[0] == "send":
+                key = _key(tuple(i[1]), i[2])
+                x = self._store[key].contiguous()
+                work = dist.isend(x, self._peer(i[3]), self._links[i[3] > own], tag(True, i[3]))
+                sent.setdefault(i[3], []).append((work, x))
+                if key in ends:
+                    del self._store[key]
+            elif i[0] == "sent":
+                sent[i[1]].pop(0)[0].wait()
+        for work, _ in (one for all_of in sent.values() for one in all_of):
+            work.wait()
+        return self._all_metrics(what)
+
+    def _call(self, f: Function, microbatch: Optional[int], step: int, ends: set) -> None:
+        v: Dict[str, Tensor] = {}
+        for value, role, t in f.args:
+            kind, name = role
+            if kind == "input":
+                v[value] = self._inputs.get(name, self._types[t], t, microbatch, step)
+            elif kind == "scalar":
+                v[value] = torch.tensor(self._scalar(name, step), dtype=torch.float32, device=device)
+            else:
+                v[value] = self._store[_key(role, microbatch)]
+        # What nobody reads behind this call is the call's own, which drops it where it is done with it.
+        for key in ends:
+            self._store.pop(key, None)
+        f.call(v)
+        for value, role, _ in f.results:
+            self._store[_key(role, microbatch)] = v[value]
+
+    def _scalar(self, name: str, step: int) -> float:
+        update = max(step - self._scale.skipped, 0)
+        known = {"lr": lambda: self.lr(update), "step": lambda: float(update), "loss_scale": lambda: self._scale.scale}
+        return known[name]()
+
+    def _all_metrics(self, what: str) -> Dict[str, Tensor]:
+        """Metrics, which one rank of the pipeline may have alone, on all."""
+        own = {name: x for (kind, name, _), x in self._store.items() if kind in ("metric", "mean")}
+        if self._stages is None:
+            return own
+        out, has = {}, self._shown[what]
+        for stage, names in enumerate(has):
+            names = [n for n in names if all(n not in before for before in has[:stage])]
+            if not names:
+                continue
+            if self._stages.place == stage:
+                x = torch.stack([own[n].float() for _, n in names])
+            else:
+                x = torch.empty(len(names), device=device)
+            dist.broadcast(x, self._peer(stage), self._stages.group)
+            out.update({n: y for (_, n), y in zip(names, x.unbind())})
+        return out
+
+
+def load(folder: Union[str, Path], weights: Weights, timeout: Optional[float] = None) -> Step:
+    """The step of a folder that `shardc export --to torch` wrote, on this rank of torch.distributed.
+
+    Makes the default process group, if there is none. `timeout` is of its exchanges, in seconds.
+    """
+    folder = Path(folder)
+    facts = json.loads((folder / "program.json").read_text(encoding="utf-8"))
+    if facts.get("format") != FORMAT:
+        raise wrong(f"the program is of another shardc, {facts['version']}", "export the plan again into a new folder", "plan")
+    ranks = math.prod(size for _, size in facts["mesh"])
+    if ranks != world_size():
+        has = world_size()
+        count = f"{has} was" if has == 1 else f"{has} were"
+        raise wrong(f"the plan is for {ranks} ranks, and {count} started", f"torchrun --nproc-per-node {ranks}", "mesh")
+    if ranks > 1 and not dist.is_initialized():
+        more: Dict[str, Any] = {} if timeout is None else {"timeout": timedelta(seconds=timeout)}
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+            more["device_id"] = device
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo", **more)
+    spec = importlib.util.spec_from_file_location(f"shardc_program_{len(sys.modules)}", folder / "program.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    if module.PLAN != facts["plan"]:
+        raise wrong("program.py and program.json are of two plans", "export the plan again into a new folder", "plan")
+    return Step(module, facts, weights)
+
+
+def main(program: Union[str, Path]) -> None:
+    """The command line of a program."""
+    p = argparse.ArgumentParser(prog=Path(program).name, description="Trains by a plan under torchrun.")
+    p.add_argument("--weights", required=True, metavar="MODEL", help="folder of the model's safetensors")
+    p.add_argument("--batch", required=True, metavar="FILE", help="safetensors with input_ids and labels")
+    p.add_argument("--steps", type=int, default=1, help="steps on this batch [1]")
+    p.add_argument("--dump", metavar="FILE", help="file for the loss, gradients (if the plan shows them) and parameters")
+    p.add_argument("--timeout", type=float, metavar="SECONDS", help="of exchanges")
+    a = p.parse_args()
+    first = this_rank() == 0
+    try:
+        from safetensors.torch import load_file, save_file
+
+        step = load(Path(program).parent, a.weights, a.timeout)
+        batch = load_file(a.batch)
+        dump: Dict[str, Tensor] = {}
+        for n in range(1, a.steps + 1):
+            out = step(batch)
+            if first:
+                print(f"step {n}  " + "  ".join(f"{k} {float(x):.6f}" for k, x in out.items()), flush=True)
+            if n == 1 and a.dump:
+                dump = {k: x.reshape(()).clone() for k, x in out.items()}
+                dump.update({f"grad.{k}": x for k, x in step.whole("grad_shown").items()})
+        if a.dump:
+            dump.update({f"param.{k}": x for k, x in step.whole("param").items()})
+            if first:
+                save_file(dump, a.dump)
+    except (ShardcError, OSError) as error:
+        if first:
+            print(error if isinstance(error, ShardcError) else f"error[file]: {error}", file=sys.stderr, flush=True)
+        os._exit(getattr(error, "exit_status", None) or 2)
+    if dist.is_initialized():
+        dist.destroy_process_group()

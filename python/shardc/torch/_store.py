@@ -1,0 +1,96 @@
+"""The tensors of a model's folder, and parameters as plans have them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, Sequence, Tuple, Union
+
+import torch
+from torch import Tensor
+
+from ._data import wrong
+
+#: Tensors by name, or the folder of a model.
+Weights = Union[str, Path, Mapping[str, Tensor]]
+
+
+class Tensors:
+    """Tensors of a folder of safetensors, of which pieces are read, or of a mapping."""
+
+    def __init__(self, weights: Weights) -> None:
+        self._given: Mapping[str, Tensor] = {}
+        self._files: Dict[str, Any] = {}
+        if isinstance(weights, Mapping):
+            self._given = weights
+            return
+        from safetensors import safe_open
+
+        folder = Path(weights)
+        index = folder / "model.safetensors.index.json"
+        if index.is_file():
+            files = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        else:
+            files = ["model.safetensors"]
+        for name in files:
+            if not (folder / name).is_file():
+                raise wrong(f"{folder / name} is not there", "give --weights the folder of a model", "missing-weights")
+            opened = safe_open(str(folder / name), "pt")
+            self._files.update({key: opened for key in opened.keys()})
+
+    def read(self, name: str, extents: Sequence[Tuple[int, int]]) -> Tensor:
+        """A piece of a tensor, by where it begins in each dim and its length."""
+        box = tuple(slice(s, s + n) for s, n in extents)
+        if name in self._given:
+            return self._given[name][box]
+        if name not in self._files:
+            raise wrong(f"the weights have no tensor {name!r}", "give the model that was compiled", "missing-tensor")
+        if not box:
+            return self._files[name].get_tensor(name)
+        return self._files[name].get_slice(name)[box]
+
+    def parameter(self, weight: Mapping[str, Any], extents: Sequence[Tuple[int, int]]) -> Tensor:
+        """A piece of a parameter: a part of a tensor, every so many indices of one, or a stack of one per expert."""
+        if is_stacked(weight):
+            (first, n), rest = extents[0], extents[1:]
+            each = [self.read(weight["tensor"].replace("{}", str(e), 1), rest) for e in range(first, first + n)]
+            return torch.stack(each) if each else torch.empty([m for _, m in extents])
+        part = weight.get("part")
+        if part is None:
+            return self.read(weight["tensor"], extents)
+        dim, step = part["dim"], part.get("step", 1)
+        (s, n), own = extents[dim], list(extents)
+        own[dim] = (part["start"] + s * step, max(0, (n - 1) * step + 1))
+        return self.read(weight["tensor"], own)[every(dim, slice(None, None, step))]
+
+
+def is_stacked(weight: Mapping[str, Any]) -> bool:
+    """Whether each expert has a tensor of its own."""
+    return bool(weight.get("experts")) and "{}" in weight["tensor"]
+
+
+def every(dim: int, indices: slice) -> Tuple[slice, ...]:
+    """All indices of the dims before, and these of one."""
+    return (slice(None),) * dim + (indices,)
+
+
+def whole_tensors(weights: List[Dict[str, Any]], parameters: Mapping[str, Tensor]) -> Dict[str, Tensor]:
+    """Parameters as the tensors of a checkpoint; one of which a part is missing is left out."""
+    out: Dict[str, Tensor] = {}
+    filled: Dict[str, int] = {}
+    for w in weights:
+        x = parameters.get(w["param"])
+        if x is None:
+            continue
+        stacked, shape = is_stacked(w), w["tensor_shape"]
+        for e in range(w["experts"] if stacked else 1):
+            name, own = (w["tensor"].replace("{}", str(e), 1), x[e]) if stacked else (w["tensor"], x)
+            tensor = out.setdefault(name, own.new_empty(shape))
+            part = w.get("part")
+            if part is None:
+                tensor.copy_(own)
+            else:
+                dim, start, step = part["dim"], part["start"], part.get("step", 1)
+                tensor[every(dim, slice(start, start + part["len"] * step, step))] = own
+            filled[name] = filled.get(name, 0) + own.numel()
+    return {name: tensor for name, tensor in out.items() if tensor.numel() == filled[name]}

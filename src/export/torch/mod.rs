@@ -1,0 +1,82 @@
+//! A plan as a program of PyTorch: `program.py`, which people read, and `program.json`, by which
+//! `shardc.torch` runs it.
+
+mod body;
+mod dims;
+mod facts;
+mod layers;
+mod layout;
+mod names;
+mod ops;
+mod seen;
+mod write;
+
+use super::{Export, File};
+use body::Writer;
+use shardc_ir::diag::Result;
+use shardc_ir::plan::Plan;
+use std::collections::BTreeSet;
+use write::{Lines, comment};
+
+/// `program.py` and `program.json`.
+pub(super) fn files(e: &mut Export) -> Result<Vec<File>> {
+    let made = program(&e.s.plan, e.s.called(), &e.s.hash());
+    for what in made.refused {
+        e.lack(true, what);
+    }
+    Ok(made.files)
+}
+
+/// A program, and what of the plan it lacks: it is none if it lacks anything.
+pub struct Program {
+    pub files: Vec<File>,
+    pub refused: BTreeSet<String>,
+}
+
+/// The program of a plan, of a model that is called so.
+pub fn program(plan: &Plan, called: &str, hash: &str) -> Program {
+    let mut w = Writer::new(plan);
+    plan.module.funcs.iter().for_each(|f| w.function(f));
+    let mut refused: BTreeSet<String> =
+        std::mem::take(&mut w.refused).into_iter().map(|op| format!("the op {op}")).collect();
+    refused.extend(facts::refused(plan));
+    let files = vec![
+        File::new("program.py", text(plan, &w, called, hash)),
+        File::new("program.json", facts::json(plan, hash)),
+    ];
+    Program { files, refused }
+}
+
+/// The text of `program.py`.
+fn text(plan: &Plan, w: &Writer, called: &str, hash: &str) -> String {
+    let m = &plan.module.mesh;
+    let axes: Vec<String> = m.axes.iter().map(|a| format!("{}={}", a.name, a.size)).collect();
+    let ranks = m.ranks();
+    let on = match axes.is_empty() {
+        true => "one rank".to_string(),
+        false => format!("{ranks} ranks: {}", axes.join(", ")),
+    };
+    let head = format!(
+        "# The plan of {} on {on}.\n\
+         # Written by shardc {}. Functions take values by their names in the plan and leave results there.\n\
+         # A comment behind a line is the type of its result: sizes of the whole tensor, @ axes that split a dim,\n\
+         # + axes over which it is a sum yet to be taken, ~ axes whose ranks use it differently.\n\
+         import math\n\n\
+         import torch\n\
+         import torch.nn.functional as F\n\n\
+         from shardc.torch import *\n\n\
+         PLAN = \"{hash}\"\n\n",
+        comment(called),
+        env!("CARGO_PKG_VERSION"),
+    );
+    let mut out = head;
+    let mut lines = Lines::default();
+    w.layouts.lines().iter().for_each(|l| lines.code(0, l));
+    out += &lines.text();
+    for t in &w.texts {
+        out += "\n\n";
+        out += t;
+    }
+    out += "\n\nif __name__ == \"__main__\":\n    main(__file__)\n";
+    out
+}

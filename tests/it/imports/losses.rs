@@ -1,0 +1,119 @@
+//! Losses as archives write them (`tests/imports/make.py losses`) against PyTorch, with a
+//! vocabulary split over ranks, on ranks with rows and tokens of their own, and in one and in three
+//! microbatches.
+
+use super::{Expected, file, norm};
+use crate::lab::Lab;
+use safetensors::SafeTensors;
+use serde_json::Value as Json;
+use shardc_testing::taken;
+
+/// Losses of labels, exact over microbatches, and those of one microbatch only.
+const OF_LABELS: [&str; 8] =
+    ["ignore_last", "smooth", "none", "quarter", "with_more", "twice", "over_rows", "more"];
+const OF_ONE: [&str; 9] = [
+    "ignore_first",
+    "weights",
+    "weights_smooth",
+    "sum",
+    "exp",
+    "none_sum",
+    "squares",
+    "by_rows",
+    "squares_by_rows",
+];
+/// Losses of floats; the last of one microbatch only.
+const OF_FLOATS: [&str; 10] = [
+    "bce",
+    "bce_logits",
+    "bce_weights",
+    "kl",
+    "kl_log",
+    "l1",
+    "smooth_l1",
+    "huber",
+    "mse",
+    "mse_sum",
+];
+
+/// What a layout asks for: the mesh, and rows of a microbatch.
+const LAYOUTS: [(&str, &str); 5] =
+    [("tp=2", "24"), ("tp=2", "8"), ("dp=2", "4"), ("cp=2", "24"), ("dp=2,tp=2", "12")];
+
+/// Inputs of an archive, of which what is not scored is this label.
+fn inputs(lab: &Lab, want: &[u8], name: &str, ignored: i64) -> String {
+    let all = SafeTensors::deserialize(want).expect("safetensors");
+    let of = if OF_FLOATS.contains(&name) { "y" } else { "targets" };
+    let [idx, y] = ["idx", of].map(|n| all.tensor(n).expect(n));
+    let label = |b: &[u8; 8]| match i64::from_le_bytes(*b) {
+        -100 => ignored.to_le_bytes(),
+        _label => *b,
+    };
+    let labels: Vec<u8> = match y.dtype() {
+        safetensors::Dtype::I64 => y.data().as_chunks::<8>().0.iter().flat_map(label).collect(),
+        _floats => y.data().to_vec(),
+    };
+    let y = safetensors::tensor::TensorView::new(y.dtype(), y.shape().to_vec(), &labels);
+    let own = [("idx", idx), ("targets", y.expect("a tensor"))];
+    let bytes = safetensors::serialize(own, None).expect("safetensors");
+    std::fs::write(lab.path("batch.safetensors"), bytes).expect("a file");
+    "batch.safetensors".into()
+}
+
+fn check(at: usize, name: &str) {
+    let lab = Lab::new(&format!("losses-{name}"));
+    let path = file("losses.safetensors");
+    let want = Expected::at(&path, false);
+    // Whatever labels that are not scored are called, negative ones are none.
+    let ignored = match name {
+        "ignore_last" | "with_more" => -1,
+        "ignore_first" => 0,
+        "weights_smooth" => 3,
+        _plain => -100,
+    };
+    let data = inputs(&lab, &std::fs::read(&path).expect("numbers"), name, ignored);
+    let archive = file(&format!("losses/{name}.pt2")).display().to_string();
+    let whole = OF_ONE.contains(&name) || name == "mse_sum";
+    for (m, (mesh, rows)) in LAYOUTS.into_iter().enumerate() {
+        // Columns of floats are not cut by tokens.
+        if !taken(at + m, LAYOUTS.len()) || (mesh == "cp=2" && OF_FLOATS.contains(&name)) {
+            continue;
+        }
+        let flags = ["--mesh", mesh, "--global-batch", "24", "--microbatch", rows];
+        let compile = [&["compile", &archive, "-o", "plan"][..], &flags].concat();
+        if whole && ["4", "8"].contains(&rows) {
+            let said = lab.refuses(&compile, 4, "import-loss");
+            assert!(said.contains("one microbatch"), "{said}");
+            continue;
+        }
+        lab.ok(&compile);
+        let run = ["run", "plan", "--weights", &archive, "--steps", "1", "--format", "json"];
+        let more = ["--batch", &data, "--dump", "dump.safetensors"];
+        let out = lab.ok(&[&run[..], &more].concat());
+        let line = out.stdout.split(|b| *b == b'\n').next().expect("a line");
+        let line: Json = serde_json::from_slice(line).expect("JSON");
+        let (got, torch) =
+            (line["loss"].as_f64().expect("a loss"), want.get(&format!("{name}.loss"))[0]);
+        assert!(
+            (got - torch).abs() <= 5e-6 * torch.abs().max(1.0),
+            "{name} {mesh} {rows}: {got}, {torch}"
+        );
+        let shown = Expected::at(&lab.path("dump.safetensors"), false);
+        for weight in ["embed.weight", "head.weight"] {
+            let (own, grad) =
+                (shown.get(&format!("grad.{weight}")), want.get(&format!("{name}.{weight}")));
+            let off = norm(own.iter().zip(grad).map(|(a, b)| a - b));
+            let size = norm(grad.iter().copied());
+            assert!(
+                off <= 1e-4 * size,
+                "{name} {mesh} {rows}: {weight} is off by {off:e} of {size:e}"
+            );
+        }
+    }
+}
+
+#[test]
+fn losses_are_those_of_pytorch() {
+    let all = OF_LABELS.into_iter().chain(OF_ONE).chain(OF_FLOATS);
+    all.enumerate().for_each(|(at, name)| check(at, name));
+}

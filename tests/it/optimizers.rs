@@ -1,0 +1,262 @@
+//! Update rules on ranks: that they are torch's, that layouts change nothing but rounding, that
+//! plans are proved and mistakes refused.
+
+use crate::fixture::*;
+use crate::proofs::proved;
+use safetensors::SafeTensors;
+use shardc_frontends::Model;
+use shardc_ir::func::{Role, RoleKind};
+use shardc_ir::text;
+use shardc_ir::types::DType;
+use shardc_passes::optim::groups;
+use shardc_passes::options::{Options, Order};
+use shardc_prove::lemmas::Lemmas;
+use shardc_prove::{Verdict, by_form};
+use shardc_runtime::StepBatch;
+use shardc_testing::taken;
+use std::collections::{BTreeMap, BTreeSet};
+
+type Axes = &'static [(&'static str, usize)];
+
+/// Rules as the references have them: in f32.
+const MUON: &str = "hidden=muon,dtype=f32";
+
+/// Options of a layout whose parameters are updated by these groups.
+fn by(optim: &[&str], mesh: Axes, zero: u8, microbatch: usize) -> Options {
+    let optim = optim.iter().map(|g| g.to_string()).collect();
+    let sp = mesh.iter().any(|a| a.0 == "tp");
+    Options { optim, zero, ..options(mesh, sp, microbatch) }
+}
+
+/// Parameters after three steps on thread ranks, by name.
+fn trained(name: &str, o: &Options) -> (Model, BTreeMap<String, Vec<f32>>) {
+    let fx = Fixture::open(name);
+    let model = fx.model(o);
+    let compiled = compile(&model, o);
+    let mut s = session(&model, &compiled);
+    let targets = fx.targets();
+    for step in 1..=3 {
+        let batch = StepBatch::tokens(&fx.input_ids, &targets, false);
+        s.step(&batch, 1e-3, step).unwrap_or_else(|e| panic!("{name}: {e}"));
+    }
+    let batch = StepBatch::tokens(&fx.input_ids, &targets, false);
+    s.evaluate(&batch).unwrap_or_else(|e| panic!("{name}: {e}"));
+    let peaks: Vec<usize> = compiled.plan.classes.iter().map(|c| c.memory.peak_bytes).collect();
+    assert_eq!(s.touched(), peaks, "{name}: high-water marks of the arenas");
+    let mut after = BTreeMap::new();
+    for w in &model.weights {
+        let role = Role::new(RoleKind::Param, w.param.as_str());
+        let t = s.tensor(&role).unwrap_or_else(|e| panic!("{e}"));
+        after.insert(w.param.clone(), t.data);
+    }
+    (model, after)
+}
+
+/// What has no gradient but for rounding: what only chooses experts, and biases of keys, which
+/// softmax does not see.
+fn is_rounding(param: &str) -> bool {
+    param.ends_with(".e_score_correction_bias") || param.ends_with(".c_attn.bias.k")
+}
+
+/// Compares with the file of torch's parameters: 2e-5 absolute, and 3e-4 of each tensor's update.
+fn as_torch(name: &str, file: &str, o: &Options) {
+    let fx = Fixture::open(name);
+    let bytes = std::fs::read(fx.dir.join(format!("{file}.safetensors"))).expect("the reference");
+    let st = SafeTensors::deserialize(&bytes).expect("safetensors");
+    let floats = |d: &[u8]| -> Vec<f64> {
+        d.as_chunks::<4>().0.iter().map(|c| f64::from(f32::from_le_bytes(*c))).collect()
+    };
+    let all: BTreeMap<String, Vec<f64>> =
+        st.tensors().iter().map(|(n, t)| (n.clone(), floats(t.data()))).collect();
+    let (model, after) = trained(name, o);
+    let norm = |it: &mut dyn Iterator<Item = f64>| it.map(|x| x * x).sum::<f64>().sqrt();
+    for w in model.weights.iter().filter(|w| !is_rounding(&w.param)) {
+        let want = fx.part_of(&all, w, "param");
+        let before = fx.parameter(&model, &w.param);
+        let got: Vec<f64> = after[&w.param].iter().map(|&x| f64::from(x)).collect();
+        let worst = got.iter().zip(&want).fold(0.0f64, |m, (a, b)| m.max((a - b).abs()));
+        let apart = norm(&mut got.iter().zip(&want).map(|(a, b)| a - b));
+        let moved = norm(&mut want.iter().zip(&before).map(|(a, b)| a - b));
+        let what = format!("{name} {file} {:?} zero={} {}", o.mesh, o.zero, w.param);
+        assert!(worst <= 2e-5, "{what}: {worst:.2e} after 3 steps");
+        assert!(apart <= 3e-4 * moved, "{what}: {apart:.2e} of an update of {moved:.2e}");
+    }
+}
+
+const PP2: Axes = &[("pp", 2)];
+const DP2: Axes = &[("dp_shard", 2)];
+const TP2: Axes = &[("tp", 2)];
+
+#[test]
+fn rules_are_those_of_torch() {
+    as_torch("llama_gqa", "muon", &by(&[MUON], &[], 0, 8));
+    as_torch("llama_gqa", "muon_rms", &by(&[&format!("{MUON},scale=match_rms_adamw")], &[], 0, 8));
+    as_torch("llama_gqa", "adafactor", &by(&["*=adafactor"], &[], 0, 8));
+    as_torch("llama_gqa", "lion", &by(&["*=lion"], &[], 0, 8));
+    // Conv1D weights, fused tensors, low ranks and experts.
+    for name in ["gpt2", "phi3", "deepseek_v3", "qwen3_moe"] {
+        as_torch(name, "muon", &by(&[MUON], &[], 0, 8));
+    }
+    as_torch("qwen3_moe", "lion", &by(&["*=lion"], &[], 0, 8));
+}
+
+#[test]
+fn layouts_change_no_rule() {
+    let layouts = [(TP2, 0), (DP2, 1), (DP2, 2), (DP2, 3), (PP2, 0)];
+    for (i, (file, group)) in
+        [("muon", MUON), ("lion", "*=lion"), ("adafactor", "*=adafactor")].into_iter().enumerate()
+    {
+        for (j, (mesh, zero)) in layouts.into_iter().enumerate().filter(|(j, _)| taken(i + j, 3)) {
+            let o = by(&[group], mesh, zero, if j == 4 { 2 } else { 4 });
+            as_torch("llama_gqa", file, &o);
+            proved("llama_gqa", &o);
+        }
+    }
+    let experts: Axes = &[("dp_shard", 2), ("tp", 2)];
+    let o = Options { ep: 2, ..by(&[MUON], experts, 1, 4) };
+    proved("qwen3_moe", &o);
+    proved("gpt2", &by(&[MUON], experts, 3, 2));
+    let half = Options { dtype: DType::BF16, ..by(&["hidden=muon,state_dtype=bf16"], TP2, 0, 4) };
+    proved("llama_gqa", &half);
+    let f16 = Options { dtype: DType::F16, ..by(&["*=lion"], DP2, 1, 4) };
+    proved("llama_gqa", &f16);
+    let order = Order::Named("interleaved".into());
+    proved("llama_bias_tied", &Options { schedule: order, ..by(&[MUON], PP2, 0, 2) });
+}
+
+/// Changes of a program that compute another update: none is proved.
+#[test]
+fn other_updates_are_refused() {
+    for (mesh, zero) in [(TP2, 0), (DP2, 1)] {
+        let o = by(&[MUON, "*.embed_tokens.weight=lion"], mesh, zero, 4);
+        let fx = Fixture::open("llama_gqa");
+        let model = fx.model(&o);
+        let compiled = compile(&model, &o);
+        let mut texts = texts(&model, &o, &compiled);
+        let text = text::print(&texts.programs);
+        assert_eq!(by_form(&texts.subject(), Lemmas::default()).verdict(), Verdict::Proved);
+        for (from, to) in [
+            ("scale[3.4445]", "scale[3.4446]"),
+            ("scale[-4.775]", "scale[-4.774]"),
+            ("scale[2.0315]", "scale[-2.0315]"),
+            ("scale[0.050000000000000044]", "scale[0.05]"),
+            ("clamp[1e-7; hi=inf]", "clamp[1e-6; hi=inf]"),
+            (" = sign ", " = abs "),
+            ("scale[0.01]", "scale[0.02]"),
+            ("scale[0.99]", "scale[0.9]"),
+            // A scale of the turned matrix, no eps, an iteration fewer, momentum without its correction.
+            ("scale[1.224744871391589]", "scale[0.8164965809277261]"),
+            ("_f.1, %l{i}.k_proj_norm", "_f.1, %l{i}.k_proj_sqrt"),
+            ("scale[1.0] %l{i}.k_proj_x5", "scale[1.0] %l{i}.k_proj_x4"),
+            ("k_proj_f = sub ", "k_proj_f = add "),
+            // A gradient that is not clipped, and the update of another matrix.
+            ("sub %d_l{i}.g.1, %l{i}.k", "sub %d_l{i}.k_proj, %l{i}.k"),
+            ("add %l{i}.v_proj_scale_piece", "add %l{i}.k_proj_scale_piece"),
+        ] {
+            let other = text.replace(from, to);
+            assert_ne!(other, text, "{from} is not in the programs");
+            texts.programs = text::parse(&other).unwrap_or_else(|d| panic!("{d}"));
+            let r = by_form(&texts.subject(), Lemmas::default());
+            assert_ne!(r.verdict(), Verdict::Proved, "{from} as {to} on {mesh:?}");
+        }
+    }
+}
+
+/// A group that means nothing is refused by what it lacks.
+#[test]
+fn groups_that_mean_nothing_are_refused() {
+    let fx = Fixture::open("llama_gqa");
+    for (group, says) in [
+        ("*.nothing=muon", "`*.nothing` matches no trained parameter"),
+        ("*.norm.weight=muon", "`@muon` is not for"),
+        ("*=moun", "no update rule is called `moun`"),
+        ("hidden=muon,scale=rms", "`rms` is no scale"),
+        ("hidden=muon,lr=-1", "a learning rate is a number above 0"),
+        ("hidden=muon,momentum", "an attribute has no value"),
+        ("hidden=muon,momentum=2", "`2` is no momentum"),
+        ("hidden=muon,decay=-1", "`-1` is no decay"),
+        ("hidden=adamw,eps=0", "`0` is no eps"),
+        ("hidden=muon,steps=0", "`0` is no steps"),
+        ("hidden=muon,lr*=1e-300", "a learning rate is a number above 0"),
+        ("hidden=muon,lr*=1e-36", "out of the range of f32"),
+        ("hidden", "no update rule is named"),
+    ] {
+        let o = by(&[group], &[], 0, 8);
+        let d = try_compile(&fx.model(&o), &o).expect_err(group);
+        assert!(d.code == "update-rule" && d.message.contains(says), "{group}: {}", d.render());
+        assert!(!d.help.is_empty(), "{}", d.render());
+    }
+    for group in [MUON, "*=adafactor"] {
+        let o = Options { dtype: DType::F16, ..by(&[group], &[], 0, 8) };
+        let d = try_compile(&fx.model(&o), &o).expect_err(group);
+        assert!(d.message.contains("is not compiled for f16"), "{}", d.render());
+    }
+    let o = by(&["*.norm.weight=lion", "hidden=lion,state_dtype=bf16"], &[], 0, 8);
+    let d = try_compile(&fx.model(&o), &o).expect_err("two element types of one state");
+    assert!(d.message.contains("two rules keep a state exp_avg"), "{}", d.render());
+}
+
+/// `hidden` is what a product of a layer takes as a matrix: no norm by heads, though it has two dims, and no bias of
+/// experts. What has the dims and is left out is named.
+#[test]
+fn hidden_are_the_matrices_of_products() {
+    for (name, others, said) in [
+        (
+            "cohere",
+            &["_norm.weight", "bias"][..],
+            Some("layers.0.self_attn.q_norm.weight` and 3 other"),
+        ),
+        ("gpt_oss", &["bias", "sinks"], None),
+    ] {
+        let o = by(&[MUON], &[], 0, 8);
+        let model = Fixture::open(name).model(&o);
+        let f = &model.module.funcs[0];
+        let all = groups(f, &model.weights, &BTreeSet::new(), &o).unwrap_or_else(|d| panic!("{d}"));
+        for (param, update) in &all.of {
+            let layer = param.contains(".layers.");
+            let norm = param.ends_with("layernorm.weight");
+            let hidden = layer && !norm && !others.iter().any(|o| param.contains(o));
+            assert_eq!(update.rule.name == "muon", hidden, "{name}: {param}");
+        }
+        let left = all.left_out.map(|d| d.message);
+        assert_eq!(left.is_some(), said.is_some(), "{left:?}");
+        assert!(said.is_none_or(|said| left.is_some_and(|m| m.contains(said))), "{name}");
+    }
+}
+
+/// A rule that no book has: two means of which one is of old parameters, signs and a norm by rows.
+const OWN: &str = "
+update @mine(
+  %p: f32[n,m] param, %g: f32[n,m] grad, %m: f32[n,m] state[mean] = 0,
+  %old: f32[n,m] state[before] = 0, %rows: f32[n] state[rows] = 1,
+  %lr: f32[] scalar \"lr\", %step: f32[] scalar \"step\", %norm: f32[] scalar \"grad_norm\",
+) -> (f32[n,m] param, f32[n,m] state[mean], f32[n,m] state[before], f32[n] state[rows])
+  with mu = 0.9
+  with decay = 0
+{
+  %m2 = lerp[1 - $mu] %m, %g
+  %r2 = lerp[0.75] %rows, scale[1 / $m] dot[nm,nm->n] %g, %g
+  %u = div[nm,n->nm] %m2, shift[1e-3] sqrt %r2
+  %drift = scale[0.01] sub %p, %old
+  %all = add %u, (add sign %m2, (add %drift, scale[$decay] %p))
+  %rate = div %lr, (add %step, %norm)
+  return sub %p, mul[nm,->nm] %all, %rate; %m2; %p; %r2
+}
+";
+
+/// It runs on eight ranks, as on one, and is proved.
+#[test]
+fn a_rule_of_ones_own_is_partitioned_and_proved() {
+    let eight: Axes = &[("pp", 2), ("dp_shard", 2), ("tp", 2)];
+    let own = |mesh, zero| Options {
+        optim_file: OWN.into(),
+        ..by(&["hidden=mine,lr*=2"], mesh, zero, 2)
+    };
+    let (_, one) = trained("llama_gqa", &own(&[], 0));
+    let (_, all) = trained("llama_gqa", &own(eight, 1));
+    for (name, want) in &one {
+        let worst = all[name].iter().zip(want).fold(0.0f32, |m, (a, b)| m.max((a - b).abs()));
+        assert!(worst <= 2e-5, "{name}: {worst:e}");
+    }
+    proved("llama_gqa", &own(eight, 1));
+}

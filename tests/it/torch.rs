@@ -1,0 +1,380 @@
+//! Programs for PyTorch: what they say, as snapshots; and what they compute on gloo ranks, against transformers.
+
+use crate::families::{DENSE, SPARSE, WITH_AUX};
+use crate::fixture::*;
+use crate::lab::Lab;
+use crate::precision::{Trained, apart, close, train};
+use shardc::export::torch::{Program, program};
+use shardc_frontends::Model;
+use shardc_ir::documents::Documents;
+use shardc_ir::loss_scale::LossScaling;
+use shardc_ir::plan::{Dropout, Plan};
+use shardc_ir::types::DType;
+use shardc_passes::autodiff::chunks::LossChunks;
+use shardc_passes::autodiff::recompute::Recompute;
+use shardc_passes::options::{CpMode, Options, Order, TpMode};
+use shardc_testing::{Tool, skip, taken};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// A layout: what it is called, and what it sets.
+type Layout = (&'static str, fn(&mut Options));
+
+fn mesh(o: &mut Options, axes: &[(&str, usize)]) {
+    o.mesh = axes.iter().map(|(n, s)| (n.to_string(), *s)).collect();
+}
+
+fn staged(o: &mut Options, axes: &[(&str, usize)], schedule: &str) {
+    mesh(o, axes);
+    (o.microbatch, o.schedule) = (1, Order::Named(schedule.into()));
+}
+
+const TWO: &[Layout] = &[
+    ("tp=2 sp", |o| {
+        mesh(o, &[("tp", 2)]);
+        o.sp = true;
+    }),
+    ("dp=2 zero=3", |o| {
+        mesh(o, &[("dp_shard", 2)]);
+        (o.zero, o.microbatch) = (3, 2);
+    }),
+    ("pp=2 1f1b", |o| staged(o, &[("pp", 2)], "1f1b")),
+    ("cp=2 ring", |o| {
+        mesh(o, &[("cp", 2)]);
+        o.cp_mode = CpMode::Ring;
+    }),
+];
+
+const FOUR: &[Layout] = &[
+    ("dp=2,tp=2 sp zero=1", |o| {
+        mesh(o, &[("dp_shard", 2), ("tp", 2)]);
+        (o.zero, o.sp, o.microbatch) = (1, true, 4);
+    }),
+    ("pp=2,tp=2 zb-h1 sp", |o| {
+        staged(o, &[("pp", 2), ("tp", 2)], "zb-h1");
+        o.sp = true;
+    }),
+    ("cp=2,tp=2 ulysses", |o| {
+        mesh(o, &[("cp", 2), ("tp", 2)]);
+        o.cp_mode = CpMode::Ulysses;
+    }),
+];
+
+/// What no layout above has, on one of them: a fixture, and what is set.
+type Feature = (&'static str, Layout);
+
+const TWO_MORE: &[Feature] = &[
+    (
+        "llama_gqa",
+        ("bf16 tp=2 sp", |o| {
+            mesh(o, &[("tp", 2)]);
+            (o.sp, o.dtype) = (true, DType::BF16);
+        }),
+    ),
+    (
+        "gpt2",
+        ("dropout cp=2 ring", |o| {
+            mesh(o, &[("cp", 2)]);
+            (o.cp_mode, o.dropout) = (CpMode::Ring, Dropout::Rate(0.3));
+        }),
+    ),
+    (
+        "llama_packed",
+        ("documents cp=2 all-gather", |o| {
+            mesh(o, &[("cp", 2)]);
+            o.cp_mode = CpMode::AllGather;
+            o.documents = Some(Documents { end: 2, padding: Some(0) });
+        }),
+    ),
+    (
+        "qwen3_moe",
+        ("ep=2", |o| {
+            mesh(o, &[("dp_shard", 2)]);
+            (o.ep, o.microbatch) = (2, 4);
+        }),
+    ),
+    ("llama_deep", ("interleaved", |o| staged(o, &[("pp", 2)], "interleaved"))),
+    (
+        "qwen3",
+        ("f16 zero=3", |o| {
+            mesh(o, &[("dp_shard", 2)]);
+            (o.zero, o.microbatch, o.dtype) = (3, 2, DType::F16);
+            o.loss_scaling = LossScaling::Constant { scale: 1024.0 };
+        }),
+    ),
+    (
+        "llama_deep",
+        ("zb-v recomputed", |o| {
+            staged(o, &[("pp", 2)], "zb-v");
+            o.recompute = Recompute::Full;
+        }),
+    ),
+    (
+        "gemma2",
+        ("zero=2 chunks", |o| {
+            mesh(o, &[("dp_shard", 2)]);
+            (o.zero, o.microbatch, o.loss_chunks) = (2, 1, LossChunks::Of(2));
+        }),
+    ),
+    ("llama_bias_tied", ("pp=2 tied", |o| staged(o, &[("pp", 2)], "1f1b"))),
+    (
+        "gpt2",
+        ("dropout tp=2 sp", |o| {
+            mesh(o, &[("tp", 2)]);
+            (o.sp, o.dropout) = (true, Dropout::Rate(0.1));
+        }),
+    ),
+    (
+        "qwen3_moe",
+        ("bf16 ep=2", |o| {
+            mesh(o, &[("dp_shard", 2)]);
+            (o.ep, o.microbatch, o.dtype) = (2, 4, DType::BF16);
+        }),
+    ),
+];
+
+const FOUR_MORE: &[Feature] = &[
+    (
+        "qwen3_moe",
+        ("ep=2 beside tp=2 sp", |o| {
+            mesh(o, &[("dp_shard", 2), ("tp", 2)]);
+            (o.ep, o.sp, o.microbatch) = (2, true, 4);
+        }),
+    ),
+    (
+        "llama_gqa",
+        ("tp=4 2d", |o| {
+            mesh(o, &[("tp", 4)]);
+            o.tp_mode = TpMode::TwoD;
+        }),
+    ),
+    ("llama_deep", ("pp=4", |o| staged(o, &[("pp", 4)], "1f1b"))),
+    (
+        "llama_packed",
+        ("documents cp=4 ring", |o| {
+            mesh(o, &[("cp", 4)]);
+            o.cp_mode = CpMode::Ring;
+            o.documents = Some(Documents { end: 2, padding: Some(0) });
+        }),
+    ),
+    ("llama_gqa", ("tp=4, uneven vocabulary", |o| mesh(o, &[("tp", 4)]))),
+    (
+        "qwen3_moe",
+        ("ep=4", |o| {
+            mesh(o, &[("dp_shard", 4)]);
+            (o.ep, o.microbatch) = (4, 2);
+        }),
+    ),
+];
+
+fn made(plan: &Plan, called: &str) -> Program {
+    let p = program(plan, called, "0".repeat(64).as_str());
+    assert!(p.refused.is_empty(), "{called}: {:?}", p.refused);
+    p
+}
+
+fn with(layout: &Layout) -> Options {
+    let mut o = options(&[], false, 8);
+    layout.1(&mut o);
+    o
+}
+
+fn python() -> String {
+    std::env::var("SHARDC_PYTHON").unwrap_or("python3".into())
+}
+
+fn has_torch() -> bool {
+    // To import it takes seconds.
+    let find = "import importlib.util as u; assert all(map(u.find_spec, ['torch', 'safetensors']))";
+    Command::new(python()).args(["-c", find]).output().is_ok_and(|o| o.status.success())
+}
+
+/// A case in a folder: its program, and the file of what it computes.
+fn written(dir: &Path, number: usize, fixture: &Fixture, p: &Program) -> serde_json::Value {
+    let to = dir.join(number.to_string());
+    std::fs::create_dir_all(&to).expect("a folder");
+    for f in &p.files {
+        std::fs::write(to.join(&f.name), &f.bytes).expect("a file");
+    }
+    serde_json::json!({
+        "program": to, "weights": fixture.dir, "batch": fixture.dir.join("batch.safetensors"),
+        "dump": dir.join(format!("{number}.safetensors")), "steps": 3,
+    })
+}
+
+/// A program that is run, and what its numbers are compared with.
+struct Case {
+    what: String,
+    fx: Fixture,
+    model: Model,
+    /// As `tests/torch/walk.py` takes it.
+    json: serde_json::Value,
+    /// What the runtime computes by the same plan; else it is transformers.
+    runtime: Option<Trained>,
+}
+
+/// Three steps of fixtures on layouts of so many ranks, in one launch. Of the tables a run takes one in some.
+fn agrees(ranks: usize, layouts: &[Layout], features: &[Feature], sample: [usize; 2]) {
+    if !has_torch() {
+        return skip(Tool::Torch, &format!("programs of torch on {ranks} ranks"));
+    }
+    let lab = Lab::new(&format!("torch{ranks}"));
+    let dir: PathBuf = lab.path("");
+    let names: Vec<&str> = [ALL, EXPERTS, DENSE, SPARSE].concat();
+    let mut all: Vec<Case> = vec![];
+    for (f, name) in names.iter().enumerate() {
+        // Always one whose experts are in turns in one tensor, as no other's.
+        let is = |l: usize| taken(f + 5 * l, sample[0]) || (*name == "gpt_oss" && l == 0);
+        for (_, layout) in layouts.iter().enumerate().filter(|(l, _)| is(*l)) {
+            let (fx, o) = (Fixture::open(name), with(layout));
+            // Their auxiliary loss is a mean over microbatches.
+            let means = EXPERTS[..2].contains(name) || SPARSE[..WITH_AUX].contains(name);
+            if means && o.microbatch < ROWS {
+                continue;
+            }
+            let model = fx.model(&o);
+            let Ok(compiled) = try_compile(&model, &o) else { continue };
+            let json = written(&dir, all.len(), &fx, &made(&compiled.plan, name));
+            let what = format!("{name} {}", layout.0);
+            all.push(Case { what, fx, model, json, runtime: None });
+        }
+    }
+    for (_, (name, layout)) in features.iter().enumerate().filter(|(f, _)| taken(*f, sample[1])) {
+        let (fx, o) = (Fixture::open(name), with(layout));
+        let (model, compiled, got) = train(name, &o);
+        let json = written(&dir, all.len(), &fx, &made(&compiled.plan, name));
+        all.push(Case {
+            what: format!("{name} {}", layout.0),
+            fx,
+            model,
+            json,
+            runtime: Some(got),
+        });
+    }
+    walk(ranks, &dir, &all);
+    for c in &all {
+        eprintln!("{}", c.what);
+        let got = c.fx.dumped(c.json["dump"].as_str().expect("a path"));
+        match &c.runtime {
+            None => {
+                c.fx.compare_loss(got.reference("loss")[0]);
+                c.fx.compare_grads(&c.model, |p| got.grad(weight(&c.model, p)));
+                c.fx.compare_params(&c.model, |p| got.param(weight(&c.model, p)));
+            }
+            Some(want) => {
+                let half = c.what.contains("f16");
+                let [loss, grads] = if half { [HALF / 2.0, 10.0 * HALF] } else { [1e-6, 1e-4] };
+                let losses: Vec<f64> =
+                    (1..=3).map(|n| got.reference(&format!("loss.{n}"))[0]).collect();
+                close(&c.what, &losses, &want.losses, loss);
+                let all: Vec<Vec<f64>> = c.model.weights.iter().map(|w| got.grad(w)).collect();
+                let off = apart(&all, &want.grads);
+                assert!(off <= grads, "{}: gradients are off by {off:.1e}", c.what);
+            }
+        }
+    }
+}
+
+/// The unit of rounding of bf16, the coarser one.
+const HALF: f64 = 1.0 / 256.0;
+
+/// Runs programs on so many processes, in one launch.
+fn walk(ranks: usize, dir: &Path, all: &[Case]) {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let list = dir.join("list.json");
+    let cases: Vec<_> = all.iter().map(|c| &c.json).collect();
+    std::fs::write(&list, serde_json::to_string(&cases).expect("plain data")).expect("a file");
+    let mut c = Command::new(python());
+    c.arg("-B").arg(root.join("tests/torch/walk.py")).arg(ranks.to_string()).arg(&list);
+    let out = c.env("PYTHONPATH", root.join("python")).output().expect("Python starts");
+    let said = String::from_utf8_lossy(&out.stderr);
+    assert!(out.status.success(), "{said}");
+}
+
+fn weight<'a>(model: &'a Model, param: &str) -> &'a shardc_ir::weights::Weight {
+    model.weights.iter().find(|w| w.param == param).expect("a weight")
+}
+
+#[test]
+fn two_ranks_as_transformers() {
+    agrees(2, TWO, TWO_MORE, [41, 6]);
+}
+
+#[test]
+fn four_ranks_as_transformers() {
+    agrees(4, FOUR, FOUR_MORE, [43, 4]);
+}
+
+/// Plans for other ranks, other batches and files of two plans are refused by one message.
+#[test]
+fn what_a_program_refuses() {
+    if !has_torch() {
+        return skip(Tool::Torch, "what programs of torch refuse");
+    }
+    let (lab, fx) = (Lab::new("torch-refused"), Fixture::open("llama_gqa"));
+    for (number, o) in [options(&[], false, 8), with(&TWO[0])].into_iter().enumerate() {
+        let p = made(&compile(&fx.model(&o), &o).plan, "llama");
+        written(&lab.path(""), number, &fx, &p);
+    }
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut c = Command::new(python());
+    c.arg("-B").arg(root.join("tests/torch/refused.py"));
+    c.args([lab.path("0"), lab.path("1"), fx.dir]);
+    c.env("SHARDC_BINARY", env!("CARGO_BIN_EXE_shardc"));
+    let out = c.env("PYTHONPATH", root.join("python")).output().expect("Python starts");
+    let said = String::from_utf8_lossy(&out.stderr);
+    assert!(out.status.success() && out.stdout == b"OK\n", "{said}");
+}
+
+/// What people read: llama under tensor parallelism, in a pipeline, and with sharded weights.
+#[test]
+fn programs_of_llama() {
+    let layouts: [Layout; 3] = [
+        ("program_tp2", |o| mesh(o, &[("tp", 2)])),
+        ("program_pp2", |o| staged(o, &[("pp", 2)], "1f1b")),
+        ("program_zero3", |o| {
+            mesh(o, &[("dp_shard", 2)]);
+            (o.zero, o.microbatch) = (3, 2);
+        }),
+    ];
+    for layout in &layouts {
+        let o = Options { observe: false, ..with(layout) };
+        let compiled = compile(&Fixture::open("llama_deep").model(&o), &o);
+        let p = made(&compiled.plan, "llama");
+        let text = String::from_utf8(p.files[0].bytes.clone()).expect("text");
+        let long = text.lines().find(|l| l.len() > 100 && !l.trim_start().starts_with('#'));
+        assert_eq!(long, None);
+        insta::assert_snapshot!(layout.0, text);
+    }
+}
+
+/// Whatever people call models, tensors and modules: it is in strings and comments, and code is the same.
+#[test]
+fn names_are_strings_and_comments() {
+    let o = with(&TWO[0]);
+    let compiled = compile(&Fixture::open("llama_gqa").model(&o), &o);
+    let plain = made(&compiled.plan, "llama");
+    let code = |p: &Program| {
+        let text = String::from_utf8(p.files[0].bytes.clone()).expect("text");
+        let lines = text.lines().filter(|l| !l.trim_start().starts_with('#'));
+        lines.map(String::from).collect::<Vec<_>>()
+    };
+    for bad in ["\"\"\"", "'", "a\nimport os", "\r\nimport os", "\u{2028}x", "\u{c}x", "{i}", "\\"]
+    {
+        let mut other = compiled.plan.clone();
+        for f in &mut other.module.funcs {
+            for s in f.scopes.iter_mut().filter(|s| !s.path.is_empty()) {
+                s.path = format!("{bad}{}", s.path).into();
+            }
+            for port in f.args.iter_mut().chain(&mut f.results) {
+                if let Some(r) = &mut port.role {
+                    r.name = format!("{}{bad}", &*r.name).into();
+                }
+            }
+        }
+        let p = made(&other, bad);
+        assert_eq!(code(&p), code(&plain), "{bad:?}");
+        let facts: serde_json::Value = serde_json::from_slice(&p.files[1].bytes).expect("JSON");
+        assert!(facts["functions"].to_string().contains(&serde_json::json!(bad).to_string()[1..]));
+    }
+}

@@ -192,6 +192,25 @@ pub fn notes(lines: impl IntoIterator<Item = String>) {
     }
 }
 
+/// True if [`rewrite`] writes over its last line.
+pub fn is_rewritten() -> bool {
+    talks().volume > Volume::Quiet && !talks().json && std::io::stderr().is_terminal()
+}
+
+/// Says how far something is: on a terminal in place of what this said last, elsewhere as a note.
+pub fn rewrite(text: impl Display) {
+    if !is_rewritten() {
+        return note(text);
+    }
+    let size = rustix::termios::tcgetwinsize(std::io::stderr());
+    let width = size.map_or(80, |s| usize::from(s.ws_col)).max(usize::from(MIN_WIDTH)) - 1;
+    let text = text.to_string();
+    let line: String = escaped(&one_line(&text)).chars().take(width).collect();
+    let mut doing = DOING.lock().unwrap_or_else(|e| e.into_inner());
+    (doing.now, doing.shown) = (None, true);
+    let _ = std::io::stderr().write_all(format!("\r\x1b[K{line}").as_bytes());
+}
+
 /// Says something that only those want to know who ask for it.
 pub fn detail(text: impl Display) {
     if talks().volume == Volume::Verbose {

@@ -365,6 +365,15 @@ impl Device {
     /// Numbers that [`Device::with`] changes.
     pub const NUMBERS: [&str; 5] = ["hbm", "link", "nic", "memory", "domain"];
 
+    /// The number that a name means: its own, or what people also call it.
+    pub fn number(name: &str) -> &str {
+        match name {
+            "ib" | "net" | "network" => "nic",
+            "nvlink" => "link",
+            other => other,
+        }
+    }
+
     /// With one number changed, as in `nic=100`: GB/s of hbm, link and nic, bytes of memory, counts.
     ///
     /// # Errors

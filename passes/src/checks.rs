@@ -84,6 +84,11 @@ pub fn check_source(mesh: &Mesh, f: &Func, o: &Options) -> Result<()> {
         .help("add it, or compile with --mode infer"))
 }
 
+/// True if tokens may be dealt out of their order: their places count in attention only.
+pub fn may_be_dealt(f: &Func, seq: usize) -> bool {
+    by_place(f, seq).is_none()
+}
+
 /// Checks that a model of so many tokens has those that part documents.
 ///
 /// # Errors

@@ -10,9 +10,10 @@ use crate::machine::device;
 use crate::planner::largest::{Largest, Limit, Of, largest};
 use crate::planner::space::NUMBERS;
 use crate::planner::what_if::{self, Ifs};
-use crate::planner::{Asked, Compiled, Found, plan as search};
+use crate::planner::{Asked, BUDGET, Compiled, Cut, EACH, Found, Progress, plan as search};
 use crate::report::bytes;
 use crate::search::ways::mesh_text;
+use crate::signals;
 use crate::terminal::{self, json_line, note};
 use clap::builder::PossibleValuesParser;
 use clap::{Args, ValueEnum};
@@ -24,6 +25,7 @@ use shardc_ir::plan::Mode;
 use shardc_passes::options::Options;
 use shardc_passes::pipeline::Manager;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 /// What is planned.
 #[derive(Args, Debug)]
@@ -36,10 +38,10 @@ pub struct Plan {
     /// Machine that the ranks run on: a name, or a TOML file like those in cost/hardware
     #[arg(long, value_name = "NAME|FILE.toml")]
     pub device: String,
-    /// Sequences per step over all ranks [default: one per rank]
+    /// Sequences per step over all ranks [default: about a million tokens]
     #[arg(long, value_parser = whole)]
     pub global_batch: Option<usize>,
-    /// Tokens per sequence [default: 512, or as many as the model can have]
+    /// Tokens per sequence [default: 8192, or as many as the model can have]
     #[arg(long, value_parser = whole)]
     pub seq: Option<usize>,
     /// Element type of weights and activations: f32, bf16 or f16
@@ -55,6 +57,13 @@ pub struct Plan {
     /// Number of fitting plans to find
     #[arg(long, default_value_t = 10)]
     pub top: usize,
+    /// Number of layouts to compile, fitting or not: the same number finds the same plans [default: 40, or 4 for each
+    /// plan of --top]
+    #[arg(long, value_name = "LAYOUTS", value_parser = whole)]
+    pub budget: Option<usize>,
+    /// Stop after so many seconds, with what was found by then (as Ctrl-C does)
+    #[arg(long, value_name = "SECONDS", value_parser = whole)]
+    pub for_seconds: Option<usize>,
     /// Fixed numbers of the layout: tp, cp, pp, dp, ep, etp, v (stages per rank), mb, zero, sp
     #[arg(long, value_name = "tp=8,..", value_delimiter = ',')]
     pub fix: Vec<String>,
@@ -77,6 +86,11 @@ pub struct Plan {
     #[command(flatten)]
     pub training: Training,
 }
+
+/// Tokens of a sequence, and of a step, that are planned unless others are asked for; and ranks that share a sequence.
+const SEQ: usize = 8192;
+const TOKENS: usize = 1 << 20;
+const MOST_OF_A_ROW: usize = 64;
 
 /// Most ranks and plans that are asked for.
 const MOST: (usize, usize) = (1 << 20, 100);
@@ -106,6 +120,7 @@ impl Plan {
                 "memory" => memory_of("--what-if memory=", value)? as f64,
                 _ => value.parse().map_err(|_| no())?,
             };
+            let name = Device::number(name);
             if !(value > 0.0 && value.is_finite()) && Device::NUMBERS.contains(&name) {
                 let d = bad("--what-if", given, &format!("give {name} a positive number"));
                 return Err(Diag { code: "device", ..d });
@@ -153,11 +168,12 @@ impl Plan {
             Ok((name.to_string(), value.ok_or_else(no)?))
         };
         let own = self.training().0.with("dtype", &self.dtype);
-        let own = own.try_with("global-batch", self.global_batch.unwrap_or(self.gpus))?;
-        let flags = match self.seq {
-            Some(seq) => own.try_with("seq", seq)?,
-            None => own,
+        let seq = match (self.seq, crate::facts(&self.model)?) {
+            (Some(seq), _) => seq,
+            (None, facts) => facts.map_or(SEQ, |f| f.max_positions.clamp(1, SEQ)),
         };
+        let batch = self.global_batch.unwrap_or_else(|| about_a_million(seq, self.gpus));
+        let flags = own.try_with("seq", seq)?.try_with("global-batch", batch)?;
         let memory = match &self.memory {
             Some(text) => memory(text)?,
             None => device.memory as usize,
@@ -169,8 +185,19 @@ impl Plan {
         let options = Options { node, ..flags.options_for(&self.model)? };
         let of_device = self.memory.is_none() && device.is_gpu();
         let (gpus, top, target) = (self.gpus, self.top, self.target);
-        Ok(Asked { gpus, device, options, memory, of_device, target, top, fixed, ifs })
+        let seconds = |n: usize| Instant::now().checked_add(Duration::from_secs(n as u64));
+        let budget = self.budget.unwrap_or(BUDGET.max(EACH * self.top));
+        let end = self.for_seconds.and_then(seconds);
+        Ok(Asked { gpus, device, options, memory, of_device, target, top, budget, end, fixed, ifs })
     }
+}
+
+/// Sequences of about a million tokens on so many ranks: what is odd of the ranks divides them, as ranks of dp have to,
+/// and there is one for every [`MOST_OF_A_ROW`] ranks, as layouts can share a sequence among so many.
+fn about_a_million(seq: usize, gpus: usize) -> usize {
+    let odd = gpus >> gpus.trailing_zeros();
+    let wanted = (TOKENS / seq).max(gpus / MOST_OF_A_ROW).max(1);
+    odd * (wanted / odd).max(1).next_power_of_two()
 }
 
 fn lines_to(last: usize) -> String {
@@ -185,11 +212,7 @@ pub fn plan(what: &Plan, format: Format) -> Result<i32> {
     super::no_plan(&what.model)?;
     let asked = what.asked()?;
     let quiet = format == Format::Json;
-    let found = search(&what.model, &asked, &mut |text| {
-        if !quiet {
-            note(text);
-        }
-    })?;
+    let found = search(&what.model, &asked, &mut teller("", quiet))?;
     if found.fits.is_empty() {
         return Err(nothing_fits(what, &asked, &found, quiet));
     }
@@ -221,8 +244,44 @@ pub fn plan(what: &Plan, format: Format) -> Result<i32> {
     }
     match what.explain.filter(|n| *n > found.fits.len()) {
         Some(line) => Err(bad("--explain", &line.to_string(), &lines_to(found.fits.len()))),
-        None => Ok(0),
+        None => Ok(match found.cut {
+            Some(Cut::Signal(signal)) => signals::status(signal),
+            _ => 0,
+        }),
     }
+}
+
+/// Says how far a search is: on a terminal in one line, elsewhere when something better was found.
+fn teller(what: &str, quiet: bool) -> impl FnMut(Progress) {
+    let (what, mut best) = (what.to_string(), f64::INFINITY);
+    move |progress| match progress {
+        _ if quiet => {}
+        Progress::Priced(text) => note(format!("{what}{text}")),
+        Progress::Compiled(n, fit, found) => {
+            let better = found.filter(|c| c.seconds < best);
+            best = better.map_or(best, |c| c.seconds);
+            let words = |c: &Compiled| {
+                format!("; best so far {}: {}", time(c.seconds), c.guess.candidate.words())
+            };
+            let text =
+                format!("{what}{n} compiled, {fit} fit{}", found.map_or(String::new(), words));
+            if better.is_some() || terminal::is_rewritten() {
+                terminal::rewrite(text);
+            }
+        }
+    }
+}
+
+/// What ended a search early, as the table says it.
+fn cut(found: &Found) -> Option<String> {
+    let last = match found.cut? {
+        Cut::Time => "--for-seconds".to_string(),
+        Cut::Signal(signal) => signals::name(signal).to_string(),
+    };
+    Some(format!(
+        "{last} ended the search behind layout {}: a longer one may find faster plans",
+        found.compiled + found.refused.len()
+    ))
 }
 
 /// The fastest layout that fits if gradients have the type of the weights, as flags say it; where they have not.
@@ -233,11 +292,8 @@ fn narrow(what: &Plan, asked: &Asked, quiet: bool) -> Option<String> {
     }
     let flag = format!("--grad-dtype {}", o.dtype.name());
     let options = Options { grad_dtype: o.dtype, ..o.clone() };
-    let found = search(&what.model, &Asked { options, top: 1, ..asked.clone() }, &mut |text| {
-        if !quiet {
-            note(format!("with {flag}: {text}"));
-        }
-    });
+    let asked_so = Asked { options, top: 1, ..asked.clone() };
+    let found = search(&what.model, &asked_so, &mut teller(&format!("with {flag}: "), quiet));
     let fits = found.ok()?.fits;
     let best = fits.first()?;
     Some(format!(
@@ -274,11 +330,12 @@ fn nothing_fits(what: &Plan, asked: &Asked, found: &Found, quiet: bool) -> Diag 
     let d = match found.put_off {
         0 => d,
         n => d.help(format!(
-            "{} not compiled: --top {} tries twice as many",
+            "{} not compiled: --budget {} compiles twice as many",
             count(n, "layout was", "layouts were"),
-            2 * asked.top.max(10)
+            2 * asked.budget
         )),
     };
+    let d = cut(found).into_iter().fold(d, Diag::help);
     d.help("use more --gpus, or a machine with more memory")
 }
 
@@ -352,8 +409,9 @@ fn table(asked: &Asked, found: &Found) -> String {
         true => "how far it is off is not known (guess)".to_string(),
         false => format!("{ties} within {:.0} % of it are a tie (~)", 100.0 * BAND),
     };
+    let cut = cut(found).map_or(String::new(), |text| format!("\n{text}"));
     format!(
-        "{}\n\n{counted}\nof those compiled, line 1 is the fastest that fits, by this model of costs; {within}; * none \
+        "{}\n\n{counted}{cut}\nof those compiled, line 1 is the fastest that fits, by this model of costs; {within}; * none \
          is faster and smaller\n{}",
         lines.join("\n"),
         lines::assumed(asked, found)
@@ -429,6 +487,8 @@ fn to_json(asked: &Asked, found: &Found, what: &Plan) -> Value {
         "legal": found.legal,
         "may_fit": found.may_fit,
         "compiled": found.compiled,
+        "budget": asked.budget,
+        "cut": found.cut.is_some(),
         "refused": found.refused.len(),
         "left_out": found.left_out.count,
         "left_out_most": found.left_out.most().map(|(why, n)| json!({ "why": why, "count": n })),

@@ -15,6 +15,7 @@ use shardc_cost::step::{Closed, Cut, CutKey, Pieces, Ranks};
 use shardc_frontends::Facts;
 use shardc_ir::diag::Result;
 use shardc_ir::maps::HashMap;
+use shardc_ir::plan::TokenOrder;
 use shardc_ir::schedule::{Schedule, Times, replay};
 use shardc_passes::options::{Buffers, Options};
 use shardc_passes::schedule::{Named, make};
@@ -66,7 +67,9 @@ impl Form {
             overlap,
             compiled: true,
         };
-        let (job, stack) = (ifs.job(&plain), ifs.stack(Stack::named("shardc")));
+        let (job, mut stack) = (ifs.job(&plain), ifs.stack(Stack::named("shardc")));
+        let zigzag = Options { mesh: vec![("cp".into(), 2)], ..o.clone() }.tokens();
+        stack.even |= zigzag != TokenOrder::Contiguous;
         let gradient = o.grad_dtype.bytes() as f64;
         Form { sizes: sizes(f, config), plain, job, stack, ifs, moe: o.moe, gradient }
     }

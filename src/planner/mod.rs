@@ -7,6 +7,7 @@ pub mod guess;
 pub mod largest;
 pub mod memory;
 pub mod space;
+mod steady;
 pub mod target;
 pub mod what_if;
 
@@ -14,6 +15,7 @@ use crate::export::Target;
 use crate::machine::precision;
 use crate::rules;
 use crate::search::{all, trial};
+use crate::signals;
 use crate::{Input, read_model};
 use guess::{Form, Guess, Guesses};
 use shardc_cost::beside;
@@ -26,26 +28,27 @@ use shardc_cost::step::Closed;
 use shardc_frontends::Facts;
 use shardc_ir::diag::{Diag, Result, count};
 use shardc_ir::plan::Plan;
-use shardc_passes::options::{Options, Transport};
+use shardc_passes::checks::may_be_dealt;
+use shardc_passes::options::{CpSplit, Options, Transport};
 use space::Candidate;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Instant;
+use steady::Steady;
 use target::LeftOut;
 use what_if::Ifs;
 
 /// Candidates that are compiled at once.
 const AT_ONCE: usize = 2;
-/// Compilations for one plan that is asked for, fitting or not, and for how many plans at least.
-const TRIES: usize = 6;
+/// Layouts that are compiled, fitting or not, unless another number is asked for; and as many for each plan that is.
+pub const BUDGET: usize = 40;
+pub const EACH: usize = 4;
+/// Plans for which numbers of compilations are at least.
 const FEW: usize = 10;
 /// The same of layouts that need too much by formulas that plans like them have corrected; and of those that may fit
 /// although formulas are believed to be too high, while nothing has fitted.
 const LATE: usize = 1;
 const HOPES: usize = 2;
-/// Compilations for one plan that is asked for, and for [`FEW`] at least, of layouts that may be faster than what was
-/// found.
-const MORE: usize = 1;
 /// Layouts that are looked at to find such.
 const MOST_LOOKED_AT: usize = 4096;
 
@@ -71,6 +74,10 @@ pub struct Asked {
     pub target: Option<Target>,
     /// Plans that are wanted.
     pub top: usize,
+    /// Layouts that are compiled at most.
+    pub budget: usize,
+    /// When no more are compiled, whatever is left of the budget.
+    pub end: Option<Instant>,
     /// Numbers of the layout that are given.
     pub fixed: Vec<(String, usize)>,
     /// What no plan has, and is priced.
@@ -124,6 +131,23 @@ pub struct Compiled {
     pub plain: (f64, usize),
 }
 
+/// What ends a search early.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Cut {
+    /// The time that it was given.
+    Time,
+    /// A signal.
+    Signal(i32),
+}
+
+/// How far a search is.
+pub enum Progress<'a> {
+    /// All layouts are priced: what to say of it.
+    Priced(String),
+    /// So many were compiled, and so many fit.
+    Compiled(usize, usize, Option<&'a Compiled>),
+}
+
 /// What was found.
 pub struct Found {
     pub legal: usize,
@@ -139,6 +163,8 @@ pub struct Found {
     pub passed_over: usize,
     /// Not compiled although they seem faster: by formulas they need more than there is, or there are many.
     pub put_off: usize,
+    /// What ended the search before its budget.
+    pub cut: Option<Cut>,
     /// Those that fit, the fastest first.
     pub fits: Vec<Compiled>,
     /// The layout of the compiled plan that needs least, with what lies beside it, and the bytes of both.
@@ -176,17 +202,22 @@ fn nothing_legal(f: &Facts, base: &Options, asked: &Asked, all: &[Candidate]) ->
     }
 }
 
-/// All layouts, and the best of them compiled; `say` hears how far it is.
+/// All layouts, and the best of them compiled; `say` hears how far it is. A signal ends the search, and not the process.
 ///
 /// # Errors
 /// `no-layout` if none is legal, and those of reading the model.
-pub fn plan(model: &Path, asked: &Asked, say: &mut dyn FnMut(String)) -> Result<Found> {
-    let base = &Options { memory: None, ..asked.options.clone() };
+pub fn plan(model: &Path, asked: &Asked, say: &mut dyn FnMut(Progress)) -> Result<Found> {
+    let mut base = Options { memory: None, ..asked.options.clone() };
     let Some(facts) = crate::facts(model)? else {
         return Err(Diag::new("no-layout", "a text has no sizes that layouts could be made of")
             .help("give a folder with config.json, or compile the text with --shard auto"));
     };
-    let input = read_model(model, base)?;
+    let input = read_model(model, &base)?;
+    if base.cp_split.is_none() && may_be_dealt(&input.source.module.funcs[0], base.seq) {
+        // Ranks of cp have equal parts of what a causal model attends to.
+        base.cp_split = Some(CpSplit::Zigzag);
+    }
+    let base = &base;
     let since = Instant::now();
     let domain = asked.device.domain as usize;
     let mut legal = space::candidates(&facts, base, asked.gpus, domain);
@@ -204,9 +235,11 @@ pub fn plan(model: &Path, asked: &Asked, say: &mut dyn FnMut(String)) -> Result<
     let mut guesses = Guesses::of(&form, &asked.device, &legal, &|c| asked.room_of(c))?;
     let closed_ms = since.elapsed().as_secs_f64() * 1e3;
     let (legal, may_fit) = (legal.len(), guesses.len());
-    say(format!("{legal} legal, {may_fit} may fit, all priced in {closed_ms:.0} ms"));
+    let priced = format!("{legal} legal, {may_fit} may fit, all priced in {closed_ms:.0} ms");
+    say(Progress::Priced(priced));
     let mut search = Search {
         asked,
+        base,
         input: &input,
         form: &form,
         failed: vec![],
@@ -218,10 +251,12 @@ pub fn plan(model: &Path, asked: &Asked, say: &mut dyn FnMut(String)) -> Result<
         compiled: 0,
         late: 0,
         passed_over: 0,
-        last: None,
+        cut: None,
     };
+    signals::save_first();
     let put_off = search.run(&mut guesses, say);
-    let Search { refused, mut fits, least, compiled, passed_over, .. } = search;
+    signals::save_no_more();
+    let Search { refused, mut fits, least, compiled, passed_over, cut, .. } = search;
     let (untaken, refused): (Vec<_>, Vec<_>) =
         refused.into_iter().partition(|(_, d)| asked.target.is_some() && d.code == "export");
     untaken.into_iter().for_each(|(_, d)| left_out.add(d));
@@ -236,6 +271,7 @@ pub fn plan(model: &Path, asked: &Asked, say: &mut dyn FnMut(String)) -> Result<
         left_out,
         passed_over,
         put_off,
+        cut,
         fits,
         least,
         input,
@@ -245,6 +281,8 @@ pub fn plan(model: &Path, asked: &Asked, say: &mut dyn FnMut(String)) -> Result<
 /// What was compiled so far.
 struct Search<'a> {
     asked: &'a Asked,
+    /// What is asked for, but for the layout.
+    base: &'a Options,
     input: &'a Input,
     form: &'a Form,
     /// Layouts that did not fit.
@@ -260,17 +298,16 @@ struct Search<'a> {
     /// Of them, those that were late.
     late: usize,
     passed_over: usize,
-    /// What was compiled last, and the bytes that it needs.
-    last: Option<(String, usize)>,
+    cut: Option<Cut>,
 }
 
 impl Search<'_> {
     /// Compiles the fastest first, of those that seem to fit; then those that do not seem to; then those that may
     /// be faster than what was found. How many were left that seemed faster.
-    fn run(&mut self, guesses: &mut Guesses, say: &mut dyn FnMut(String)) -> usize {
+    fn run(&mut self, guesses: &mut Guesses, say: &mut dyn FnMut(Progress)) -> usize {
         let mut put_off: Vec<Guess> = vec![];
         let mut late = vec![].into_iter();
-        while !self.is_done() {
+        while self.fits.len() < self.asked.top && self.goes_on() {
             let mut some: Vec<Guess> = vec![];
             while some.len() < AT_ONCE {
                 if let Some(g) = guesses.next() {
@@ -306,7 +343,7 @@ impl Search<'_> {
         let least = self.times.values().map(|r| r * TIME_MARGIN).fold(FIRST_TIME, f64::min);
         let near = std::iter::from_fn(|| guesses.next()).take(MOST_LOOKED_AT);
         left.extend(near.take_while(|g| g.seconds * least < bound));
-        for _ in 0..(MORE * self.asked.top.max(FEW)).div_ceil(AT_ONCE) {
+        while self.goes_on() {
             left.retain(|g| !self.is_hopeless(g) && self.time(g) < bound);
             let (mut now, rest): (Vec<_>, Vec<_>) =
                 left.into_iter().partition(|g| self.seems_to_fit(g));
@@ -322,7 +359,7 @@ impl Search<'_> {
         left.len()
     }
 
-    fn compile_all(&mut self, some: Vec<Guess>, say: &mut dyn FnMut(String)) {
+    fn compile_all(&mut self, some: Vec<Guess>, say: &mut dyn FnMut(Progress)) {
         let done = all(&some, |g| self.compile(g));
         for (g, done) in some.into_iter().zip(done) {
             match done {
@@ -330,11 +367,8 @@ impl Search<'_> {
                 Ok(c) => self.keep(c),
             }
         }
-        let (n, fits) = (self.compiled, self.fits.len());
-        let last = self.last.take().map_or(String::new(), |(words, peak)| {
-            format!("; {words} needs {}", crate::report::bytes(peak))
-        });
-        say(format!("{n} compiled, {fits} fit{last}"));
+        let best = self.fits.iter().min_by(|a, b| a.seconds.total_cmp(&b.seconds));
+        say(Progress::Compiled(self.compiled, self.fits.len(), best));
     }
 
     /// Seconds of the slowest plan that would be shown; `None` if more are wanted.
@@ -350,9 +384,11 @@ impl Search<'_> {
         g.seconds * ratio.map_or(FIRST_TIME, |r| r * TIME_MARGIN)
     }
 
-    fn is_done(&self) -> bool {
-        let tries = self.compiled + self.refused.len();
-        self.fits.len() >= self.asked.top || tries >= TRIES * self.asked.top.max(FEW)
+    /// True while there is budget and time, and nobody has asked for an end.
+    fn goes_on(&mut self) -> bool {
+        let is_over = self.asked.end.is_some_and(|end| Instant::now() >= end);
+        self.cut = signals::asked().map(Cut::Signal).or(is_over.then_some(Cut::Time));
+        self.cut.is_none() && self.compiled + self.refused.len() < self.asked.budget
     }
 
     /// True if a layout that needs less was compiled and did not fit.
@@ -376,7 +412,6 @@ impl Search<'_> {
 
     fn keep(&mut self, c: Compiled) {
         self.compiled += 1;
-        self.last = Some((c.guess.candidate.words(), c.peak));
         let ratio = c.peak as f64 / c.guess.likely;
         let known = self.ratios.entry(likeness(&c.guess)).or_insert(ratio);
         *known = known.min(ratio);
@@ -396,16 +431,16 @@ impl Search<'_> {
     }
 
     fn compile(&self, g: &Guess) -> Result<Compiled> {
-        let base = Options { memory: None, ..self.asked.options.clone() };
-        let device = &self.asked.device;
+        let (base, device) = (self.base, &self.asked.device);
         // NCCL connects GPUs only; plans for MPI are the same programs.
         let transport = if device.is_gpu() { Transport::Nccl } else { Transport::Mpi };
-        let options = Options { transport, ..g.candidate.options(&base) };
-        let plan = self.asked.trial(self.input, &options)?;
-        let price = of_plan::price(&plan, device, &options.speeds)?;
+        let options = Options { transport, ..g.candidate.options(base) };
+        let room = self.asked.room_of(&g.candidate);
+        let Steady { plan, seconds, parts } =
+            steady::compiled(self.asked, self.input, &options, room)?;
         let beside = if device.is_gpu() { beside::bytes(&plan) } else { 0 };
-        let plain = (price.total, plan.peak_bytes());
-        let (parts, peak) = self.changed(g, &plan, price.parts)?;
+        let plain = (seconds, plan.peak_bytes());
+        let (parts, peak) = self.changed(g, &plan, parts)?;
         let seconds = parts.total();
         let tokens = (options.global_batch * options.seq) as f64;
         let needed = self.form.sizes.step_flops(tokens, options.seq as f64);

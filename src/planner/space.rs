@@ -9,8 +9,8 @@ use shardc_passes::autodiff::recompute::Recompute;
 use shardc_passes::options::{Options, Order, Transport};
 use shardc_passes::schedule::{Named, runs};
 
-/// Most ranks of cp, stages per rank, and sequences of a microbatch that are looked at.
-const MOST: (usize, usize, usize) = (16, 8, 8);
+/// Most ranks of cp, and sequences of a microbatch that are looked at.
+const MOST: (usize, usize) = (16, 8);
 
 /// Ways to split experts: ranks, and ranks of each.
 type Experts = (usize, usize);
@@ -28,7 +28,8 @@ pub struct Candidate {
     pub named: Named,
 }
 
-/// Schedules, with the stages per rank that are tried.
+/// Schedules, with the stages per rank that are tried although layers are no multiple of all stages; the interleaved one
+/// is also tried with every number of stages that leaves equal ones.
 const SCHEDULES: [(Named, Schedule, &[usize]); 4] = [
     (Named::OneFOneB, Schedule::OneFOneB, &[1]),
     (Named::ZbH1, Schedule::ZbH1, &[1]),
@@ -63,6 +64,7 @@ impl Candidate {
             ep: l.ep,
             etp: (l.ep > 1 || l.etp != l.tp).then_some(l.etp),
             transport: Transport::Nccl,
+            cp_split: base.cp_split.filter(|_| l.cp > 1),
             ..base.clone()
         }
     }
@@ -209,7 +211,7 @@ fn inner(f: &Facts, base: &Options, sizes: Sizes3, domain: usize) -> Vec<Inner> 
         for sp in [true, false].into_iter().filter(|&sp| if tp > 1 { sp || dense } else { !sp }) {
             for &experts in &experts {
                 let rows = base.global_batch / dp;
-                for microbatch in divisors(rows, MOST.2).filter(|n| n.is_power_of_two()) {
+                for microbatch in divisors(rows, MOST.1).filter(|n| n.is_power_of_two()) {
                     let replicas = dp / shards;
                     out.push(Inner { tp, cp, shards, replicas, sp, microbatch, experts });
                 }
@@ -250,8 +252,9 @@ fn outer(f: &Facts, base: &Options, pp: usize, i: Inner, out: &mut Vec<Candidate
     let microbatches = base.global_batch / dp / i.microbatch;
     let of_schedules = SCHEDULES.into_iter().filter(|s| pp > 1 || s.0 == Named::OneFOneB);
     for (named, schedule, chunks) in of_schedules {
-        let fits = |v: &&usize| **v <= MOST.1 && pp * **v <= f.layers;
-        for &chunks in chunks.iter().filter(fits) {
+        let equal = |v: &usize| named == Named::Interleaved && f.layers.is_multiple_of(pp * v);
+        let some = (1..=f.layers / pp).filter(|v| chunks.contains(v) || *v > 1 && equal(v));
+        for chunks in some {
             if !runs(named, pp, chunks, microbatches) {
                 continue;
             }

@@ -344,6 +344,41 @@ fn options_of_a_line_make_its_plan() {
     }
 }
 
+/// Layouts of many microbatches are compiled with few of them: they have the memory and the time of what their command
+/// makes, in every schedule and with stages that are not equal.
+#[test]
+fn many_microbatches_are_as_few_of_them_say() {
+    for (case, fix) in ["pp=2,v=1", "pp=2,v=2", "pp=4,v=1", "pp=1,zero=2"].iter().enumerate() {
+        let lab = lab(&format!("plan-many-{case}"), "llama_deep");
+        let args =
+            ["--gpus", "4", "--global-batch", "320", "--seq", "16", "--fix", fix, "--top", "4"];
+        let found = planned(&lab, &args);
+        let plans = found["plans"].as_array().expect("plans");
+        for (i, plan) in plans.iter().enumerate().filter(|(i, _)| nightly() || *i % 2 == 0) {
+            let mut flags =
+                vec!["compile".to_string(), "m".into(), "-o".into(), format!("{i}.plan")];
+            for (name, value) in plan["options"].as_object().expect("options") {
+                flags.push(format!("--{name}"));
+                flags.extend(
+                    (*value != true)
+                        .then(|| value.as_str().map_or(value.to_string(), String::from)),
+                );
+            }
+            lab.ok(&flags.iter().map(String::as_str).collect::<Vec<_>>());
+            let made =
+                shardc::plan_dir::read(&lab.path(&format!("{i}.plan"))).expect("a plan").plan;
+            assert!(made.settings.microbatches >= 5, "{flags:?}");
+            // Pieces of a tiny model are packed a little otherwise.
+            let (peak, bytes) =
+                (made.peak_bytes() as f64, plan["peak_bytes"].as_f64().expect("bytes"));
+            assert!((bytes / peak - 1.0).abs() <= 0.005, "{flags:?}: {bytes} {peak}");
+            let seconds = price(&made, &h100(), &[]).expect("a price").total;
+            let said = plan["step_s"].as_f64().expect("seconds");
+            assert!((said / seconds - 1.0).abs() <= 1e-3, "{flags:?}: {said} {seconds}");
+        }
+    }
+}
+
 /// The first plan for a target is exported to it with no more flags; what the target does not take is not listed, and
 /// is counted.
 #[test]

@@ -85,7 +85,7 @@ fn what_fits_only_so_is_found_and_not_written() {
     let gpus = [&["plan", m, "--device", "h100-sxm"], &args[..]].concat();
     let peak = |found: &Json| found["plans"][0]["peak_bytes"].as_u64().expect("bytes");
     let words = |found: &Json| found["plans"][0]["layout"].as_str().expect("words").to_string();
-    let all = [&args[..8], &["--top", "100"]].concat();
+    let all = [&args[..8], &["--top", "100", "--budget", "600"]].concat();
     let every = plan(&lab, m, &all);
     let least = every["plans"].as_array().expect("plans").iter().map(|p| p["peak_bytes"].as_u64());
     let bytes = least.flatten().min().expect("one fits") - 1;

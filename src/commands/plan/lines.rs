@@ -10,7 +10,7 @@ use crate::search::ways::mesh_text;
 use serde_json::{Value, json};
 use shardc_ir::diag::{Result, count};
 use shardc_ir::mesh::PIPELINE;
-use shardc_passes::options::Order;
+use shardc_passes::options::{CpSplit, Order};
 
 /// What all lines are priced with, what lies beside the plan of the first, and what the target does not take.
 pub(super) fn assumed(asked: &Asked, found: &Found) -> String {
@@ -43,6 +43,7 @@ pub(super) fn assumed(asked: &Asked, found: &Found) -> String {
 pub(super) fn options(what: &Plan, c: &Compiled) -> serde_json::Map<String, Value> {
     let o = &c.options;
     let staged = o.axis(PIPELINE) > 1;
+    let zigzag = o.axis("cp") > 1 && o.cp_split == Some(CpSplit::Zigzag);
     let order = match &o.schedule {
         Order::Named(name) => name.as_str(),
         Order::Csv(_) => "",
@@ -58,6 +59,7 @@ pub(super) fn options(what: &Plan, c: &Compiled) -> serde_json::Map<String, Valu
         ("recompute", Some(json!(o.recompute.to_string()))),
         ("schedule", staged.then(|| json!(order))),
         ("chunks", o.chunks.filter(|_| staged).map(|n| json!(n))),
+        ("cp-split", zigzag.then(|| json!("zigzag"))),
         ("node", o.node.map(|n| json!(n))),
         ("transport", Some(json!(o.transport.name()))),
     ];

@@ -10,7 +10,9 @@ use crate::machine::device;
 use crate::planner::largest::{Largest, Limit, Of, largest};
 use crate::planner::space::NUMBERS;
 use crate::planner::what_if::{self, Ifs};
-use crate::planner::{Asked, BUDGET, Compiled, Cut, EACH, Found, Progress, plan as search};
+use crate::planner::{
+    Asked, BUDGET, Compiled, Cut, EACH, Found, Progress, SEQ, about_a_million, plan as search,
+};
 use crate::report::bytes;
 use crate::search::ways::mesh_text;
 use crate::signals;
@@ -86,11 +88,6 @@ pub struct Plan {
     #[command(flatten)]
     pub training: Training,
 }
-
-/// Tokens of a sequence, and of a step, that are planned unless others are asked for; and ranks that share a sequence.
-const SEQ: usize = 8192;
-const TOKENS: usize = 1 << 20;
-const MOST_OF_A_ROW: usize = 64;
 
 /// Most ranks and plans that are asked for.
 const MOST: (usize, usize) = (1 << 20, 100);
@@ -190,14 +187,6 @@ impl Plan {
         let end = self.for_seconds.and_then(seconds);
         Ok(Asked { gpus, device, options, memory, of_device, target, top, budget, end, fixed, ifs })
     }
-}
-
-/// Sequences of about a million tokens on so many ranks: what is odd of the ranks divides them, as ranks of dp have to,
-/// and there is one for every [`MOST_OF_A_ROW`] ranks, as layouts can share a sequence among so many.
-fn about_a_million(seq: usize, gpus: usize) -> usize {
-    let odd = gpus >> gpus.trailing_zeros();
-    let wanted = (TOKENS / seq).max(gpus / MOST_OF_A_ROW).max(1);
-    odd * (wanted / odd).max(1).next_power_of_two()
 }
 
 fn lines_to(last: usize) -> String {

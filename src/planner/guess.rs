@@ -29,6 +29,9 @@ const RUN: usize = 1024;
 /// Most actions of a schedule that is run for a guess.
 const MOST_ACTIONS: usize = 1 << 18;
 
+/// Most layouts of a family that are looked at for one that fits.
+const MOST_LOOKED_AT: usize = 256;
+
 /// Most actions of schedules that are kept for other layouts.
 const MOST_KEPT: usize = 1 << 22;
 
@@ -224,6 +227,17 @@ impl<'a> Guesses<'a> {
             let at = self.looked_at.partition_point(|x| x.seconds > g.seconds);
             self.looked_at.insert(at, g);
         }
+    }
+
+    /// Of some layouts the first by formula of those that fit, as `fits` says it. It is among those that are left, too.
+    pub fn first(
+        &mut self,
+        of: fn(&Candidate) -> bool,
+        fits: impl Fn(&Guess) -> bool,
+    ) -> Option<Guess> {
+        let some: Vec<u32> =
+            self.order.iter().copied().filter(|i| of(&self.all[*i as usize])).collect();
+        some.into_iter().take(MOST_LOOKED_AT).map(|i| self.look_at(i as usize)).find(fits)
     }
 
     fn look_at(&mut self, i: usize) -> Guess {

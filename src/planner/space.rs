@@ -69,6 +69,16 @@ impl Candidate {
         }
     }
 
+    /// True if there is no pipeline.
+    fn flat(&self) -> bool {
+        self.layout.pp == 1
+    }
+
+    /// True if ZeRO shards over some of the ranks of dp only.
+    fn is_hybrid(&self) -> bool {
+        self.layout.shards < self.layout.dp
+    }
+
     /// What the time of one of its layers depends on.
     pub fn inside(&self) -> Inside {
         let l = &self.layout;
@@ -126,6 +136,17 @@ impl Candidate {
 
 /// Names that [`Candidate::number`] knows.
 pub const NUMBERS: [&str; 10] = ["tp", "cp", "pp", "dp", "ep", "etp", "v", "mb", "zero", "sp"];
+
+/// Layouts as people name them: FSDP over all ranks and over those of a domain, tensor and context parallelism with
+/// ZeRO, and pipelines without and with tensor parallelism. Formulas err by family.
+pub const FAMILIES: [fn(&Candidate) -> bool; 6] = [
+    |c| c.flat() && c.layout.tp * c.layout.cp == 1 && c.layout.zero == 3 && !c.is_hybrid(),
+    |c| c.flat() && c.layout.tp * c.layout.cp == 1 && c.layout.zero == 3 && c.is_hybrid(),
+    |c| c.flat() && c.layout.tp > 1 && c.layout.zero > 0,
+    |c| c.flat() && c.layout.cp > 1 && c.layout.zero > 0,
+    |c| !c.flat() && c.layout.tp == 1,
+    |c| !c.flat() && c.layout.tp > 1,
+];
 
 fn divisors(n: usize, most: usize) -> impl Iterator<Item = usize> + Clone {
     (1..=most.min(n)).filter(move |d| n % d == 0)

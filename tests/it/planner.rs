@@ -852,3 +852,82 @@ fn fixed_numbers_find_nothing_faster() {
         assert!(three <= fixed, "{zero}: {fixed} s, without it {three} s");
     }
 }
+
+/// A family of layouts that is faster than its formula is found, on slow networks, where formulas say otherwise; and so is
+/// the split of tokens over cp that balances causal attention.
+#[test]
+fn no_family_is_faster_than_the_first_line() {
+    let lab = Lab::new("families-of-layouts");
+    let model = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/configs/llama-3.1-8b.json");
+    let best = |job: &[&str], more: &[&str]| {
+        let all = ["plan", model, "--device", "h100-sxm", "--format", "json", "--top", "1"];
+        let out = lab.ok(&[&all[..], job, more].concat());
+        let found: Json = serde_json::from_slice(&out.stdout).expect("JSON");
+        found["plans"][0]["step_s"].as_f64().unwrap_or_else(|| panic!("{found}"))
+    };
+    let of = |nic: &'static str| {
+        ["--gpus", "64", "--global-batch", "128", "--seq", "8192", "--what-if", nic]
+    };
+    let long = ["--gpus", "16", "--global-batch", "16", "--seq", "131072"];
+    let jobs: [(&[&str], &[&str]); 3] = [
+        (&of("nic=6"), &["tp=1,pp=1,cp=1", "tp=1,cp=1", "pp=1,cp=1"]),
+        (&of("nic=12"), &["tp=1,pp=1,cp=1", "tp=1,cp=1", "pp=1,cp=1"]),
+        (&long, &["cp=8", "cp=16", "pp=2"]),
+    ];
+    for (job, families) in jobs.into_iter().take(samples(1, 3) as usize) {
+        let first = best(job, &["--budget", "12"]);
+        for fix in families.iter().take(samples(1, 3) as usize) {
+            let fixed = best(job, &["--fix", fix, "--budget", "12"]);
+            assert!(first <= 1.03 * fixed, "{job:?} {fix}: {fixed} s, without it {first} s");
+        }
+    }
+    // Zigzag is what is compiled, unless the other split is asked for.
+    let split = best(&long, &["--fix", "cp=8", "--budget", "8", "--cp-split", "contiguous"]);
+    let zigzag = best(&long, &["--fix", "cp=8", "--budget", "8"]);
+    assert!(zigzag < 0.95 * split, "{zigzag} {split}");
+}
+
+/// Equal questions have equal tables, a budget is the number of layouts that are compiled, and a search that has no time
+/// says behind which one it ended.
+#[test]
+fn a_search_has_a_budget() {
+    let lab = lab("plan-budget", "llama_deep");
+    let job = ["--gpus", "4", "--global-batch", "64", "--seq", "16", "--top", "20"];
+    let few = planned(&lab, &[&job[..], &["--budget", "7"]].concat());
+    let tried =
+        few["compiled"].as_u64().expect("a count") + few["refused"].as_u64().expect("a count");
+    assert!((7..=8).contains(&tried), "{few}");
+    assert_eq!(few, planned(&lab, &[&job[..], &["--budget", "7"]].concat()));
+    let first = |found: &Json| found["plans"][0]["step_s"].as_f64().expect("seconds");
+    let many = planned(&lab, &[&job[..], &["--budget", "70"]].concat());
+    assert!(first(&many) <= first(&few));
+    let said = lab.ok(&[
+        &["plan", "m", "--device", "h100-sxm"],
+        &job[..],
+        &["--for-seconds", "1"],
+        &["--budget", "5000"],
+    ]
+    .concat());
+    let said = String::from_utf8_lossy(&said.stdout).into_owned();
+    assert!(said.contains("--for-seconds ended the search behind layout "), "{said}");
+}
+
+/// Without a batch and a sequence, those of a job that somebody has.
+#[test]
+fn a_job_is_planned_by_default() {
+    let lab = Lab::new("plan-defaults");
+    let model = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/configs/llama-3.1-8b.json");
+    for (gpus, job) in
+        [("8", "128 sequences of 8192 tokens"), ("96", "96 sequences of 8192 tokens")]
+    {
+        let args =
+            ["plan", model, "--gpus", gpus, "--device", "H100-80GB", "--top", "1", "--budget", "6"];
+        let said = lab.ok(&args).stdout;
+        let said = String::from_utf8_lossy(&said).into_owned();
+        assert!(said.contains(&format!("a step: {job}, in bf16")), "{said}");
+    }
+    let more =
+        ["--gpus", "64", "--device", "h100", "--what-if", "ib=12,nvlink=300", "--budget", "6"];
+    let said = lab.ok(&[&["plan", model], &more[..]].concat()).stdout;
+    assert!(String::from_utf8_lossy(&said).contains("ib=12 GB/s, nvlink=300 GB/s"));
+}

@@ -1,0 +1,294 @@
+//! Which layouts are compiled, in which order, and what is learned from each.
+
+use super::guess::{Form, Guess, Guesses};
+use super::space::{Candidate, FAMILIES};
+use super::steady::{self, Steady};
+use super::{Asked, Compiled, Cut, Progress};
+use crate::Input;
+use crate::search::all;
+use crate::signals;
+use shardc_cost::beside;
+use shardc_cost::layer::Question;
+use shardc_cost::layout::Recompute;
+use shardc_cost::parts::Parts;
+use shardc_cost::step::Closed;
+use shardc_ir::diag::{Diag, Result};
+use shardc_ir::plan::Plan;
+use shardc_passes::options::{Options, Transport};
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+/// Candidates that are compiled at once.
+const AT_ONCE: usize = 2;
+/// Plans for which numbers of compilations are at least.
+const FEW: usize = 10;
+/// The same of layouts that need too much by formulas that plans like them have corrected; and of those that may fit
+/// although formulas are believed to be too high, while nothing has fitted.
+const LATE: usize = 1;
+const HOPES: usize = 2;
+/// Layouts that are looked at to find faster ones than those that fit.
+const MOST_LOOKED_AT: usize = 4096;
+
+/// Parts of the formulas of memory and time that are taken for what a plan needs and takes until one like it was
+/// compiled; and what of a known part may still be too much: formulas err by microbatch, too.
+const FIRST_RATIO: f64 = 0.8;
+const FIRST_TIME: f64 = 0.85;
+const MARGIN: f64 = 0.9;
+const TIME_MARGIN: f64 = 0.95;
+
+/// What was compiled so far.
+pub(super) struct Search<'a> {
+    asked: &'a Asked,
+    /// What is asked for, but for the layout.
+    base: &'a Options,
+    input: &'a Input,
+    form: &'a Form,
+    /// The first of each family, which is compiled before all others.
+    firsts: Vec<Candidate>,
+    /// Layouts that did not fit.
+    failed: Vec<Candidate>,
+    /// By recomputation and stage of ZeRO, the least that a plan needed of what the formula says.
+    ratios: BTreeMap<(Recompute, u8), f64>,
+    /// The same of the time that a plan takes, with tensor parallelism or without.
+    times: BTreeMap<((Recompute, u8), bool), f64>,
+    pub refused: Vec<(Candidate, Diag)>,
+    pub fits: Vec<Compiled>,
+    pub least: Option<(Candidate, usize, usize)>,
+    pub compiled: usize,
+    /// Of them, those that were late.
+    late: usize,
+    pub passed_over: usize,
+    pub cut: Option<Cut>,
+}
+
+impl<'a> Search<'a> {
+    pub fn new(
+        asked: &'a Asked,
+        base: &'a Options,
+        input: &'a Input,
+        form: &'a Form,
+    ) -> Search<'a> {
+        Search {
+            asked,
+            base,
+            input,
+            form,
+            firsts: vec![],
+            failed: vec![],
+            ratios: BTreeMap::new(),
+            times: BTreeMap::new(),
+            refused: vec![],
+            fits: vec![],
+            least: None,
+            compiled: 0,
+            late: 0,
+            passed_over: 0,
+            cut: None,
+        }
+    }
+
+    /// Compiles the fastest first, of those that seem to fit; then those that do not seem to; then those that may
+    /// be faster than what was found. How many were left that seemed faster.
+    pub fn run(&mut self, guesses: &mut Guesses, say: &mut dyn FnMut(Progress)) -> usize {
+        self.compile_families(guesses, say);
+        let mut put_off: Vec<Guess> = vec![];
+        let mut late = vec![].into_iter();
+        while self.fits.len() < self.asked.top && self.goes_on() {
+            let mut some: Vec<Guess> = vec![];
+            while some.len() < AT_ONCE {
+                if let Some(g) = guesses.next() {
+                    if self.firsts.contains(&g.candidate) {
+                        continue;
+                    }
+                    match (self.is_hopeless(&g), self.seems_to_fit(&g)) {
+                        (true, _) => self.passed_over += 1,
+                        (false, false) => put_off.push(g),
+                        (false, true) => some.push(g),
+                    }
+                    continue;
+                }
+                if late.len() == 0 && self.late == 0 {
+                    put_off.sort_by(|a, b| a.likely.total_cmp(&b.likely));
+                    late = std::mem::take(&mut put_off).into_iter();
+                }
+                match late.next() {
+                    Some(g) if self.is_hopeless(&g) => self.passed_over += 1,
+                    Some(g) if self.is_too_late(&g) => put_off.push(g),
+                    Some(g) => {
+                        self.late += usize::from(!self.seems_to_fit(&g));
+                        some.push(g);
+                    }
+                    None => break,
+                }
+            }
+            if some.is_empty() {
+                break;
+            }
+            self.compile_all(some, say);
+        }
+        let mut left: Vec<Guess> = put_off.into_iter().chain(late).collect();
+        let Some(mut bound) = self.bound() else { return left.len() + guesses.left() };
+        // None that is left is faster by formula alone; but plans of one kind are faster than their formula.
+        let least = self.times.values().map(|r| r * TIME_MARGIN).fold(FIRST_TIME, f64::min);
+        let near = std::iter::from_fn(|| guesses.next()).take(MOST_LOOKED_AT);
+        let firsts = &self.firsts;
+        let new = |g: &Guess| !firsts.contains(&g.candidate);
+        left.extend(near.take_while(|g| g.seconds * least < bound).filter(new));
+        while self.goes_on() {
+            left.retain(|g| !self.is_hopeless(g) && self.time(g) < bound);
+            let (mut now, rest): (Vec<_>, Vec<_>) =
+                left.into_iter().partition(|g| self.seems_to_fit(g));
+            now.sort_by(|a, b| self.time(a).total_cmp(&self.time(b)));
+            left = now.split_off(AT_ONCE.min(now.len())).into_iter().chain(rest).collect();
+            if now.is_empty() {
+                break;
+            }
+            self.compile_all(now, say);
+            bound = self.bound().unwrap_or(bound);
+        }
+        left.retain(|g| !self.is_hopeless(g) && self.time(g) < bound);
+        left.len()
+    }
+
+    /// Compiles of each family of layouts the fastest that seems to fit: plans of one are faster than their formula, and
+    /// what is known of one plan of a family orders the others.
+    fn compile_families(&mut self, guesses: &mut Guesses, say: &mut dyn FnMut(Progress)) {
+        for of in FAMILIES {
+            let first = guesses.first(of, |g| self.seems_to_fit(g));
+            let new = first.filter(|g| !self.firsts.contains(&g.candidate));
+            if let Some(g) = new.filter(|_| self.goes_on()) {
+                self.firsts.push(g.candidate);
+                self.compile_all(vec![g], say);
+            }
+        }
+    }
+
+    fn compile_all(&mut self, some: Vec<Guess>, say: &mut dyn FnMut(Progress)) {
+        let done = all(&some, |g| self.compile(g));
+        for (g, done) in some.into_iter().zip(done) {
+            match done {
+                Err(d) => self.refused.push((g.candidate, d)),
+                Ok(c) => self.keep(c),
+            }
+        }
+        let best = self.fits.iter().min_by(|a, b| a.seconds.total_cmp(&b.seconds));
+        say(Progress::Compiled(self.compiled, self.fits.len(), best));
+    }
+
+    /// Seconds of the slowest plan that would be shown; `None` if more are wanted.
+    fn bound(&self) -> Option<f64> {
+        let mut seconds: Vec<f64> = self.fits.iter().map(|c| c.seconds).collect();
+        seconds.sort_by(f64::total_cmp);
+        seconds.get(self.asked.top.checked_sub(1)?).copied()
+    }
+
+    /// The least that a layout may take by formula, if it is as plans like it.
+    fn time(&self, g: &Guess) -> f64 {
+        let ratio = self.times.get(&(likeness(g), g.candidate.layout.tp > 1));
+        g.seconds * ratio.map_or(FIRST_TIME, |r| r * TIME_MARGIN)
+    }
+
+    /// True while there is budget and time, and nobody has asked for an end.
+    fn goes_on(&mut self) -> bool {
+        let is_over = self.asked.end.is_some_and(|end| Instant::now() >= end);
+        self.cut = signals::asked().map(Cut::Signal).or(is_over.then_some(Cut::Time));
+        self.cut.is_none() && self.compiled + self.refused.len() < self.asked.budget
+    }
+
+    /// True if a layout that needs less was compiled and did not fit.
+    fn is_hopeless(&self, g: &Guess) -> bool {
+        self.failed.iter().any(|f| needs_more(&g.candidate, f))
+    }
+
+    /// True if the formula of memory, scaled by what plans like it needed, says so.
+    fn seems_to_fit(&self, g: &Guess) -> bool {
+        let ratio = self.ratios.get(&likeness(g)).copied().unwrap_or(FIRST_RATIO);
+        let many = self.compiled >= HOPES * self.asked.top.max(FEW);
+        let margin = if self.fits.is_empty() && many { 1.0 } else { MARGIN };
+        g.likely * ratio * margin <= self.asked.room_of(&g.candidate) as f64
+    }
+
+    /// True if enough were compiled that did not seem to fit, and by plans like it this one does not either.
+    fn is_too_late(&self, g: &Guess) -> bool {
+        let known = self.ratios.contains_key(&likeness(g));
+        known && !self.seems_to_fit(g) && self.late >= LATE * self.asked.top.max(FEW)
+    }
+
+    fn keep(&mut self, c: Compiled) {
+        self.compiled += 1;
+        let ratio = c.peak as f64 / c.guess.likely;
+        let known = self.ratios.entry(likeness(&c.guess)).or_insert(ratio);
+        *known = known.min(ratio);
+        let ratio = c.seconds / c.guess.seconds;
+        let known = (likeness(&c.guess), c.guess.candidate.layout.tp > 1);
+        let known = self.times.entry(known).or_insert(ratio);
+        *known = known.min(ratio);
+        let beside = if self.asked.of_device { c.beside } else { 0 };
+        if self.least.is_none_or(|l| c.peak + beside < l.1 + l.2) {
+            self.least = Some((c.guess.candidate, c.peak, beside));
+        }
+        if c.peak <= self.asked.room(c.beside) {
+            self.fits.push(c);
+        } else {
+            self.failed.push(c.guess.candidate);
+        }
+    }
+
+    fn compile(&self, g: &Guess) -> Result<Compiled> {
+        let (base, device) = (self.base, &self.asked.device);
+        // NCCL connects GPUs only; plans for MPI are the same programs.
+        let transport = if device.is_gpu() { Transport::Nccl } else { Transport::Mpi };
+        let options = Options { transport, ..g.candidate.options(base) };
+        let room = self.asked.room_of(&g.candidate);
+        let Steady { plan, seconds, parts } =
+            steady::compiled(self.asked, self.input, &options, room)?;
+        let beside = if device.is_gpu() { beside::bytes(&plan) } else { 0 };
+        let plain = (seconds, plan.peak_bytes());
+        let (parts, peak) = self.changed(g, &plan, parts)?;
+        let seconds = parts.total();
+        let tokens = (options.global_batch * options.seq) as f64;
+        let needed = self.form.sizes.step_flops(tokens, options.seq as f64);
+        let fastest = device.peak.get(&self.form.job.precision).copied().unwrap_or(f64::INFINITY);
+        let could = fastest * self.asked.gpus as f64 * seconds;
+        let (mfu, tokens_per_s) = (needed / could, tokens / seconds);
+        Ok(Compiled { guess: *g, options, seconds, parts, mfu, tokens_per_s, peak, beside, plain })
+    }
+
+    /// Parts of a plan's price and the bytes that it needs, with what no plan has.
+    fn changed(&self, g: &Guess, plan: &Plan, parts: Parts) -> Result<(Parts, usize)> {
+        let ifs = &self.form.ifs;
+        if !ifs.is_any() {
+            return Ok((parts, plan.peak_bytes()));
+        }
+        let device = &self.asked.device;
+        let asked = self.form.question(device, &g.candidate);
+        let plain = Question { job: &self.form.plain, ..asked };
+        let of = |question| Ok(Closed { question, balanced: true }.price()?.parts);
+        Ok((ifs.parts(plan, device, parts, [of(plain)?, of(asked)?]), ifs.peak(plan)))
+    }
+}
+
+/// What the errors of the formulas of memory and time depend on most.
+fn likeness(g: &Guess) -> (Recompute, u8) {
+    (g.candidate.layout.recompute, g.candidate.layout.zero)
+}
+
+/// True if a layout needs at least what another needs: the same, with more kept of more sequences.
+fn needs_more(a: &Candidate, b: &Candidate) -> bool {
+    let (x, y) = (&a.layout, &b.layout);
+    let mesh = |l: &shardc_cost::layout::Layout| (l.tp, l.cp, l.pp, l.dp, l.chunks, l.ep, l.etp);
+    let kept = |r: Recompute| match r {
+        Recompute::None => 0,
+        Recompute::Selective | Recompute::Ops => 1,
+        Recompute::Full => 2,
+    };
+    mesh(x) == mesh(y)
+        && a.named == b.named
+        && (x.shards <= y.shards || x.zero == 0)
+        && x.microbatch >= y.microbatch
+        // Gradients of one microbatch need no sum beside them.
+        && (x.microbatches > 1 || y.microbatches == 1)
+        && x.zero <= y.zero
+        && x.sp <= y.sp
+        && kept(x.recompute) <= kept(y.recompute)
+}

@@ -362,6 +362,16 @@ impl Device {
         self.nic * each.min(1.0) * self.fit.nic.value
     }
 
+    /// Ranks of each domain that a job of so many takes: as many in each, if they are at least half of those there are (64 of
+    /// the 72 of an NVL72), so that no group of ranks that fits a domain lies in two.
+    pub fn ranks_of_domain(&self, world: usize) -> usize {
+        let all = (self.domain as usize).max(1);
+        if world <= all {
+            return all;
+        }
+        (all.div_ceil(2)..=all).rev().find(|n| world.is_multiple_of(*n)).unwrap_or(all)
+    }
+
     /// Numbers that [`Device::with`] changes.
     pub const NUMBERS: [&str; 5] = ["hbm", "link", "nic", "memory", "domain"];
 
@@ -431,6 +441,18 @@ impl Device {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn jobs_take_as_many_ranks_of_each_domain() {
+        let rack = Device::named("gb200").expect("known");
+        let of = |world| rack.ranks_of_domain(world);
+        assert_eq!(
+            [8, 72, 128, 144, 256, 192, 131, 1000].map(of),
+            [72, 72, 64, 72, 64, 64, 72, 50]
+        );
+        let node = Device::named("h100").expect("known");
+        assert_eq!([8, 12, 16, 1024].map(|n| node.ranks_of_domain(n)), [8, 6, 8, 8]);
+    }
 
     #[test]
     fn every_number_of_every_machine_says_where_it_is_from() {

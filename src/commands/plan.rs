@@ -177,7 +177,7 @@ impl Plan {
         };
         let fixed = self.fix.iter().map(fix).collect::<Result<_>>()?;
         // What is started on several nodes is started on as many of them as it was priced on.
-        let domain = device.domain as usize;
+        let domain = device.ranks_of_domain(self.gpus);
         let node = (self.gpus > domain && self.gpus.is_multiple_of(domain)).then_some(domain);
         let options = Options { node, ..flags.options_for(&self.model)? };
         let of_device = self.memory.is_none() && device.is_gpu();
@@ -338,6 +338,11 @@ fn write(model: &Path, asked: &Asked, best: &Compiled, dir: &Path) -> Result<()>
     done.write(dir)
 }
 
+/// Seconds of the fastest line.
+fn fastest(found: &Found) -> f64 {
+    found.fits.iter().map(|c| c.seconds).fold(f64::INFINITY, f64::min)
+}
+
 /// True if no line is both faster and smaller.
 fn is_front(all: &[Compiled], c: &Compiled) -> bool {
     !all.iter().any(|o| {
@@ -348,7 +353,7 @@ fn is_front(all: &[Compiled], c: &Compiled) -> bool {
 fn table(asked: &Asked, found: &Found) -> String {
     let mut t = terminal::table();
     t.set_header(["", "step", "MFU", "tokens/s", "memory", "layout", "where the time goes"]);
-    let best = found.fits[0].seconds;
+    let best = fastest(found);
     let guessed = asked.device.is_guessed();
     let tie = |c: &Compiled| !guessed && c.seconds <= best * (1.0 + BAND);
     let ifs = asked.ifs.words().join(", ");
@@ -400,8 +405,8 @@ fn table(asked: &Asked, found: &Found) -> String {
     };
     let cut = cut(found).map_or(String::new(), |text| format!("\n{text}"));
     format!(
-        "{}\n\n{counted}{cut}\nof those compiled, line 1 is the fastest that fits, by this model of costs; {within}; * none \
-         is faster and smaller\n{}",
+        "{}\n\n{counted}{cut}\nof those compiled, line 1 is the fastest that fits, by this model of costs, or \
+         takes 1 % more with less memory; {within}; * none is faster and smaller\n{}",
         lines.join("\n"),
         lines::assumed(asked, found)
     )
@@ -444,7 +449,7 @@ fn shares(c: &Compiled) -> String {
 }
 
 fn to_json(asked: &Asked, found: &Found, what: &Plan) -> Value {
-    let best = found.fits[0].seconds;
+    let best = fastest(found);
     let guessed = asked.device.is_guessed();
     let one = |c: &Compiled| {
         let parts: serde_json::Map<String, Value> =

@@ -521,7 +521,8 @@ fn what_is_said_of_a_layout_is_what_its_plan_says() {
     assert_eq!(plans.len(), 3);
     assert!(plans.iter().all(|p| p["peak_bytes"].as_u64() <= Some(1 << 20)));
     let times: Vec<f64> = plans.iter().map(|p| p["step_s"].as_f64().expect("seconds")).collect();
-    assert!(times.is_sorted());
+    // Of what takes as long to a percent, less memory is first.
+    assert!(times.is_sorted_by(|a, b| *a <= 1.01 * b), "{times:?}");
     let written = shardc::plan_dir::read(&lab.path("best")).expect("a plan");
     assert_eq!(Some(written.plan.peak_bytes() as u64), plans[0]["peak_bytes"].as_u64());
     let priced = lab.ok(&["price", "best", "--device", "h100-sxm", "--format", "json"]);
@@ -845,11 +846,11 @@ fn fixed_numbers_find_nothing_faster() {
         found["plans"][0]["step_s"].as_f64().unwrap_or_else(|| panic!("{found}"))
     };
     let [one, three] = [best(&["--top", "1"]), best(&["--top", "3"])];
-    assert!(three <= one);
+    assert!(three <= 1.01 * one);
     // Every run takes the last.
     for zero in ["zero=3", "zero=2", "zero=1"].into_iter().take(samples(1, 3) as usize) {
         let fixed = best(&["--top", "3", "--fix", zero]);
-        assert!(three <= fixed, "{zero}: {fixed} s, without it {three} s");
+        assert!(three <= 1.01 * fixed, "{zero}: {fixed} s, without it {three} s");
     }
 }
 
@@ -900,7 +901,7 @@ fn a_search_has_a_budget() {
     assert_eq!(few, planned(&lab, &[&job[..], &["--budget", "7"]].concat()));
     let first = |found: &Json| found["plans"][0]["step_s"].as_f64().expect("seconds");
     let many = planned(&lab, &[&job[..], &["--budget", "70"]].concat());
-    assert!(first(&many) <= first(&few));
+    assert!(first(&many) <= 1.01 * first(&few));
     let said = lab.ok(&[
         &["plan", "m", "--device", "h100-sxm"],
         &job[..],

@@ -74,7 +74,7 @@ impl<'a> Pricer<'a> {
     /// Where the ranks of a group are: of those of some ranks, the one over the most domains; and how far
     /// its neighbours are from each other.
     fn group(&mut self, atoms: AtomSet) -> (Group, usize) {
-        let (mesh, domain) = (self.mesh, self.device.domain as usize);
+        let (mesh, domain) = (self.mesh, self.device.ranks_of_domain(self.mesh.ranks()));
         *self.groups.entry(atoms).or_insert_with(|| {
             let last = mesh.ranks() - 1;
             let of = |rank: usize| {

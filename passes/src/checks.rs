@@ -296,11 +296,12 @@ fn check_results(f: &Func) -> Result<()> {
             }
             RoleKind::TokensPerExpert => {
                 let of = f.args.iter().find(|a| a.is(RoleKind::Param, &role.name));
-                let like = |v: Value| f.ty(v).sizes() == ty.sizes() && ty.rank() == 1;
+                let row = ty.rank() == 1 || ty.rank() == 2 && ty.dims[0].size == 1;
+                let like = |v: Value| f.ty(v).sizes() == ty.sizes() && row;
                 if of.is_none_or(|a| !like(a.value)) || ty.dtype != DType::F32 {
                     return bad(
                         format!("{role} is {} {:?}", ty.dtype.name(), ty.sizes().to_vec()),
-                        "a load is f32[experts], as the parameter that it is named after",
+                        "a load is f32[experts] or f32[1,experts], as the parameter that it is named after",
                         "name it after the bias by which the router chooses 1 of its experts"
                             .into(),
                     );

@@ -20,7 +20,9 @@ use shardc_ir::attr::Padding;
 use shardc_ir::builder::Builder;
 use shardc_ir::diag::Result;
 use shardc_ir::func::{Fill, Func, Input, Module, Port, Reads, Role, RoleKind, Value};
-use shardc_ir::ops::{Add, Cast, Cos, Dot, Literal, Mask, Mul, Scale, Sin, Take};
+use shardc_ir::ops::{
+    Add, AtLeast, Cast, Cos, Dot, Literal, Log, Mask, Mul, ReduceSum, Scale, Shift, Sin, Sub, Take,
+};
 use shardc_ir::plan::Mode;
 use shardc_ir::types::{DType, Type};
 use shardc_ir::weights::Weight;
@@ -92,14 +94,20 @@ pub(crate) fn build(
     };
     let everywhere = rotary_of(b, "rotary", &arch.rope);
     let local = rotary_of(b, "rotary_local", &arch.local_rope);
+    let growth = arch.growth.filter(|_| arch.turns.contains(&false));
+    let growth = growth.map(|by| grown(b, f.root, by, positions));
     let (mut told, mut counts) = (RouterStats::default(), vec![]);
     for (i, (block, &window)) in params.blocks.iter().zip(&arch.windows).enumerate() {
         let (dropout, attention_dropout) = (of_residual, of_attention);
-        let mask = Mask::causal(window);
+        let mask = match window.filter(|_| arch.chunked) {
+            None => Mask::causal(window),
+            chunk => Mask { chunk, ..Mask::CAUSAL },
+        };
         let rotary = local.filter(|_| window.is_some()).or(everywhere).filter(|_| arch.turns[i]);
         let cx = block::Cx {
             arch,
             rotary,
+            growth: growth.filter(|_| !arch.turns[i]),
             positions,
             mask,
             segments,
@@ -123,6 +131,10 @@ pub(crate) fn build(
     b.enter(f.head);
     let head = params.head.unwrap_or(params.embedding.0);
     let logits = b.push("logits", Dot::by("bsh,vh->bsv", &[3, 2]), &[x, head]);
+    let logits = params.head_bias.map_or(logits, |bias| {
+        let rule = parts::spread("bsv,v->bsv", &[3, 1]);
+        b.push("logits", Add { rule }, &[logits, bias])
+    });
     let logits = parts::scaled(b, "logits", arch.factors[2], logits);
     let logits = parts::capped(b, "logits", arch.final_softcap, logits);
     let mut results = vec![];
@@ -181,6 +193,23 @@ fn embedded(
         x = b.push("hidden", Add { rule }, &[x, p]);
     }
     x
+}
+
+/// 1 + a log(1 + ⌊(p + 1) / n⌋) of every position p of rows [s]: how often n fits is in how many of its multiples.
+fn grown(b: &mut Builder, root: &str, (by, every): (f64, usize), positions: Value) -> Value {
+    b.enter(root);
+    let at = b.push("position", Cast { to: DType::F32 }, &[positions]);
+    let seq = b.ty(positions).dims[0].size;
+    let bounds = (1..=seq / every).map(|i| (i * every - 1) as f32).collect();
+    let bounds = b.push("bounds", Literal { values: bounds }, &[]);
+    let from = b.push("from", Sub { rule: parts::spread("s,p->sp", &[1, 1]) }, &[at, bounds]);
+    let is = b.push("reached", AtLeast { bound: 0.0 }, &[from]);
+    let all = ReduceSum { rule: parts::rule("sp->s", &[2]) };
+    let all = b.push("reached", all, &[is]);
+    let all = b.push("growth", Shift { by: 1.0 }, &[all]);
+    let log = b.push("growth", Log {}, &[all]);
+    let log = b.push("growth", Scale { by }, &[log]);
+    b.push("growth", Shift { by: 1.0 }, &[log])
 }
 
 /// The letters of positions: [s], or [b, s].

@@ -24,6 +24,8 @@ pub(super) struct Params {
     pub final_norm: Norm,
     /// Output projection [v, h]; `None` if it is the embedding.
     pub head: Option<Value>,
+    /// Of the logits [v].
+    pub head_bias: Option<Value>,
 }
 
 /// How tensor parallelism splits a product.
@@ -70,13 +72,18 @@ pub(super) fn declare(
     };
     let blocks = (0..facts.layers).map(|i| d.block(i)).collect::<Result<_>>()?;
     let final_norm = d.norm(f.final_norm, &[facts.hidden]);
+    d.b.enter(f.head);
+    let [_, tensor] = f.tables(&names.prefix);
+    let of_bias = format!("{}.bias", tensor.trim_end_matches(".weight"));
     let head = (!facts.tied).then(|| {
-        d.b.enter(f.head);
         let shape = vec![facts.vocab, facts.hidden];
-        let [_, tensor] = f.tables(&names.prefix);
         d.weight("lm_head", tensor, shape, None, Init::Normal(arch.std), Some(0))
     });
-    let params = Params { embedding, positions, blocks, final_norm, head };
+    // A model that holds this one has its own head, without a bias.
+    let biased = c.has_own_head() && d.biased(f.head_bias)?;
+    let head_bias = biased
+        .then(|| d.weight("lm_head_bias", of_bias, vec![facts.vocab], None, Init::Zeros, Some(0)));
+    let params = Params { embedding, positions, blocks, final_norm, head, head_bias };
     Ok((params, d.weights))
 }
 
@@ -222,12 +229,15 @@ impl Declare<'_, '_, '_> {
         (self.weight(last(module), tensor, shape, None, init, tp_dim), scope)
     }
 
-    /// A norm with weights of one size, or with those of each head.
+    /// A norm with weights of one size, or with those of each head, or without any.
     fn norm(&mut self, module: &str, sizes: &[usize]) -> Norm {
         let (scope, name) = self.enter(module);
         let hint = last(module);
+        let family::Norm { centered, around_one, weight, bias } = self.f.norm;
+        if sizes.is_empty() || !weight {
+            return Norm { weight: None, around_one, centered, bias: None, scope };
+        }
         let (shape, by_heads) = (sizes.to_vec(), (sizes.len() > 1).then_some(0));
-        let family::Norm { centered, around_one, bias } = self.f.norm;
         let init = if around_one { Init::Zeros } else { Init::Ones };
         let tensor = format!("{name}.weight");
         let weight = self.weight(hint, tensor, shape.clone(), None, init, by_heads);
@@ -235,7 +245,17 @@ impl Declare<'_, '_, '_> {
             let hint = format!("{hint}_bias");
             self.weight(&hint, format!("{name}.bias"), shape, None, Init::Zeros, by_heads)
         });
-        Norm { weight, around_one, centered, bias, scope }
+        Norm { weight: Some(weight), around_one, centered, bias, scope }
+    }
+
+    /// Whether there is a bias.
+    fn biased(&self, bias: Bias) -> Result<bool> {
+        match bias {
+            Bias::Never => Ok(false),
+            Bias::Always => Ok(true),
+            Bias::Key(key) => self.c.flag(key, false),
+            Bias::Unless(key) => self.c.flag(key, true),
+        }
     }
 
     fn linear(
@@ -274,13 +294,7 @@ impl Declare<'_, '_, '_> {
         let init = Init::Normal(deviation);
         let tensor = format!("{name}.weight");
         let weight = self.weight(&hint, tensor, shape, part(out_dim), init, split_weight);
-        let biased = match l.bias {
-            Bias::Never => false,
-            Bias::Always => true,
-            Bias::Key(key) => self.c.flag(key, false)?,
-            Bias::Unless(key) => self.c.flag(key, true)?,
-        };
-        let bias = biased.then(|| {
+        let bias = self.biased(l.bias)?.then(|| {
             let hint = format!("{hint}_bias");
             let tensor = format!("{name}.bias");
             self.weight(&hint, tensor, vec![output], part(0), Init::Zeros, split_bias)
@@ -296,7 +310,7 @@ impl Declare<'_, '_, '_> {
         let hidden = facts.hidden;
         let norm = |d: &mut Self, n: &str| d.norm(&format!("{at}.{n}"), &[hidden]);
         let attention_norm = a.norm.map(|n| norm(self, n));
-        let (heads, o_in) = self.heads(&in_a)?;
+        let (heads, o_in) = self.heads(&in_a, self.arch.turns[i])?;
         let sinks = a.sinks.map(|name| {
             let (_, at) = self.enter(&in_a);
             let init = Init::Normal(self.arch.std);
@@ -326,7 +340,7 @@ impl Declare<'_, '_, '_> {
     }
 
     /// What makes q, k and v, and the size of all heads' results together.
-    fn heads(&mut self, within: &str) -> Result<(Heads, usize)> {
+    fn heads(&mut self, within: &str, turns: bool) -> Result<(Heads, usize)> {
         let facts = self.arch.facts;
         let hidden = facts.hidden;
         match &self.f.attention.heads {
@@ -338,17 +352,16 @@ impl Declare<'_, '_, '_> {
                 let q = self.linear(within, q, [hidden, q_out], Split::Column, slice(0))?;
                 let k = self.linear(within, k, kv, Split::Column, slice(q_out))?;
                 let v = self.linear(within, v, kv, Split::Column, slice(q_out + kv_out))?;
-                let norms = match norms.filter(|n| n.key.is_some()) {
-                    Some(family::HeadNorms { key: Some(key), .. })
-                        if !self.c.flag(key, false)? =>
-                    {
-                        None
-                    }
-                    _always => *norms,
+                let norms = match norms.and_then(|n| n.key) {
+                    Some((key, absent)) if !self.c.flag(key, absent)? => None,
+                    _there => *norms,
                 };
+                // What norms what turns is not there where nothing does.
+                let norms = norms.filter(|n| turns || !n.behind);
                 let norms = norms.map(|n| {
                     let d = facts.head_dim;
                     let sizes = match n.over {
+                        NormedOver::Bare => [vec![], vec![]],
                         NormedOver::Head => [vec![d], vec![d]],
                         NormedOver::OwnHead => [vec![facts.heads, d], vec![facts.kv_heads, d]],
                         NormedOver::All => [vec![q_out], vec![kv_out]],
@@ -417,14 +430,12 @@ impl Declare<'_, '_, '_> {
             let tensor = format!("{name}.bias");
             self.weight("router_bias", tensor, vec![n.experts], None, Init::Zeros, None)
         });
-        let bias = match e.score {
-            family::Score::Softmax { .. } | family::Score::Limited => None,
-            family::Score::Sigmoid { bias, .. } => {
-                let shape = vec![n.experts];
-                let tensor = format!("{}{within}.{bias}", self.names.prefix);
-                Some(self.weight(last(bias), tensor, shape, None, Init::Zeros, None))
-            }
-        };
+        let bias = e.score.bias.map(|bias| {
+            let row = e.score.bias_of_row.then_some(1);
+            let shape = row.into_iter().chain([n.experts]).collect();
+            let tensor = format!("{}{within}.{bias}", self.names.prefix);
+            self.weight(last(bias), tensor, shape, None, Init::Zeros, None)
+        });
         let list = match e.list {
             "" => within.clone(),
             list => format!("{within}.{list}"),

@@ -24,6 +24,8 @@ use shardc_ir::types::MAX_ELEMENTS;
 /// Most layers. A program has some 40 lines per layer, and this many take 4 s and 350 MiB to compile, within what a
 /// config.json may cost; published models have below 200.
 const MAX_LAYERS: usize = 1 << 10;
+/// Most layers that predict tokens behind the next.
+pub(crate) const MAX_MTP: usize = 8;
 /// Largest head: its rotary frequencies are written into the program.
 const MAX_HEAD_DIM: usize = 1 << 16;
 
@@ -70,6 +72,8 @@ pub(crate) struct Arch {
     /// Whether each layer has experts.
     pub sparse: Vec<bool>,
     pub routing: Routing,
+    /// Layers behind the last that predict tokens behind the next, and the weight of the loss of each.
+    pub mtp: (usize, f64),
 }
 
 impl Arch {
@@ -101,9 +105,12 @@ impl Arch {
         };
         let (rope, local_rope) = (rope(false)?, rope(true)?);
         let sharper = latent.and(rope.as_ref()).map_or(1.0, |r| r.head_factor * r.head_factor);
+        let mtp = mtp(f, c, shape)?;
         let (sparse, routing) = match &f.experts {
-            None => (vec![false; facts.layers], Routing::default()),
-            Some(e) => (sparse(e, c, facts.layers)?, routing(e, c, facts.experts.as_ref(), shape)?),
+            None => (vec![false; facts.layers + mtp.0], Routing::default()),
+            Some(e) => {
+                (sparse(e, c, facts.layers + mtp.0)?, routing(e, c, facts.experts.as_ref(), shape)?)
+            }
         };
         warnings.extend(idle_balance(f, shape, sparse.contains(&true)));
         let scale = match f.attention.scores {
@@ -120,7 +127,8 @@ impl Arch {
         let own_head = |of: Factor| if c.has_own_head() { of } else { Factor::One };
         let Factors { embedding, residual, logits } = f.factors;
         let [embedding, residual, logits] = [embedding, residual, own_head(logits)].map(factor);
-        let windows = windows(f, c, facts.layers)?;
+        let mut windows = windows(f, c, facts.layers)?;
+        windows.resize(facts.layers + mtp.0, None);
         let softcap = |s: Option<Softcap>| match s {
             None => Ok(None),
             Some(s) if c.has(s.key) => c.positive_if(s.key),
@@ -148,6 +156,7 @@ impl Arch {
             padding: padding(f, c, facts.vocab)?,
             sparse,
             routing,
+            mtp,
             dropout,
             eps: f.keys.eps.map_or(Ok(None), |key| c.positive_if(key))?.unwrap_or(f.absent.eps),
             std,
@@ -162,6 +171,43 @@ impl Arch {
             windows,
             facts,
         })
+    }
+}
+
+/// How many layers predict tokens behind the next, and the weight of the loss of each.
+fn mtp(f: &Family, c: &Config, shape: &Shape) -> Result<(usize, f64)> {
+    const FLAG: &str = "--mtp";
+    let none = |key: &&str| c.get(key).and_then(serde_json::Value::as_u64) == Some(0);
+    let key = f.mtp.filter(|key| !none(key));
+    let layers = key.map_or(Ok(None), |key| c.count_if(key))?.unwrap_or(0);
+    if shape.mode == Mode::Infer {
+        return Ok((0, 0.0));
+    }
+    match (layers, shape.mtp) {
+        (0, 0.0) => Ok((0, 0.0)),
+        (0, _) => {
+            let what = "the model has no layers that predict tokens behind the next";
+            let d = Diag::new("no-mtp-layers", what).at(FLAG);
+            Err(match f.mtp {
+                Some(key) => {
+                    d.help(format!("set `{key}` to 1 in config.json, or leave {FLAG} out"))
+                }
+                None => d.help(format!("leave it out: a `{}` has none", f.model_type)),
+            })
+        }
+        (n, _) if n > MAX_MTP => {
+            let key = f.mtp.unwrap_or_default();
+            let what =
+                format!("{n} layers that predict tokens are more than the {MAX_MTP} compiled");
+            Err(c.error(key, what, format!("use at most {MAX_MTP}")))
+        }
+        (n, _) if n >= shape.seq => {
+            let what =
+                format!("rows of {} tokens have none that {n} layers could predict", shape.seq);
+            Err(Diag::new("shape", what).at(FLAG).help(format!("use a --seq above {n}")))
+        }
+        (_, 0.0) => Ok((0, 0.0)),
+        (n, weight) => Ok((n, weight / n as f64)),
     }
 }
 

@@ -153,6 +153,16 @@ pub enum Unlisted {
     Turning,
 }
 
+impl Window {
+    /// The key of its width.
+    pub fn key(self) -> &'static str {
+        match self {
+            Window::Chunks(key, _) => key,
+            _other => "sliding_window",
+        }
+    }
+}
+
 /// Which layers see only the last tokens.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Window {

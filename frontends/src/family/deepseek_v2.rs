@@ -7,6 +7,7 @@ pub(super) const FAMILY: Family = Family {
     model_type: "deepseek_v2",
     absent: Absent { max_positions: 2048, ..llama::FAMILY.absent },
     positions: Positions::Rotary(Turning { adjacent: Adjacent::Always, ..Turning::PLAIN }),
+    mtp: None,
     mlp: llama::FAMILY.mlp,
     experts: Some(Experts {
         score: Score {

@@ -39,13 +39,11 @@ pub(super) const EXPERTS: Experts = Experts {
 /// Other names of the keys of [`EXPERTS`].
 pub(super) const EXPERT_ALIASES: &[(&str, &str)] = &[("num_local_experts", "n_routed_experts")];
 
-/// What DeepSeek's own code reads of [`EXPERTS`]: transformers' class computes this, whatever stands there. Layers that
-/// predict more than the next token are not trained, neither there.
+/// What DeepSeek's own code reads of [`EXPERTS`]: transformers' class computes this, whatever stands there.
 pub(super) const EXPERT_WORDS: &[(&str, Only)] = &[
     ("scoring_func", Only::Word("sigmoid")),
     ("topk_method", Only::Word("noaux_tc")),
     ("moe_layer_freq", Only::Numbers(&[1.0])),
-    ("num_nextn_predict_layers", Only::Numbers(&[1.0, 0.0])),
     ("num_mtp_layers", Only::Numbers(&[1.0, 0.0])),
 ];
 
@@ -78,6 +76,7 @@ pub(super) const FAMILY: Family = Family {
     },
     mlp: llama::PLAIN_MLP,
     experts: Some(EXPERTS),
+    mtp: Some("num_nextn_predict_layers"),
     known: Known {
         aliases: EXPERT_ALIASES,
         idle: EXPERT_WORDS,

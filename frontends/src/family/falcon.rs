@@ -51,7 +51,6 @@ pub(super) const FAMILY: Family = Family {
     },
     final_norm: "ln_f",
     known: Known {
-        aliases: &[("n_layer", "num_hidden_layers"), ("n_head", "num_attention_heads")],
         refused: &[
             ("alibi", Only::Flag(false)),
             ("multi_query", Only::Flag(true)),

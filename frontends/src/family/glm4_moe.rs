@@ -28,6 +28,7 @@ pub(super) const FAMILY: Family = Family {
         absent: (128, 8, 1408, None),
         ..deepseek_v3::EXPERTS
     }),
+    mtp: deepseek_v3::FAMILY.mtp,
     known: Known {
         aliases: deepseek_v3::EXPERT_ALIASES,
         idle: deepseek_v3::EXPERT_WORDS,

@@ -69,6 +69,7 @@ pub(super) const FAMILY: Family = Family {
     final_norm: "ln_f",
     head: "lm_head",
     head_bias: Bias::Never,
+    mtp: None,
     softcap: None,
     scaled_residual_init: true,
     // Causal masks, which old checkpoints store.

@@ -184,7 +184,7 @@ impl Family {
         if let Scores::OverRootOf(key, _) | Scores::Times(key, _) = self.attention.scores {
             all.push(key);
         }
-        all.extend(self.attention.clip);
+        all.extend(self.attention.clip.into_iter().chain(self.mtp));
         all.extend(self.factors.all().into_iter().filter_map(Factor::key));
         all.extend(self.attention.softcap.iter().chain(&self.softcap).map(|s| s.key));
         let biases = self.linears().into_iter().map(|l| l.bias).chain([self.head_bias]);

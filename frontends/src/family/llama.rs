@@ -59,6 +59,7 @@ pub(super) const FAMILY: Family = Family {
     final_norm: "norm",
     head: "lm_head",
     head_bias: Bias::Never,
+    mtp: None,
     softcap: None,
     scaled_residual_init: false,
     unused: &["rotary_emb.inv_freq"],

@@ -152,6 +152,8 @@ pub struct Family {
     /// Module of the output projection.
     pub head: &'static str,
     pub head_bias: Bias,
+    /// Key of how many layers behind the last predict tokens behind the next.
+    pub mtp: Option<&'static str>,
     /// Of the logits.
     pub softcap: Option<Softcap>,
     /// Weights that write to the residual stream start smaller by √(2·layers), as GPT-2's do.

@@ -119,8 +119,16 @@ pub(super) fn experts(b: &mut Builder, cx: &Cx, p: &Experts, h: Value) -> (Value
         1.0 => gates,
         by => b.push("gates", Scale { by }, &[gates]),
     };
-    let mut told = tell(b, routing, p.bias, scores, index, real.as_ref());
-    told.z = routing.z.map(|_| {
+    // Only for the main layers' losses.
+    let asks = &Routing {
+        aux: routing.aux.filter(|_| cx.counted.is_none()),
+        z: routing.z.filter(|_| cx.counted.is_none()),
+        ..*routing
+    };
+    let counted = cx.counted.filter(|_| asks.load && p.bias.is_some());
+    let counted = counted.map(|of| counted_tokens(b, of, h));
+    let mut told = tell(b, asks, (p.bias, counted), scores, index, real.as_ref());
+    told.z = asks.z.map(|_| {
         let e = e.unwrap_or_else(|| exponentials(b, logits));
         let log = b.push("lse", Log {}, &[e.sum]);
         let lse = b.push("lse", Add::same(), &[log, e.max]);
@@ -316,7 +324,7 @@ fn in_groups(b: &mut Builder, x: Value, experts: usize, routing: &Routing) -> Va
 fn tell(
     b: &mut Builder,
     asks: &Routing,
-    bias: Option<Value>,
+    (bias, counted): (Option<Value>, Option<Value>),
     scores: Value,
     index: Value,
     real: Option<&Real>,
@@ -326,6 +334,9 @@ fn tell(
     if asks.aux.is_some() || corrected.is_some() {
         let experts = b.ty(scores).dims[2].size;
         let one = b.push("one", AtLeast { bound: 0.0 }, &[index]);
+        let one = counted.map_or(one, |is| {
+            b.push("one", Mul { rule: spread("ztk,zt->ztk", &[3, 2]) }, &[one, is])
+        });
         let put = IndexAdd {
             rule: rule("ztk,ztk->e", &[3, 3]),
             sizes: letter_sizes(&[('e', experts)]),
@@ -349,6 +360,19 @@ fn tell(
         });
     }
     told
+}
+
+/// Which tokens count, of [s] or [b, s], as one shard [1, t]; `like` is [b, s, h].
+fn counted_tokens(b: &mut Builder, of: Value, like: Value) -> Value {
+    let of = match b.ty(of).rank() {
+        1 => {
+            let sizes = letter_sizes(&[('b', b.ty(like).dims[0].size)]);
+            b.push("counted", Expand { rule: rule("s->bs", &[1]), sizes }, &[of])
+        }
+        _rows => of,
+    };
+    let rule = rule("(ib)s->i(bs)", &[2]);
+    b.push("counted", Reshape { rule, sizes: letter_sizes(&[('i', 1)]) }, &[of])
 }
 
 /// Scores over their sum by token (DeepSeek-V3, 2.1.2, the balance loss).

@@ -26,6 +26,19 @@ pub(super) struct Params {
     pub head: Option<Value>,
     /// Of the logits [v].
     pub head_bias: Option<Value>,
+    pub mtp: Vec<Further>,
+}
+
+/// The parameters of a layer that predicts tokens behind the next.
+pub(super) struct Further {
+    /// Scope of the layer.
+    pub scope: String,
+    /// Norms of embeddings and of what comes from the layer before.
+    pub norms: [Norm; 2],
+    /// Of both, one behind the other, to the hidden size.
+    pub join: Linear,
+    pub block: Block,
+    pub norm: Norm,
 }
 
 /// How tensor parallelism splits a product.
@@ -83,7 +96,9 @@ pub(super) fn declare(
     let biased = c.has_own_head() && d.biased(f.head_bias)?;
     let head_bias = biased
         .then(|| d.weight("lm_head_bias", of_bias, vec![facts.vocab], None, Init::Zeros, Some(0)));
-    let params = Params { embedding, positions, blocks, final_norm, head, head_bias };
+    let further = facts.layers..facts.layers + arch.mtp.0;
+    let mtp = further.map(|i| d.further(i)).collect::<Result<_>>()?;
+    let params = Params { embedding, positions, blocks, final_norm, head, head_bias, mtp };
     Ok((params, d.weights))
 }
 
@@ -337,6 +352,18 @@ impl Declare<'_, '_, '_> {
             mlp,
             norm_behind_mlp,
         })
+    }
+
+    /// A layer that predicts tokens behind the next (DeepSeek-AI, 2024, *DeepSeek-V3*, 2.2).
+    fn further(&mut self, i: usize) -> Result<Further> {
+        let hidden = self.arch.facts.hidden;
+        let at = format!("{}.{i}", self.f.layers);
+        let norms = ["enorm", "hnorm"].map(|n| self.norm(&format!("{at}.{n}"), &[hidden]));
+        let join = family::Linear::torch("eh_proj", Bias::Never);
+        let join = self.linear(&at, &join, [2 * hidden, hidden], Split::Whole, None)?;
+        let block = self.block(i)?;
+        let norm = self.norm(&format!("{at}.shared_head.norm"), &[hidden]);
+        Ok(Further { scope: format!("{}.{at}", self.f.root), norms, join, block, norm })
     }
 
     /// What makes q, k and v, and the size of all heads' results together.

@@ -85,7 +85,9 @@ pub(super) fn windows(f: &Family, c: &Config, layers: usize) -> Result<Vec<Optio
             (width(Some(absent))?, without, help)
         }
     };
-    let types = match (c.words_if("layer_types")?, without) {
+    let listed = c.words_if("layer_types")?;
+    let given = listed.is_some();
+    let types = match (listed, without) {
         (Some(types), _) => types,
         (None, Else::Of(unlisted)) => {
             let has = unlisted_have(f, c, layers, unlisted)?;
@@ -111,9 +113,14 @@ pub(super) fn windows(f: &Family, c: &Config, layers: usize) -> Result<Vec<Optio
         ("full_attention", _) => Ok(None),
         (word, Some(w)) if word == local => Ok(Some(w)),
         (word, None) if word == local => {
-            let key = format!("layer_types/{i}");
-            let what = "the layer has a window, but no window is set";
-            Err(c.error(&key, what, help))
+            let key = match given {
+                true => format!("layer_types/{i}"),
+                false => f.attention.window.key().into(),
+            };
+            let what =
+                format!("layer {i} has a window, but `{}` sets none", f.attention.window.key());
+            let d = c.error(&key, what, help);
+            Err(if given { d } else { d.help("or list the kinds of layers under `layer_types`") })
         }
         _ => {
             let key = format!("layer_types/{i}");

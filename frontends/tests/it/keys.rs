@@ -288,7 +288,6 @@ fn keys_that_nothing_reads_are_named() {
             ("scoring_func", json!("softmax"), json!("sigmoid")),
             ("topk_method", json!("greedy"), json!("noaux_tc")),
             ("moe_layer_freq", json!(2), json!(1)),
-            ("num_nextn_predict_layers", json!(3), json!(1)),
         ] {
             let words =
                 [format!("`{key}` has no effect"), format!("computed is `{key}`: {computed}")];

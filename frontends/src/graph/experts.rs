@@ -103,22 +103,7 @@ pub(super) fn experts(b: &mut Builder, cx: &Cx, p: &Experts, h: Value) -> (Value
     let gates = b.push("gates", Take::by("zte,ztk->ztk", &[3, 3]), &[scores, index]);
     let real = cx.padding.map(|segments| Real::of(b, segments));
     let index = real.as_ref().map_or(index, |r| r.chosen(b, index));
-    let gates = match routing.normed {
-        None => gates,
-        Some(divisor) => {
-            let sum = b.push("sum", ReduceSum { rule: rule("ztk->zt", &[3]) }, &[gates]);
-            let sum = match divisor {
-                Divisor::Plus(0.0) => sum,
-                Divisor::Plus(by) => b.push("sum", Shift { by }, &[sum]),
-                Divisor::AtLeast(lo) => b.push("sum", Clamp { lo, hi: f64::INFINITY }, &[sum]),
-            };
-            b.push("gates", Div { rule: spread("ztk,zt->ztk", &[3, 2]) }, &[gates, sum])
-        }
-    };
-    let gates = match routing.scale {
-        1.0 => gates,
-        by => b.push("gates", Scale { by }, &[gates]),
-    };
+    let gates = weighed(b, routing, gates);
     // Only for the main layers' losses.
     let asks = &Routing {
         aux: routing.aux.filter(|_| cx.counted.is_none()),
@@ -181,6 +166,26 @@ pub(super) fn experts(b: &mut Builder, cx: &Cx, p: &Experts, h: Value) -> (Value
         }
     };
     (y, told)
+}
+
+/// Gates, over their sum and times their factor, as routing says.
+fn weighed(b: &mut Builder, routing: &Routing, gates: Value) -> Value {
+    let gates = match routing.normed {
+        None => gates,
+        Some(divisor) => {
+            let sum = b.push("sum", ReduceSum { rule: rule("ztk->zt", &[3]) }, &[gates]);
+            let sum = match divisor {
+                Divisor::Plus(0.0) => sum,
+                Divisor::Plus(by) => b.push("sum", Shift { by }, &[sum]),
+                Divisor::AtLeast(lo) => b.push("sum", Clamp { lo, hi: f64::INFINITY }, &[sum]),
+            };
+            b.push("gates", Div { rule: spread("ztk,zt->ztk", &[3, 2]) }, &[gates, sum])
+        }
+    };
+    match routing.scale {
+        1.0 => gates,
+        by => b.push("gates", Scale { by }, &[gates]),
+    }
 }
 
 /// What experts make of rows [g, z, c, h]; `one` stands for a row where they have biases.

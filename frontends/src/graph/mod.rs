@@ -83,21 +83,10 @@ pub(crate) fn build(
         .then(|| parts::Drawn { run: input("run", &[3]), places: input("places", &rows) });
     let padding = segments.filter(|_| shape.padded && arch.facts.experts.is_some());
     let tells = arch.routing.aux.is_some() || arch.routing.z.is_some();
-    let count = padding.filter(|_| targets.is_some() && tells).map(|_| {
-        let (name, own) = (
-            b.named("tokens"),
-            Input { fill: Fill::Count, batch: false, seq: None, reads: Reads::Usual },
-        );
-        b.f.arg(Type::f32(&[]), name, Some(Role::new(RoleKind::Input(own), "tokens")))
-    });
-
-    let scored = targets.filter(|_| arch.mtp.0 > 0).map(|_| {
-        b.enter("");
-        let (name, fill) = (b.named("scored"), Fill::Scored);
-        let own = Input { fill, batch: false, seq: None, reads: Reads::Usual };
-        let role = Role::new(RoleKind::Input(own), "scored");
-        b.f.arg(Type::f32(&[arch.mtp.0]), name, Some(role))
-    });
+    let count = padding.filter(|_| targets.is_some() && tells);
+    let count = count.map(|_| counted(b, "tokens", Fill::Count, &[]));
+    let scored = targets.filter(|_| arch.mtp.0 > 0);
+    let scored = scored.map(|_| counted(b, "scored", Fill::Scored, &[arch.mtp.0]));
 
     let mut x = embedded(b, f, arch, &params, [ids, turned]);
     let [of_embedding, of_residual, of_attention] = arch
@@ -173,6 +162,14 @@ pub(crate) fn build(
     results.push(Port { value: logits, role: Some(Role::new(RoleKind::Output, "logits")) });
     b.f.results = results;
     Ok(Graph { module, weights, sequence })
+}
+
+/// An input of numbers that a step counts before it runs.
+fn counted(b: &mut Builder, name: &'static str, fill: Fill, sizes: &[usize]) -> Value {
+    b.enter("");
+    let own = Input { fill, batch: false, seq: None, reads: Reads::Usual };
+    let named = b.named(name);
+    b.f.arg(Type::f32(sizes), named, Some(Role::new(RoleKind::Input(own), name)))
 }
 
 /// The losses that keep experts in balance, of what the routers of all layers told.

@@ -87,6 +87,10 @@ fn read(path: &Path, o: &Options) -> Result<Input> {
             let what = "--moe-aux and --moe-z-loss change nothing: the losses of a text model are part of the text";
             input.warnings.push(Diag::new("no-effect", what).help("leave them out"));
         }
+        if o.mtp != 0.0 {
+            let what = "--mtp has no effect: the losses of a text model are part of the text";
+            input.warnings.push(Diag::new("no-effect", what).help("leave it out"));
+        }
         if o.dropout != Dropout::Nothing {
             let what = "--dropout has no effect: dropout of a text model is part of the text";
             input.warnings.push(Diag::new("no-effect", what).help("leave it out"));

@@ -63,7 +63,7 @@ pub fn shape(o: &Options) -> Shape {
     let (batch, dropout) = (o.microbatch_rows(), o.dropout);
     let packed = o.documents.is_some();
     let padded = o.documents.is_some_and(|d| d.padding.is_some());
-    Shape { batch, seq: o.seq, mode: o.mode, balance, dropout, packed, padded }
+    Shape { batch, seq: o.seq, mode: o.mode, balance, dropout, mtp: o.mtp, packed, padded }
 }
 
 /// The facts of a model that is not text.

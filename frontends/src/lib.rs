@@ -31,6 +31,7 @@ use shardc_ir::files;
 use shardc_ir::func::{Module, Value};
 use shardc_ir::plan::{Dropout, Mode};
 use shardc_ir::weights::Weight;
+use sizes::MAX_MTP;
 use std::path::{Path, PathBuf};
 
 /// The sizes that a config does not have.
@@ -45,6 +46,8 @@ pub struct Shape {
     pub balance: Balance,
     /// What training sets to 0 at random.
     pub dropout: Dropout,
+    /// Weight of the loss of layers that predict tokens behind the next; 0: there are none.
+    pub mtp: f64,
     /// Documents in a row do not see each other.
     pub packed: bool,
     /// Padding stands in rows, in a segment of its own: experts do not count it among tokens.
@@ -66,7 +69,7 @@ impl Shape {
     /// The config says what balances experts; nothing is set to 0.
     pub fn new(batch: usize, seq: usize, mode: Mode) -> Shape {
         let (balance, dropout) = Default::default();
-        Shape { batch, seq, mode, balance, dropout, packed: false, padded: false }
+        Shape { batch, seq, mode, balance, dropout, mtp: 0.0, packed: false, padded: false }
     }
 }
 
@@ -151,7 +154,8 @@ pub struct Model {
     /// `weights`; then `input_ids`, in training `targets`, both i32 of batch × seq, and
     /// `positions`, i32 of seq. `targets[i]` is `labels[i + 1]`, negative where there is none.
     /// Results: in training `loss`, the sum over tokens, and if there are any `aux_loss` and `z_loss`
-    /// of experts, those of the microbatch times their coefficients; with [`Balance::load`] for each correcting
+    /// of experts, those of the microbatch times their coefficients; with [`Shape::mtp`] `mtp_loss.1` and so on, which
+    /// are means in the same way; with [`Balance::load`] for each correcting
     /// bias `tokens_per_expert "PARAM"`, how often each expert was chosen; always `logits`, batch × seq × vocab.
     pub module: Module,
     pub weights: Vec<Weight>,
@@ -200,10 +204,25 @@ pub fn load(path: &Path, shape: &Shape) -> Result<Model> {
     if let Some(c) = &checkpoint {
         c.check(&model.weights)?;
         let prefix = family.prefix(has);
-        let [_, head] = family.tables(&prefix);
+        let [table, head] = family.tables(&prefix);
         // Those of other parts are another warning.
         let within = if is_wrapper(&config) { &prefix[..] } else { "" };
-        model.warnings.extend(c.unused(&model.weights, (within, family.unused), &head));
+        // Copies of the embedding and of the output projection, or layers that are named.
+        let names = graph::Names { prefix: prefix.clone(), embedding: String::new() };
+        let further = |t: &str| {
+            let layers = model.facts.layers..model.facts.layers + MAX_MTP;
+            layers.into_iter().any(|i| t.starts_with(&names.of_layer(family, i, "")))
+        };
+        let further = |t: &str| family.mtp.is_some() && further(t);
+        if shape.mtp != 0.0 && shape.mode == Mode::Train {
+            let head = if has(&head) { &head } else { &table };
+            let copies = (0..MAX_MTP).map(|i| model.facts.layers + i).flat_map(|i| {
+                [("embed_tokens.weight", &table), ("shared_head.head.weight", head)]
+                    .map(|(part, of)| (names.of_layer(family, i, part), of))
+            });
+            copies.into_iter().try_for_each(|(copy, of)| c.check_copy(&copy, of))?;
+        }
+        model.warnings.extend(c.unused(&model.weights, (within, family.unused), &head, &further));
     } else if dir.join("pytorch_model.bin").exists() {
         let what = "weights in pytorch_model.bin are not read, only safetensors files";
         let help =
@@ -328,6 +347,14 @@ fn build(
     let [embedding, head] = family.tables(&prefix);
     let swapped = arch.facts.tied && !has(&embedding) && has(&head);
     let names = graph::Names { prefix, embedding: if swapped { head } else { embedding } };
+    // In many configs the key says 1 of files that have no such layers.
+    let further = names.of_layer(family, arch.facts.layers, "enorm.weight");
+    if arch.mtp.0 == 0 && shape.mode == Mode::Train && has(&further) {
+        let key = family.mtp.unwrap_or("num_nextn_predict_layers");
+        let what = "layers that predict tokens behind the next are not trained, and their weights not read";
+        let d = Diag::new("mtp-not-trained", what).at(view.place(key));
+        warnings.push(d.help("train them with --mtp 0.3, the weight of their loss"));
+    }
     let graph = graph::build(family, &view, &arch, shape, &names)?;
     let mut config = config.clone();
     if is_wrapper(&config) {

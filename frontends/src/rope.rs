@@ -113,9 +113,12 @@ pub fn read(
     let (theta_key, theta) = match (local, turning.local) {
         (true, None) => return Ok(None),
         (true, Some(own)) => own,
-        (false, _) => (Some(turning.theta), theta),
+        (false, _) => (turning.theta, theta),
     };
-    let (own, words) = object(config, turning, local)?;
+    let (own, words) = match turning.theta {
+        Some(_) => object(config, turning, local)?,
+        None => (None, Words::Both),
+    };
     let word = match &own {
         None => None,
         Some(c) => match c.word_if("rope_type")? {
@@ -135,6 +138,7 @@ pub fn read(
     let from = |c: &Config| c.positive_if(ORIGINAL);
     // As transformers: what stands in the config itself comes before its object's, unless these are by kinds.
     let original = match (turning.stretched, turning.local) {
+        _fixed if turning.theta.is_none() => max_positions as f64,
         (Some(absent), _) => from(config)?.unwrap_or(absent as f64),
         (None, None) => from(config)?.or(from(&own)?).unwrap_or(max_positions as f64),
         (None, Some(_)) => from(&own)?.unwrap_or(max_positions as f64),
@@ -289,7 +293,17 @@ fn turning_part(
     head_dim: usize,
     (t, word): (Turning, &str),
 ) -> Result<usize> {
+    let width = match t.width {
+        None => None,
+        Some((key, absent)) => config.count_if(key)?.or(absent),
+    };
     let dim = match t.part {
+        None if width.is_some_and(|n| n > head_dim) => {
+            let what = format!("{} elements of heads of {head_dim} would turn", width.unwrap_or(0));
+            let key = t.width.map_or("head_dim", |w| w.0);
+            return Err(config.error(key, what, format!("write at most {head_dim}")));
+        }
+        None if width.is_some() => width.unwrap_or(head_dim),
         None => {
             for c in [config, own] {
                 // Plain frequencies are of whole heads, as in transformers.
@@ -305,7 +319,6 @@ fn turning_part(
             // Where there is no object, `own` is the config itself, which has another key.
             let is_object = own.place(PART) != config.place(PART);
             let nested = if is_object { own.number_if(PART)? } else { None };
-            let width = t.width.map_or(Ok(None), |key| config.count_if(key))?;
             let width = width.map(|n| n as f64 / head_dim as f64);
             let part = nested.or(config.number_if(key)?).or(width).unwrap_or(absent);
             if !(part > 0.0 && part <= 1.0) {

@@ -1,18 +1,21 @@
 //! The numbers of one model, read from its config by its family's descriptor and checked.
 
+mod experts;
 mod layers;
 mod limits;
 
+pub(crate) use experts::{Divisor, Routing};
+use experts::{expert_facts, idle_balance, routing, sparse};
 use layers::{turns, windows};
 use limits::{check_products, check_shape};
 
 use crate::config::{Config, MAX_COUNT};
 use crate::family::{
-    Activation, Adjacent, Beside, Experts, Factor, Factors, Family, Heads, LatentSizes, Normed,
-    PaddingToken, Positions, Score, Scores, SharedWidth, Softcap, SparseLayers, Still, Window,
+    Activation, Adjacent, Beside, Experts, Factor, Factors, Family, Heads, LatentSizes,
+    PaddingToken, Positions, Scores, Softcap, Still, Window,
 };
 use crate::rope::{self, Rope};
-use crate::{Balance, ExpertFacts, Facts, Shape};
+use crate::{Facts, Shape};
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::ops::rope::Pairs;
 use shardc_ir::plan::{Dropout, Mode};
@@ -21,10 +24,10 @@ use shardc_ir::types::MAX_ELEMENTS;
 /// Most layers. A program has some 40 lines per layer, and this many take 4 s and 350 MiB to compile, within what a
 /// config.json may cost; published models have below 200.
 const MAX_LAYERS: usize = 1 << 10;
+/// Most layers that predict tokens behind the next.
+pub(crate) const MAX_MTP: usize = 8;
 /// Largest head: its rotary frequencies are written into the program.
 const MAX_HEAD_DIM: usize = 1 << 16;
-/// Most experts of a layer.
-const MAX_EXPERTS: usize = 1 << 14;
 
 /// All numbers of a model that its program needs.
 pub(crate) struct Arch {
@@ -47,6 +50,10 @@ pub(crate) struct Arch {
     pub activation: Activation,
     /// Attention window of every layer.
     pub windows: Vec<Option<usize>>,
+    /// Windows are chunks of positions.
+    pub chunked: bool,
+    /// How queries grow, by how much and after how many positions, if they do.
+    pub growth: Option<(f64, usize)>,
     /// Which elements of a head turn together.
     pub pairs: Pairs,
     /// Sizes of multi-head latent attention.
@@ -65,25 +72,8 @@ pub(crate) struct Arch {
     /// Whether each layer has experts.
     pub sparse: Vec<bool>,
     pub routing: Routing,
-}
-
-/// How experts are chosen, beside what the facts say.
-#[derive(Clone, Copy, PartialEq, Debug, Default)]
-pub(crate) struct Routing {
-    /// Gates are divided by their sum plus this.
-    pub normed: Option<f64>,
-    /// Factor of the gates.
-    pub scale: f64,
-    /// Groups of experts, and how many of them a token may use.
-    pub groups: Option<(usize, usize)>,
-    /// Coefficient of the auxiliary loss, if training has it.
-    pub aux: Option<f64>,
-    /// Coefficient of the z-loss, if training has it.
-    pub z: Option<f64>,
-    /// Choices are counted for the correcting bias.
-    pub load: bool,
-    /// Alpha and the limit of the product of gate and up, if it has one.
-    pub clamped: Option<[f64; 2]>,
+    /// Layers behind the last that predict tokens behind the next, and the weight of the loss of each.
+    pub mtp: (usize, f64),
 }
 
 impl Arch {
@@ -115,9 +105,12 @@ impl Arch {
         };
         let (rope, local_rope) = (rope(false)?, rope(true)?);
         let sharper = latent.and(rope.as_ref()).map_or(1.0, |r| r.head_factor * r.head_factor);
+        let mtp = mtp(f, c, shape)?;
         let (sparse, routing) = match &f.experts {
-            None => (vec![false; facts.layers], Routing::default()),
-            Some(e) => (sparse(e, c, facts.layers)?, routing(e, c, facts.experts.as_ref(), shape)?),
+            None => (vec![false; facts.layers + mtp.0], Routing::default()),
+            Some(e) => {
+                (sparse(e, c, facts.layers + mtp.0)?, routing(e, c, facts.experts.as_ref(), shape)?)
+            }
         };
         warnings.extend(idle_balance(f, shape, sparse.contains(&true)));
         let scale = match f.attention.scores {
@@ -134,13 +127,24 @@ impl Arch {
         let own_head = |of: Factor| if c.has_own_head() { of } else { Factor::One };
         let Factors { embedding, residual, logits } = f.factors;
         let [embedding, residual, logits] = [embedding, residual, own_head(logits)].map(factor);
-        let windows = windows(f, c, facts.layers)?;
+        let mut windows = windows(f, c, facts.layers)?;
+        windows.resize(facts.layers + mtp.0, None);
         let softcap = |s: Option<Softcap>| match s {
             None => Ok(None),
             Some(s) if c.has(s.key) => c.positive_if(s.key),
             Some(s) => Ok(s.absent),
         };
+        let growth = match f.attention.growth {
+            Some(g) if c.flag(g.key, true)? => {
+                let by = c.number_if(g.by.0)?.unwrap_or(g.by.1);
+                Some((by, c.count_if(g.every.0)?.unwrap_or(g.every.1)))
+            }
+            _none => None,
+        };
         Ok(Arch {
+            // Positions begin at 0.
+            growth: growth.filter(|&(by, every)| by != 0.0 && every <= shape.seq),
+            chunked: matches!(f.attention.window, Window::Chunks(..)),
             scale: sharper * scale,
             factors: [embedding?, residual?, logits?],
             clip: f.attention.clip.map_or(Ok(None), |key| c.positive_if(key))?,
@@ -152,8 +156,9 @@ impl Arch {
             padding: padding(f, c, facts.vocab)?,
             sparse,
             routing,
+            mtp,
             dropout,
-            eps: c.positive_if(f.keys.eps)?.unwrap_or(f.absent.eps),
+            eps: f.keys.eps.map_or(Ok(None), |key| c.positive_if(key))?.unwrap_or(f.absent.eps),
             std,
             rope,
             local_rope,
@@ -166,6 +171,43 @@ impl Arch {
             windows,
             facts,
         })
+    }
+}
+
+/// How many layers predict tokens behind the next, and the weight of the loss of each.
+fn mtp(f: &Family, c: &Config, shape: &Shape) -> Result<(usize, f64)> {
+    const FLAG: &str = "--mtp";
+    let none = |key: &&str| c.get(key).and_then(serde_json::Value::as_u64) == Some(0);
+    let key = f.mtp.filter(|key| !none(key));
+    let layers = key.map_or(Ok(None), |key| c.count_if(key))?.unwrap_or(0);
+    if shape.mode == Mode::Infer {
+        return Ok((0, 0.0));
+    }
+    match (layers, shape.mtp) {
+        (0, 0.0) => Ok((0, 0.0)),
+        (0, _) => {
+            let what = "the model has no layers that predict tokens behind the next";
+            let d = Diag::new("no-mtp-layers", what).at(FLAG);
+            Err(match f.mtp {
+                Some(key) => {
+                    d.help(format!("set `{key}` to 1 in config.json, or leave {FLAG} out"))
+                }
+                None => d.help(format!("leave it out: a `{}` has none", f.model_type)),
+            })
+        }
+        (n, _) if n > MAX_MTP => {
+            let key = f.mtp.unwrap_or_default();
+            let what =
+                format!("{n} layers that predict tokens are more than the {MAX_MTP} compiled");
+            Err(c.error(key, what, format!("use at most {MAX_MTP}")))
+        }
+        (n, _) if n >= shape.seq => {
+            let what =
+                format!("rows of {} tokens have none that {n} layers could predict", shape.seq);
+            Err(Diag::new("shape", what).at(FLAG).help(format!("use a --seq above {n}")))
+        }
+        (_, 0.0) => Ok((0, 0.0)),
+        (n, weight) => Ok((n, weight / n as f64)),
     }
 }
 
@@ -192,9 +234,8 @@ fn facts(f: &Family, c: &Config) -> Result<Facts> {
         return Err(c.error(k.layers, what, format!("use at most {MAX_LAYERS}")));
     }
     let kv_heads = match k.kv_heads {
-        None => heads,
         Some(key) if c.has(key) => c.count_if(key)?.unwrap_or(heads),
-        Some(_) => f.absent.kv_heads.unwrap_or(heads),
+        _absent => f.absent.kv_heads.unwrap_or(heads),
     };
     if heads % kv_heads != 0 {
         let key = k.kv_heads.unwrap_or(k.heads);
@@ -295,133 +336,6 @@ fn latent(f: &Family, c: &Config) -> Result<Option<LatentSizes>> {
     }))
 }
 
-fn expert_facts(e: &Experts, c: &Config) -> Result<ExpertFacts> {
-    let (count, top_k, width, _) = e.absent;
-    let key = e.count;
-    let experts = c.count_if(key)?.unwrap_or(count);
-    if experts > MAX_EXPERTS {
-        let what = format!("{experts} experts are more than the {MAX_EXPERTS} compiled at most");
-        return Err(c.error(key, what, format!("use at most {MAX_EXPERTS}")));
-    }
-    let top_k = c.count_if("num_experts_per_tok")?.unwrap_or(top_k);
-    if top_k > experts {
-        let what = format!("a token cannot use {top_k} of {experts} experts");
-        let help = format!("use at most {experts}");
-        return Err(c
-            .error("num_experts_per_tok", what, help)
-            .rule("num_experts_per_tok <= number of experts"));
-    }
-    let ffn = c.count_if(e.width)?.unwrap_or(width);
-    let shared = match e.shared.map(|s| s.width) {
-        None => 0,
-        Some(w) if c.get(w.key()).and_then(|v| v.as_u64()) == Some(0) => 0,
-        Some(SharedWidth::Experts(key)) => c.count_if(key)?.unwrap_or(1).saturating_mul(ffn),
-        Some(SharedWidth::Key(key, absent)) => c.count_if(key)?.unwrap_or(absent),
-    };
-    Ok(ExpertFacts { experts, top_k, ffn, shared })
-}
-
-/// Which layers have experts.
-fn sparse(e: &Experts, c: &Config, layers: usize) -> Result<Vec<bool>> {
-    // 0 is a value in all of these.
-    let whole = |key: &str, absent: usize| match c.get(key).map(serde_json::Value::as_u64) {
-        Some(Some(0)) => Ok(0),
-        _ => Ok(c.count_if(key)?.unwrap_or(absent)),
-    };
-    match e.layers {
-        SparseLayers::All => Ok(vec![true; layers]),
-        SparseLayers::From { absent } => {
-            let first = whole("first_k_dense_replace", absent)?;
-            Ok((0..layers).map(|i| i >= first).collect())
-        }
-        SparseLayers::Stepped => {
-            let step = c.count_if("decoder_sparse_step")?.unwrap_or(1);
-            let plain = c.counts_if("mlp_only_layers")?.unwrap_or_default();
-            Ok((0..layers).map(|i| !plain.contains(&i) && (i + 1) % step == 0).collect())
-        }
-    }
-}
-
-/// A warning for each option of balance that changes nothing.
-fn idle_balance(f: &Family, shape: &Shape, sparse: bool) -> Vec<Diag> {
-    let corrected =
-        f.experts.as_ref().is_some_and(|e| matches!(e.score, Score::Sigmoid { .. })) && sparse;
-    let b = shape.balance;
-    let asked = [
-        ("--moe-aux", b.aux.is_some_and(|x| x != 0.0), sparse, "the model has no experts"),
-        ("--moe-z-loss", b.z != 0.0, sparse, "the model has no experts"),
-        ("--moe-bias-rate", b.load, corrected, "no router has a bias that corrects its choice"),
-    ];
-    let why = |serves: bool, lacks: &'static str| match (shape.mode, serves) {
-        (Mode::Infer, _) => Some("nothing is trained"),
-        (Mode::Train, false) => Some(lacks),
-        (Mode::Train, true) => None,
-    };
-    let idle = asked.into_iter().filter(|a| a.1).filter_map(|(flag, _, serves, lacks)| {
-        let what = format!("{flag} has no effect: {}", why(serves, lacks)?);
-        Some(Diag::new("no-effect", what).help("leave it out"))
-    });
-    idle.collect()
-}
-
-fn routing(e: &Experts, c: &Config, facts: Option<&ExpertFacts>, shape: &Shape) -> Result<Routing> {
-    let Some(x) = facts else { return Ok(Routing::default()) };
-    let train = shape.mode == Mode::Train;
-    let own = match e.score {
-        Score::Softmax { .. }
-            if train && c.has_own_head() && c.flag("output_router_logits", false)? =>
-        {
-            Some(c.number_if("router_aux_loss_coef")?.unwrap_or(e.absent.3))
-        }
-        Score::Softmax { .. } | Score::Limited | Score::Sigmoid { .. } => None,
-    };
-    let on = |x: Option<f64>| x.filter(|&x| train && x != 0.0);
-    let Balance { aux, z, load } = shape.balance;
-    let (aux, z) = (on(aux.or(own)), on(Some(z)));
-    let number = |of: (&str, f64)| Ok(c.positive_if(of.0)?.unwrap_or(of.1));
-    let clamped = match e.clamped {
-        None => None,
-        Some(k) => Some([number(k.alpha)?, number(k.limit)?]),
-    };
-    let own = Routing { normed: Some(0.0), scale: 1.0, groups: None, aux, z, load: false, clamped };
-    let corrected = load && train;
-    match e.score {
-        Score::Softmax { normed } => {
-            let normed = match normed {
-                Normed::Always => true,
-                Normed::Key(key) => c.flag(key, false)?,
-            };
-            let normed = normed.then_some(0.0);
-            Ok(Routing { normed, ..own })
-        }
-        Score::Limited => {
-            const METHOD: &str = "topk_method";
-            let groups = match c.word_if(METHOD)?.unwrap_or("greedy") {
-                "greedy" => None,
-                "group_limited_greedy" => {
-                    let all = groups(c, x, [1, 1], 1)?;
-                    (all.1 < all.0).then_some(all)
-                }
-                other => {
-                    let what = format!("experts are not chosen by `{other}` here");
-                    let help = "the 2 known methods are greedy, group_limited_greedy".into();
-                    return Err(c.unsupported("unsupported-config", METHOD, what, help));
-                }
-            };
-            let scale = c.number_if("routed_scaling_factor")?.unwrap_or(1.0);
-            Ok(Routing { normed: None, scale, groups, ..own })
-        }
-        Score::Sigmoid { absent: None, .. } => Ok(Routing { load: corrected, ..own }),
-        Score::Sigmoid { absent: Some((groups, kept, scale)), .. } => {
-            let (groups, kept) = self::groups(c, x, [groups, kept], 2)?;
-            let normed = c.flag("norm_topk_prob", true)?.then_some(1e-20);
-            let scale = c.number_if("routed_scaling_factor")?.unwrap_or(scale);
-            let groups = (kept < groups).then_some((groups, kept));
-            Ok(Routing { normed, scale, groups, load: corrected, ..own })
-        }
-    }
-}
-
 /// Rates of dropout of embeddings, of what blocks add to the residual stream, and of attention.
 fn dropout(f: &Family, c: &Config, asked: Dropout, warnings: &mut Vec<Diag>) -> Result<[f64; 3]> {
     let keys = f.keys.dropout;
@@ -462,22 +376,4 @@ fn pairs(f: &Family, c: &Config) -> Result<Pairs> {
         },
     };
     Ok(if adjacent { Pairs::Adjacent } else { Pairs::Halves })
-}
-
-/// Groups of experts and how many of them are used, of at least so many experts.
-fn groups(c: &Config, x: &ExpertFacts, absent: [usize; 2], least: usize) -> Result<(usize, usize)> {
-    let groups = c.count_if("n_group")?.unwrap_or(absent[0]);
-    let kept = c.count_if("topk_group")?.unwrap_or(absent[1]);
-    let per = x.experts / groups;
-    if x.experts % groups == 0 && per >= least && kept <= groups && kept * per >= x.top_k {
-        return Ok((groups, kept));
-    }
-    let what = format!(
-        "{} of {} experts cannot be chosen from {kept} of {groups} groups",
-        x.top_k, x.experts
-    );
-    let rule = "n_group divides the experts, 2 or more are in a group where their best two count, \
-                topk_group <= n_group, and so many groups hold num_experts_per_tok";
-    let help = "use n_group 1 and topk_group 1, for example";
-    Err(c.error("n_group", what, help).rule(rule))
 }

@@ -47,6 +47,21 @@ impl Documents {
         tokens.max(1) as f64 / microbatches.max(1) as f64
     }
 
+    /// How many labels are scored that have 1, 2, … `depths` tokens before them in their document, by the numbers of
+    /// tokens there, and one at least, over so many microbatches.
+    pub fn scored(
+        labels: &[i32],
+        offset: impl Fn(usize) -> i32,
+        depths: usize,
+        microbatches: usize,
+    ) -> Vec<f64> {
+        let behind = |d: usize| {
+            let is = |x: &(usize, &i32)| *x.1 >= 0 && offset(x.0) as usize >= d;
+            labels.iter().enumerate().filter(is).count().max(1)
+        };
+        (1..=depths).map(|d| behind(d) as f64 / microbatches.max(1) as f64).collect()
+    }
+
     /// Whether a token's label is scored: not behind the end of a document, not of padding, and not if it is
     /// padding.
     pub fn scores(&self, token: i32, label: i32) -> bool {

@@ -109,7 +109,7 @@ fn fits(own: Input, dtype: DType, sizes: &[usize], o: &Options) -> std::result::
     let (rows, seq) = (o.microbatch_rows(), o.seq);
     let (of, dtypes): (&[DType], &str) = match own.fill {
         Fill::Column => (&[DType::I32, DType::F32], "i32 or f32"),
-        Fill::Random | Fill::Count => (&[DType::F32], "f32"),
+        Fill::Random | Fill::Count | Fill::Scored => (&[DType::F32], "f32"),
         _whole => (&[DType::I32], "i32"),
     };
     if !of.contains(&dtype) {
@@ -125,6 +125,7 @@ fn fits(own: Input, dtype: DType, sizes: &[usize], o: &Options) -> std::result::
         Fill::Positions => own.tokens().is_some_and(|d| sizes.len() == d + 1),
         Fill::Run => !own.batch && own.seq.is_none() && *sizes == [3],
         Fill::Count => !own.batch && own.seq.is_none() && sizes.is_empty(),
+        Fill::Scored => !own.batch && own.seq.is_none() && sizes.len() == 1,
         Fill::Labels => own.batch,
         Fill::Column | Fill::Random => true,
     };
@@ -136,6 +137,7 @@ fn fits(own: Input, dtype: DType, sizes: &[usize], o: &Options) -> std::result::
             Fill::Positions => "[tokens] or [rows, tokens], with `seq` of the last dim",
             Fill::Run => "[3]",
             Fill::Count => "[]",
+            Fill::Scored => "[depths]",
             Fill::Labels | Fill::Column | Fill::Random => "[rows, …], with `batch`",
         };
         return Err(dims.into());
@@ -301,11 +303,12 @@ fn check_results(f: &Func) -> Result<()> {
             }
             RoleKind::TokensPerExpert => {
                 let of = f.args.iter().find(|a| a.is(RoleKind::Param, &role.name));
-                let like = |v: Value| f.ty(v).sizes() == ty.sizes() && ty.rank() == 1;
+                let row = ty.rank() == 1 || ty.rank() == 2 && ty.dims[0].size == 1;
+                let like = |v: Value| f.ty(v).sizes() == ty.sizes() && row;
                 if of.is_none_or(|a| !like(a.value)) || ty.dtype != DType::F32 {
                     return bad(
                         format!("{role} is {} {:?}", ty.dtype.name(), ty.sizes().to_vec()),
-                        "a load is f32[experts], as the parameter that it is named after",
+                        "a load is f32[experts] or f32[1,experts], as the parameter that it is named after",
                         "name it after the bias by which the router chooses 1 of its experts"
                             .into(),
                     );

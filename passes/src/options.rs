@@ -320,6 +320,8 @@ options! {
     pub moe: Buffers = Buffers::default(),
     /// What keeps experts in balance.
     pub balance: Balance = Balance::default(),
+    /// Weight of the loss of layers that predict tokens behind the next; 0: they are not trained.
+    pub mtp: f64 = 0.0,
     /// What backward computes again.
     pub recompute: Recompute = Recompute::default(),
     /// Chunks of tokens in which the loss and its gradients are made; 1: all tokens at once.

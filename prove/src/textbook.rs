@@ -248,8 +248,9 @@ impl Textbook {
     ) {
         let shape = s.shape(load).to_vec();
         let experts: usize = shape.iter().product();
-        let Ok(total) = s.product(&[(load, vec![0])], &[], &[]) else { return };
-        let Ok(total) = s.product(&[(total, vec![])], &[0], &shape) else { return };
+        let dims: Vec<_> = (0..shape.len()).map(|d| d as _).collect();
+        let Ok(total) = s.product(&[(load, dims.clone())], &[], &[]) else { return };
+        let Ok(total) = s.product(&[(total, vec![])], &dims, &shape) else { return };
         let under = s.sum(&[(Coef::ONE, total), (Coef::whole(experts).minus(), load)], &shape);
         let sign = s.apply(Clamp::new(-1.0, 1.0), &[under], 0, &shape);
         let role = Role::new(RoleKind::Param, param);

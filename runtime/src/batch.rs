@@ -76,6 +76,25 @@ pub(crate) fn complete(s: &Settings, table: &[InputRow], columns: &mut Columns) 
         let ones = || Numbers::I32(vec![1; s.global_batch.saturating_mul(r.elements())]);
         columns.entry(r.name.to_string()).or_insert_with(ones);
     }
+    documents(s, table, columns);
+    // Of labels, of which those are left that are scored.
+    let row = |fill: Fill| table.iter().find(|r| r.input.fill == fill);
+    let found = |fill| match row(fill).and_then(|r| columns.get(&*r.name)) {
+        Some(Numbers::I32(x)) => Some(x),
+        _none => None,
+    };
+    if let (Some(r), Some(labels)) = (row(Fill::Scored), found(Fill::Labels)) {
+        let own = found(Fill::Offsets).filter(|_| s.documents.is_some());
+        let in_row = |i: usize| (i % s.seq.max(1)) as i32;
+        let offset = |i: usize| own.map_or_else(|| in_row(i), |x| x.get(i).copied().unwrap_or(0));
+        let all = Documents::scored(labels, offset, r.elements().min(labels.len()), s.microbatches);
+        let all = all.into_iter().map(|x| x as f32).collect();
+        columns.insert(r.name.to_string(), Numbers::F32(all));
+    }
+}
+
+/// Adds what follows from the documents of tokens.
+fn documents(s: &Settings, table: &[InputRow], columns: &mut Columns) {
     let Some(documents) = s.documents else { return };
     let row = |fill: Fill| table.iter().find(|r| r.input.fill == fill);
     let Some(Numbers::I32(tokens)) = row(Fill::Tokens).and_then(|r| columns.get(&*r.name)) else {
@@ -204,6 +223,7 @@ fn fits(w: &Wiring, slot: &Slot, t: &Type, row: &InputRow) -> bool {
             own.batch && tokens.is_some() && t.rank() == 2 && s.documents.is_some()
         }
         Fill::Count => t.rank() == 0 && s.documents.is_some(),
+        Fill::Scored => !own.batch && own.seq.is_none() && t.rank() == 1,
         Fill::Positions => own.tokens() == Some(t.rank().wrapping_sub(1)),
         Fill::Run => t.rank() == 1 && row.sizes[..] == [RUN],
         Fill::Labels => own.batch,
@@ -211,7 +231,7 @@ fn fits(w: &Wiring, slot: &Slot, t: &Type, row: &InputRow) -> bool {
     };
     let dtype = match own.fill {
         Fill::Column => matches!(t.dtype, DType::I32 | DType::F32),
-        Fill::Random | Fill::Count => t.dtype == DType::F32,
+        Fill::Random | Fill::Count | Fill::Scored => t.dtype == DType::F32,
         _whole => t.dtype == DType::I32,
     };
     let room = slot.bytes >= t.local_bytes(w.mesh());
@@ -277,7 +297,8 @@ fn input(w: &Wiring, slot: &Slot, to: &mut [f32], coords: &[usize], data: &StepD
         to.get_mut(..RUN)?.iter_mut().zip(run).for_each(|(t, x)| *t = f32::from_bits(x));
         return Some(());
     }
-    let given = own.fill.is_data() || own.fill.is_of_documents();
+    let counted = own.fill == Fill::Scored;
+    let given = own.fill.is_data() || own.fill.is_of_documents() || counted;
     let column = if given { Some(data.columns.get(name)?) } else { None };
     let (sizes, chunks) = (ty.sizes(), ty.chunks(w.mesh()));
     let extents: Vec<_> = (0..ty.rank()).map(|d| ty.extent(w.mesh(), d, coords)).collect();

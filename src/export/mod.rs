@@ -211,6 +211,8 @@ impl<'a> Export<'a> {
         self.is_whole();
         let window = self.s.config.get("sliding_window").is_some_and(|w| !w.is_null());
         let window = window && self.s.config.get("use_sliding_window") != Some(&Json::Bool(false));
+        let chunks = self.s.config.get("attention_chunk_size").is_some_and(|c| !c.is_null());
+        self.lack(chunks, "attention in chunks (attention_chunk_size)");
         self.lack(
             window,
             "sliding-window attention (sliding_window), which this export does not support yet",

@@ -1,7 +1,9 @@
 //! Options of training: the optimizer, its learning rate, what it trains, and how losses are scaled
 //! and balanced.
 
-use super::options::{read_balance, read_loss_scaling, read_optimizer, read_rate, read_rules};
+use super::options::{
+    read_balance, read_loss_scaling, read_mtp, read_optimizer, read_rate, read_rules,
+};
 use super::shown::{lower, of_experts, trained, trains};
 use super::spec::{Idle, Key, Kind, OptionSpec, Seen, TRAINERS, idle, key, lack, row, word};
 use super::values::{not_negative, positive};
@@ -107,6 +109,19 @@ pub const OPTIONS: &[OptionSpec] = &[
             "updates of router biases (--moe-bias-rate)",
         )],
         ..BALANCING
+    },
+    OptionSpec {
+        flag: "mtp",
+        value: "F",
+        help: "Train the layers that predict tokens behind the next one (multi-token prediction), with this weight of \
+               their loss; 0 leaves them out",
+        default: "0",
+        set: read_mtp,
+        keys: &[key("mtp", "experts").trained().range(|o| o.mtp >= 0.0, "it is not below 0")],
+        in_plan: true,
+        trains: true,
+        lacks: &[lack(TRAINERS, |o| o.mtp != 0.0, "multi-token prediction (--mtp)")],
+        ..NUMBER
     },
     OptionSpec {
         flag: "optimizer",

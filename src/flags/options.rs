@@ -223,6 +223,15 @@ pub(super) fn read_balance(o: &mut Options, g: &Given) -> Result<()> {
     Ok(())
 }
 
+/// The weight of the loss of layers that predict tokens behind the next.
+pub(super) fn read_mtp(o: &mut Options, g: &Given) -> Result<()> {
+    o.mtp = match g.all.number("mtp") {
+        Some(x) => not_negative("--mtp", x, "0.3")?,
+        None => 0.0,
+    };
+    Ok(())
+}
+
 /// Layouts of single tensors, and whether prices choose all.
 pub(super) fn read_shard(o: &mut Options, g: &Given) -> Result<()> {
     let rules = g.value.many().iter().filter(|s| *s != "auto");

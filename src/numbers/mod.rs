@@ -255,6 +255,15 @@ fn batch(s: &Stored, source: &Source, step: usize) -> Result<Batch> {
         None => [vec![], vec![]],
     };
     let count = Documents::count(&places[0], o.microbatches());
+    let scored = |depths: usize| {
+        let name = table.iter().find(|r| r.input.fill == Fill::Labels).map(|r| &*r.name);
+        let Some(Numbers::I32(labels)) = name.and_then(|n| numbers.get(n)) else { return vec![] };
+        let in_row = |i: usize| (i % o.seq.max(1)) as i32;
+        let offset = |i: usize| places[1].get(i).copied().unwrap_or_else(|| in_row(i));
+        Documents::scored(labels, offset, depths, o.microbatches())
+    };
+    let depths = table.iter().find(|r| r.input.fill == Fill::Scored).map_or(0, |r| r.elements());
+    let scored = scored(depths);
     let order: TokenOrder = o.tokens();
     let mut all = BTreeMap::new();
     for row in table {
@@ -271,6 +280,7 @@ fn batch(s: &Stored, source: &Source, step: usize) -> Result<Batch> {
                 Tensor::from_fn(&shape, |i| f64::from(u8::from(is(i))))
             }
             Fill::Count => Tensor::new(&shape, vec![count]),
+            Fill::Scored => Tensor::new(&shape, scored.clone()),
             Fill::Run => {
                 let run = [o.seed as u32, (o.seed >> 32) as u32, step as u32];
                 Tensor::new(&shape, run.map(f64::from).to_vec())

@@ -510,6 +510,10 @@ FOR_FLOATS = {
     "huber": lambda m, x, y: F.huber_loss(x, y, delta=0.6),
     "mse": lambda m, x, y: F.mse_loss(x, y),
     "mse_sum": lambda m, x, y: F.mse_loss(x, y, reduction="sum"),
+    "soft": lambda m, x, y: F.cross_entropy(x.transpose(1, 2), y.transpose(1, 2)),
+    "soft_weights": lambda m, x, y: F.cross_entropy(x.flatten(0, 1), y.flatten(0, 1), weight=m.weights, label_smoothing=0.2),
+    "log_softmax": lambda m, x, y: -(y * x.log_softmax(-1)).sum(-1).mean(),
+    "soft_sum": lambda m, x, y: F.cross_entropy(x.flatten(0, 1), y.flatten(0, 1), reduction="sum"),
 }
 
 

@@ -353,6 +353,7 @@ const FLAGS: &[(&str, &str)] = &[
     ("--moe-aux", "0.1"),
     ("--moe-z-loss", "0.1"),
     ("--moe-bias-rate", "0.1"),
+    ("--mtp", "0.3"),
     ("--cp-mode", "ring"),
     ("--cp-split", "zigzag"),
     ("--tp-mode", "2d"),

@@ -12,7 +12,7 @@ use std::collections::BTreeSet;
 type Row = (&'static str, &'static str);
 
 /// At least one row of each flag. With several microbatches, so that accumulation is seen.
-const ROWS: [Row; 82] = [
+const ROWS: [Row; 83] = [
     ("dp=2,tp=2", "--mesh"),
     ("dp=auto", "--gpus 2"),
     ("dp=2,tp=2", "--order dp-tp"),
@@ -38,6 +38,7 @@ const ROWS: [Row; 82] = [
     ("dp=2", "--moe-aux 0.01"),
     ("dp=2", "--moe-z-loss 0.01"),
     ("dp=2", "--moe-bias-rate 0.01"),
+    ("dp=2", "--mtp 0.3"),
     ("cp=2", "--cp-mode ring"),
     ("cp=2", "--cp-mode ulysses"),
     ("cp=2", "--cp-split zigzag"),

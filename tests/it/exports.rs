@@ -453,6 +453,13 @@ fn families_by_target_are_as_documented() {
         ("helium", "helium"),
         ("ministral", "ministral"),
         ("stablelm", "stablelm"),
+        ("ernie4_5_moe", "ernie4_5_moe"),
+        ("llama4_text", "llama4"),
+        ("phi", "phi"),
+        ("olmo", "olmo"),
+        ("falcon", "falcon"),
+        ("gpt_bigcode", "gpt_bigcode"),
+        ("gptj", "gptj"),
     ];
     let mut table =
         format!("| family | {} |\n|-|{}\n", TARGETS.join(" | "), "-|".repeat(TARGETS.len()));

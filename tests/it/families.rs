@@ -26,11 +26,24 @@ pub const DENSE: &[&str] = &[
     "helium",
     "ministral",
     "stablelm",
+    "phi",
+    "olmo",
+    "falcon",
+    "gpt_bigcode",
+    "gptj",
 ];
 /// Of those with experts; the first [`WITH_AUX`] have the auxiliary loss, and equal the reference
 /// with one microbatch.
-pub const SPARSE: &[&str] =
-    &["qwen2_moe", "gpt_oss", "granitemoe", "olmoe", "minimax_m2", "deepseek_v2"];
+pub const SPARSE: &[&str] = &[
+    "qwen2_moe",
+    "gpt_oss",
+    "granitemoe",
+    "olmoe",
+    "minimax_m2",
+    "deepseek_v2",
+    "ernie4_5_moe",
+    "llama4",
+];
 
 pub const WITH_AUX: usize = 3;
 

@@ -136,6 +136,11 @@ fn read(file: PathBuf) -> BTreeMap<String, Vec<f64>> {
 }
 
 impl Fixture {
+    /// A tensor of the reference.
+    pub fn expected(&self, name: &str) -> &[f64] {
+        &self.expected[name]
+    }
+
     pub fn open(name: &str) -> Fixture {
         let dir = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name);
         let batch = read(dir.join("batch.safetensors"));

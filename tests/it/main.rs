@@ -52,6 +52,7 @@ mod lists;
 mod memory;
 mod meshes;
 mod metrics;
+mod mtp;
 mod mutations;
 mod offers;
 mod optimizers;

@@ -239,16 +239,17 @@ impl Checkpoint {
     }
 
     /// A warning that names tensors nobody uses; `known` are ends of names of tensors that are no
-    /// weights. A tied output projection, `head`, is not a surprise either.
+    /// weights. A tied output projection, `head`, and `other` ones are no surprise either.
     pub fn unused(
         &self,
         weights: &[Weight],
         (within, known): (&str, &[&str]),
         head: &str,
+        other: &dyn Fn(&str) -> bool,
     ) -> Option<Diag> {
         let used: BTreeSet<String> = weights.iter().flat_map(Weight::tensors).collect();
         let left: Vec<&str> = (self.tensors.keys().map(String::as_str))
-            .filter(|t| t.starts_with(within) && !used.contains(*t) && *t != head)
+            .filter(|t| t.starts_with(within) && !used.contains(*t) && *t != head && !other(t))
             .filter(|t| !known.iter().any(|k| t.ends_with(k)))
             .collect();
         let (n, shown) = (left.len(), left.iter().take(3).copied().collect::<Vec<_>>().join(", "));

@@ -54,6 +54,20 @@ impl Checkpoint {
         })
     }
 
+    /// Refuses a copy of a table, of a layer that predicts tokens behind the next, that is none; one that is not there
+    /// is none's.
+    ///
+    /// # Errors
+    /// `untied-head`, and those of reading both.
+    pub(crate) fn check_copy(&self, copy: &str, of: &str) -> Result<()> {
+        match self.differ(of, copy)? {
+            None => Ok(()),
+            Some(d) => Err(d
+                .rule("layers that predict tokens behind the next share both tables of the model")
+                .help("leave --mtp out: such layers are not compiled")),
+        }
+    }
+
     /// Refuses weights whose output projection is not the embedding for a plan's weights that tie them.
     ///
     /// # Errors

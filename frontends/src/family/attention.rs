@@ -19,6 +19,7 @@ pub struct Attention {
     pub clip: Option<&'static str>,
     /// Of the scores.
     pub softcap: Option<Softcap>,
+    pub growth: Option<Growth>,
     /// Parameter of a logit for each head that takes part in the softmax and has no value (OpenAI,
     /// 2025, *gpt-oss*).
     pub sinks: Option<&'static str>,
@@ -33,6 +34,16 @@ pub enum Scores {
     OverRootOf(&'static str, f64),
     /// That of a key, and this where it is absent.
     Times(&'static str, f64),
+}
+
+/// Queries of layers that do not turn are larger the further they stand: times 1 + a log(1 + ⌊(p + 1) / n⌋) at position p
+/// (Nakanishi, 2025, *Scalable-Softmax*). The key by which they are, if it is not false, and those of a and n, each with
+/// the number where it is absent.
+#[derive(Clone, Copy, Debug)]
+pub struct Growth {
+    pub key: &'static str,
+    pub by: (&'static str, f64),
+    pub every: (&'static str, usize),
 }
 
 /// How queries, keys and values are made.
@@ -70,14 +81,16 @@ impl Heads {
 pub struct HeadNorms {
     pub modules: [&'static str; 2],
     pub over: NormedOver,
-    /// They are there if this key is true; `None`: always.
-    pub key: Option<&'static str>,
-    /// Of what has turned.
+    /// They are there if this key is true, and where it is absent if this says so; `None`: always.
+    pub key: Option<(&'static str, bool)>,
+    /// Of what has turned, in the layers in which it does.
     pub behind: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum NormedOver {
+    /// Every head is normed by itself, without weights.
+    Bare,
     /// Every head is normed by itself.
     Head,
     /// The same with weights of its own.
@@ -136,6 +149,18 @@ pub enum Unlisted {
     OddBefore(usize),
     /// Those that do not turn.
     Still,
+    /// Those that do.
+    Turning,
+}
+
+impl Window {
+    /// The key of its width.
+    pub fn key(self) -> &'static str {
+        match self {
+            Window::Chunks(key, _) => key,
+            _other => "sliding_window",
+        }
+    }
 }
 
 /// Which layers see only the last tokens.
@@ -148,6 +173,9 @@ pub enum Window {
         /// With `layer_types`: those that it names.
         listed: bool,
     },
+    /// Those that `layer_types` names `chunked_attention`, or those that turn, see the tokens of their chunk of so many: by
+    /// this key, and so many where it is absent.
+    Chunks(&'static str, usize),
     /// All, if `use_sliding_window` is true and `sliding_window` a number.
     AllSwitched {
         absent: usize,

@@ -5,7 +5,7 @@ use super::*;
 
 pub(super) const FAMILY: Family = Family {
     model_type: "cohere",
-    keys: Keys { eps: "layer_norm_eps", ..llama::FAMILY.keys },
+    keys: Keys { eps: Some("layer_norm_eps"), ..llama::FAMILY.keys },
     absent: Absent {
         max_positions: 8192,
         eps: 1e-5,
@@ -22,7 +22,7 @@ pub(super) const FAMILY: Family = Family {
             Bias::Key("attention_bias"),
             Some(HeadNorms {
                 over: NormedOver::OwnHead,
-                key: Some("use_qk_norm"),
+                key: Some(("use_qk_norm", false)),
                 ..HeadNorms::EACH
             }),
         ),

@@ -7,11 +7,17 @@ pub(super) const FAMILY: Family = Family {
     model_type: "deepseek_v2",
     absent: Absent { max_positions: 2048, ..llama::FAMILY.absent },
     positions: Positions::Rotary(Turning { adjacent: Adjacent::Always, ..Turning::PLAIN }),
+    mtp: None,
     mlp: llama::FAMILY.mlp,
     experts: Some(Experts {
-        score: Score::Limited,
+        score: Score {
+            groups: Groups::Best,
+            normed: Normed::Never,
+            factor: Some(("routed_scaling_factor", 1.0)),
+            ..Score::SHARES
+        },
         layers: SparseLayers::From { absent: 0 },
-        absent: (64, 6, 1407, 0.0),
+        absent: (64, 6, 1407, None),
         ..deepseek_v3::EXPERTS
     }),
     known: Known {

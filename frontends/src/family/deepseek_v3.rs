@@ -3,6 +3,16 @@
 
 use super::*;
 
+/// Sigmoids, whose choice a bias corrects, among groups whose best two count.
+pub(super) const SCORE: Score = Score {
+    function: ScoreFunction::Sigmoid,
+    bias: Some("gate.e_score_correction_bias"),
+    groups: Groups::BestTwo { absent: (8, 4) },
+    normed: Normed::Unless("norm_topk_prob"),
+    factor: Some(("routed_scaling_factor", 2.5)),
+    ..Score::SHARES
+};
+
 pub(super) const EXPERTS: Experts = Experts {
     module: "mlp",
     router: "gate",
@@ -14,27 +24,26 @@ pub(super) const EXPERTS: Experts = Experts {
     stored: Stored::Each,
     clamped: None,
     count: "n_routed_experts",
+    top_k: "num_experts_per_tok",
     width: "moe_intermediate_size",
-    score: Score::Sigmoid { bias: "gate.e_score_correction_bias", absent: Some((8, 4, 2.5)) },
+    score: SCORE,
     shared: Some(Shared {
         module: "shared_experts",
-        width: SharedWidth::Experts("n_shared_experts"),
+        width: SharedWidth::Experts("n_shared_experts", 1),
         gate: None,
     }),
     layers: SparseLayers::From { absent: 3 },
-    absent: (256, 8, 2048, 0.0),
+    absent: (256, 8, 2048, None),
 };
 
 /// Other names of the keys of [`EXPERTS`].
 pub(super) const EXPERT_ALIASES: &[(&str, &str)] = &[("num_local_experts", "n_routed_experts")];
 
-/// What DeepSeek's own code reads of [`EXPERTS`]: transformers' class computes this, whatever stands there. Layers that
-/// predict more than the next token are not trained, neither there.
+/// What DeepSeek's own code reads of [`EXPERTS`]: transformers' class computes this, whatever stands there.
 pub(super) const EXPERT_WORDS: &[(&str, Only)] = &[
     ("scoring_func", Only::Word("sigmoid")),
     ("topk_method", Only::Word("noaux_tc")),
     ("moe_layer_freq", Only::Numbers(&[1.0])),
-    ("num_nextn_predict_layers", Only::Numbers(&[1.0, 0.0])),
     ("num_mtp_layers", Only::Numbers(&[1.0, 0.0])),
 ];
 
@@ -67,6 +76,7 @@ pub(super) const FAMILY: Family = Family {
     },
     mlp: llama::PLAIN_MLP,
     experts: Some(EXPERTS),
+    mtp: Some("num_nextn_predict_layers"),
     known: Known {
         aliases: EXPERT_ALIASES,
         idle: EXPERT_WORDS,

@@ -20,14 +20,16 @@ pub struct Experts {
     pub clamped: Option<Clamped>,
     /// Key of the number of experts.
     pub count: &'static str,
+    /// Key of how many a token uses.
+    pub top_k: &'static str,
     /// Key of an expert's width.
     pub width: &'static str,
     pub score: Score,
     pub shared: Option<Shared>,
     pub layers: SparseLayers,
     /// Where the config says nothing: experts, experts per token, width, coefficient of the
-    /// auxiliary loss.
-    pub absent: (usize, usize, usize, f64),
+    /// auxiliary loss, if the class has one.
+    pub absent: (usize, usize, usize, Option<f64>),
 }
 
 /// How a checkpoint has the products of all experts.
@@ -62,8 +64,8 @@ pub struct Shared {
 /// How wide the MLP is that every token passes.
 #[derive(Clone, Copy, Debug)]
 pub enum SharedWidth {
-    /// So many times as an expert, by this key; once where it is absent.
-    Experts(&'static str),
+    /// So many times as an expert, by this key, and so many where it is absent.
+    Experts(&'static str, usize),
     /// By this key, and this where it is absent.
     Key(&'static str, usize),
 }
@@ -71,37 +73,72 @@ pub enum SharedWidth {
 impl SharedWidth {
     pub fn key(self) -> &'static str {
         match self {
-            SharedWidth::Experts(key) | SharedWidth::Key(key, _) => key,
+            SharedWidth::Experts(key, _) | SharedWidth::Key(key, _) => key,
         }
     }
 }
 
 /// How a router's logits become choices and gates.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub enum Score {
-    /// The largest of a softmax.
-    Softmax {
-        /// Gates are divided by their sum.
-        normed: Normed,
-    },
-    /// The largest of a softmax, of all experts or of groups whose best are the largest; gates are
-    /// multiplied by a factor (DeepSeek-AI, 2024, *DeepSeek-V2*, 2.2).
-    Limited,
-    /// The largest of sigmoids plus this parameter, beside the experts, which takes no part in the gates, among
-    /// groups of experts (DeepSeek-AI, 2024, *DeepSeek-V3*, 2.1.2).
-    Sigmoid {
-        bias: &'static str,
-        /// Where the config says nothing: groups, how many of them are used, and the factor of the gates. `None`:
-        /// there are no groups, and gates are divided by their sum.
-        absent: Option<(usize, usize, f64)>,
-    },
+pub struct Score {
+    /// What scores are of logits. The largest are chosen.
+    pub function: ScoreFunction,
+    /// Parameter that is added to scores for the choice and takes no part in the gates (DeepSeek-AI, 2024, *DeepSeek-V3*,
+    /// 2.1.2).
+    pub bias: Option<&'static str>,
+    /// The bias is stored as one row [1, experts].
+    pub bias_of_row: bool,
+    pub groups: Groups,
+    pub normed: Normed,
+    /// Key of a factor of the gates, and the factor where it is absent.
+    pub factor: Option<(&'static str, f64)>,
+    /// Gates multiply what experts take, and not what they make.
+    pub before: bool,
+}
+
+impl Score {
+    /// The largest of a softmax, over their sum.
+    pub const SHARES: Score = Score {
+        function: ScoreFunction::Softmax,
+        bias: None,
+        bias_of_row: false,
+        groups: Groups::None,
+        normed: Normed::Always,
+        factor: None,
+        before: false,
+    };
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ScoreFunction {
+    Softmax,
+    Sigmoid,
+}
+
+/// Groups of experts that are chosen first.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Groups {
+    None,
+    /// With `topk_method` `group_limited_greedy` those whose best is the largest (DeepSeek-AI, 2024, *DeepSeek-V2*, 2.2).
+    Best,
+    /// Those whose best two have the largest sum (DeepSeek-AI, 2024, *DeepSeek-V3*, 2.1.2). Where the config says nothing:
+    /// groups, and how many of them are used.
+    BestTwo {
+        absent: (usize, usize),
+    },
+}
+
+/// Whether gates are divided by their sum.
+#[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Normed {
+    Never,
     Always,
     /// If this key is true.
     Key(&'static str),
+    /// By their sum and a little more, unless this key is false.
+    Unless(&'static str),
+    /// By their sum, or this key's number if that is larger; and the number where it is absent.
+    AtLeast(&'static str, f64),
 }
 
 /// Which layers have experts.
@@ -110,6 +147,16 @@ pub enum SparseLayers {
     All,
     /// Every `decoder_sparse_step`-th that `mlp_only_layers` does not name.
     Stepped,
+    /// Every so many-th, between two.
+    Between {
+        /// Keys of the first and of the last, and where they are absent; a last of -1 is the model's last.
+        first: (&'static str, usize),
+        last: &'static str,
+        /// Key of how many are from one to the next; 1 where it is absent.
+        step: &'static str,
+    },
+    /// Those that this key lists, or every so many-th: by the other, 1 where it is absent.
+    Listed(&'static str, &'static str),
     /// From `first_k_dense_replace` on; this many if the key is absent.
     From {
         absent: usize,

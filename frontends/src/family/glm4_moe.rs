@@ -12,18 +12,23 @@ pub(super) const FAMILY: Family = Family {
     attention: Attention {
         heads: Heads::of(
             Bias::Key("attention_bias"),
-            Some(HeadNorms { key: Some("use_qk_norm"), ..HeadNorms::EACH }),
+            Some(HeadNorms { key: Some(("use_qk_norm", false)), ..HeadNorms::EACH }),
         ),
         o: Linear::torch("o_proj", Bias::Never),
         ..llama::FAMILY.attention
     },
     mlp: llama::PLAIN_MLP,
     experts: Some(Experts {
-        score: Score::Sigmoid { bias: "gate.e_score_correction_bias", absent: Some((1, 1, 1.0)) },
+        score: Score {
+            groups: Groups::BestTwo { absent: (1, 1) },
+            factor: Some(("routed_scaling_factor", 1.0)),
+            ..deepseek_v3::SCORE
+        },
         layers: SparseLayers::From { absent: 1 },
-        absent: (128, 8, 1408, 0.0),
+        absent: (128, 8, 1408, None),
         ..deepseek_v3::EXPERTS
     }),
+    mtp: deepseek_v3::FAMILY.mtp,
     known: Known {
         aliases: deepseek_v3::EXPERT_ALIASES,
         idle: deepseek_v3::EXPERT_WORDS,

@@ -13,7 +13,7 @@ pub(super) const FAMILY: Family = Family {
         head_dim: None,
         ffn: "n_inner",
         max_positions: "n_positions",
-        eps: "layer_norm_epsilon",
+        eps: Some("layer_norm_epsilon"),
         activation: "activation_function",
         dropout: Dropped {
             attention: ("attn_pdrop", 0.1),
@@ -53,6 +53,7 @@ pub(super) const FAMILY: Family = Family {
         scores: Scores::OverRootOfHead,
         clip: None,
         softcap: None,
+        growth: None,
         sinks: None,
     },
     mlp: Mlp {
@@ -67,6 +68,8 @@ pub(super) const FAMILY: Family = Family {
     experts: None,
     final_norm: "ln_f",
     head: "lm_head",
+    head_bias: Bias::Never,
+    mtp: None,
     softcap: None,
     scaled_residual_init: true,
     // Causal masks, which old checkpoints store.

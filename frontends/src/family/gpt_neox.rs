@@ -7,7 +7,7 @@ pub(super) const FAMILY: Family = Family {
     model_type: "gpt_neox",
     keys: Keys {
         kv_heads: None,
-        eps: "layer_norm_eps",
+        eps: Some("layer_norm_eps"),
         dropout: Dropped {
             attention: ("attention_dropout", 0.0),
             embedding: Some(("hidden_dropout", 0.0)),
@@ -20,7 +20,7 @@ pub(super) const FAMILY: Family = Family {
     embedding: "embed_in",
     padding: PaddingToken::Never,
     positions: Positions::Rotary(Turning {
-        theta: "rotary_emb_base",
+        theta: Some("rotary_emb_base"),
         part: Some(("rotary_pct", 0.25)),
         ..Turning::PLAIN
     }),

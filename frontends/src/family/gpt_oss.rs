@@ -30,7 +30,7 @@ pub(super) const FAMILY: Family = Family {
         stored: Stored::Together { order: WeightOrder::InOut, in_turn: true, biases: true },
         clamped: Some(Clamped { alpha: ("swiglu_alpha", 1.702), limit: ("swiglu_limit", 7.0) }),
         module: "mlp",
-        absent: (128, 4, 2880, 0.001),
+        absent: (128, 4, 2880, Some(0.001)),
         ..mixtral::EXPERTS
     }),
     known: Known {

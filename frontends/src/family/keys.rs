@@ -6,8 +6,8 @@
 
 use super::wrappers;
 use super::{
-    Adjacent, Beside, Bias, Experts, Factor, Family, Heads, Linear, Normed, PaddingToken,
-    Positions, Score, Scores, SparseLayers, Still, Unlisted, Window,
+    Adjacent, Beside, Bias, Experts, Factor, Family, Groups, Heads, Linear, Normed, PaddingToken,
+    Positions, Scores, SparseLayers, Still, Unlisted, Window,
 };
 use crate::config::Config;
 use crate::rope;
@@ -157,7 +157,8 @@ impl Family {
     pub fn reads(&self) -> Vec<&'static str> {
         let k = &self.keys;
         let mut all = vec!["model_type", "vocab_size", "initializer_range", "tie_word_embeddings"];
-        all.extend([k.hidden, k.layers, k.heads, k.ffn, k.max_positions, k.eps]);
+        all.extend([k.hidden, k.layers, k.heads, k.ffn, k.max_positions]);
+        all.extend(k.eps);
         all.extend(self.mlp.activations.first().map(|_| k.activation));
         all.extend(k.kv_heads.into_iter().chain(k.head_dim));
         all.extend(k.dropout.all().map(|d| d.0));
@@ -165,9 +166,11 @@ impl Family {
             all.push("pad_token_id");
         }
         if let Positions::Rotary(t) = self.positions {
-            all.extend([t.theta, "rope_scaling", "rope_parameters", rope::ORIGINAL]);
-            all.push(t.part.map_or(rope::PART, |p| p.0));
-            all.extend(t.local.and_then(|l| l.0).into_iter().chain(t.width));
+            if let Some(theta) = t.theta {
+                all.extend([theta, "rope_scaling", "rope_parameters", rope::ORIGINAL]);
+                all.push(t.part.map_or(rope::PART, |p| p.0));
+            }
+            all.extend(t.local.and_then(|l| l.0).into_iter().chain(t.width.map(|w| w.0)));
             if let Adjacent::Unless(key) = t.adjacent {
                 all.push(key);
             }
@@ -181,15 +184,16 @@ impl Family {
         if let Scores::OverRootOf(key, _) | Scores::Times(key, _) = self.attention.scores {
             all.push(key);
         }
-        all.extend(self.attention.clip);
+        all.extend(self.attention.clip.into_iter().chain(self.mtp));
         all.extend(self.factors.all().into_iter().filter_map(Factor::key));
         all.extend(self.attention.softcap.iter().chain(&self.softcap).map(|s| s.key));
-        all.extend(self.linears().into_iter().filter_map(|l| match l.bias {
+        let biases = self.linears().into_iter().map(|l| l.bias).chain([self.head_bias]);
+        all.extend(biases.filter_map(|bias| match bias {
             Bias::Key(key) | Bias::Unless(key) => Some(key),
             Bias::Never | Bias::Always => None,
         }));
         match self.attention.heads {
-            Heads::Plain { norms, .. } => all.extend(norms.and_then(|n| n.key)),
+            Heads::Plain { norms, .. } => all.extend(norms.and_then(|n| n.key).map(|k| k.0)),
             Heads::Joined(_) => {}
             Heads::Latent(_) => all.extend([
                 "q_lora_rank",
@@ -205,6 +209,7 @@ impl Family {
             Window::All { listed: true, .. } | Window::Alternating { .. } => {
                 &["sliding_window", "layer_types"]
             }
+            Window::Chunks(..) => &["layer_types"],
             Window::AllSwitched { .. } => &["sliding_window", "use_sliding_window"],
             Window::Switched { unlisted: Unlisted::Still, .. } => {
                 &["sliding_window", "use_sliding_window", "layer_types"]
@@ -214,9 +219,12 @@ impl Family {
             }
         };
         all.extend(window);
-        if let Window::Alternating { key, .. } = self.attention.window {
-            all.extend(key);
+        match self.attention.window {
+            Window::Alternating { key, .. } => all.extend(key),
+            Window::Chunks(key, _) => all.push(key),
+            _others => {}
         }
+        all.extend(self.attention.growth.iter().flat_map(|g| [g.key, g.by.0, g.every.0]));
         all.extend(self.experts.iter().flat_map(Experts::reads));
         all.extend(self.known.aliases.iter().map(|a| a.0));
         all.extend(self.known.refused.iter().chain(&REFUSED).map(|r| r.0));
@@ -309,28 +317,28 @@ impl Family {
 impl Experts {
     /// Keys that are read of a family with experts.
     fn reads(&self) -> Vec<&'static str> {
-        let mut all = vec![self.count, self.width, "num_experts_per_tok"];
+        let mut all = vec![self.count, self.top_k, self.width];
         all.extend(self.shared.map(|s| s.width.key()));
         all.extend(self.clamped.iter().flat_map(|c| [c.alpha.0, c.limit.0]));
-        match self.score {
-            Score::Softmax { normed } => {
-                all.extend(["output_router_logits", "router_aux_loss_coef"]);
-                if let Normed::Key(key) = normed {
-                    all.push(key);
-                }
-            }
-            Score::Limited => {
-                all.extend(["topk_method", "n_group", "topk_group", "routed_scaling_factor"]);
-            }
-            Score::Sigmoid { absent: None, .. } => {}
-            Score::Sigmoid { .. } => {
-                all.extend(["n_group", "topk_group", "norm_topk_prob", "routed_scaling_factor"]);
-            }
+        if self.absent.3.is_some() {
+            all.extend(["output_router_logits", "router_aux_loss_coef"]);
+        }
+        if let Normed::Key(key) | Normed::Unless(key) | Normed::AtLeast(key, _) = self.score.normed
+        {
+            all.push(key);
+        }
+        all.extend(self.score.factor.map(|f| f.0));
+        match self.score.groups {
+            Groups::None => {}
+            Groups::Best => all.extend(["topk_method", "n_group", "topk_group"]),
+            Groups::BestTwo { .. } => all.extend(["n_group", "topk_group"]),
         }
         match self.layers {
             SparseLayers::All => {}
             SparseLayers::Stepped => all.extend(["decoder_sparse_step", "mlp_only_layers"]),
             SparseLayers::From { .. } => all.push("first_k_dense_replace"),
+            SparseLayers::Between { first, last, step } => all.extend([first.0, last, step]),
+            SparseLayers::Listed(list, step) => all.extend([list, step]),
         }
         all
     }
@@ -402,6 +410,13 @@ mod tests {
             "helium",
             "ministral",
             "stablelm",
+            "ernie4_5_moe",
+            "llama4",
+            "phi",
+            "olmo",
+            "falcon",
+            "gpt_bigcode",
+            "gptj",
         ];
         let shape = Shape { dropout: Dropout::Config, ..Shape::new(2, 16, Mode::Train) };
         for name in names {

@@ -15,7 +15,7 @@ pub(super) const FAMILY: Family = Family {
     padding: PaddingToken::Key { absent: None },
     positions: Positions::Rotary(Turning {
         part: Some(("partial_rotary_factor", 1.0)),
-        width: Some("rotary_dim"),
+        width: Some(("rotary_dim", None)),
         ..Turning::PLAIN
     }),
     attention: Attention {
@@ -31,10 +31,14 @@ pub(super) const FAMILY: Family = Family {
         down: "w2",
         count: "num_local_experts",
         width: "intermediate_size",
-        score: Score::Sigmoid { bias: "e_score_correction_bias", absent: None },
+        score: Score {
+            function: ScoreFunction::Sigmoid,
+            bias: Some("e_score_correction_bias"),
+            ..Score::SHARES
+        },
         shared: None,
         layers: SparseLayers::All,
-        absent: (256, 8, 1536, 0.0),
+        absent: (256, 8, 1536, None),
         ..deepseek_v3::EXPERTS
     }),
     known: Known {

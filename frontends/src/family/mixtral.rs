@@ -14,11 +14,12 @@ pub(super) const EXPERTS: Experts = Experts {
     stored: Stored::Each,
     clamped: None,
     count: "num_local_experts",
+    top_k: "num_experts_per_tok",
     width: "intermediate_size",
-    score: Score::Softmax { normed: Normed::Always },
+    score: Score::SHARES,
     shared: None,
     layers: SparseLayers::All,
-    absent: (8, 2, 14336, 0.001),
+    absent: (8, 2, 14336, Some(0.001)),
 };
 
 pub(super) const FAMILY: Family = Family {

@@ -13,8 +13,10 @@ mod deepseek_v2;
 mod deepseek_v3;
 mod defaults;
 mod ernie4_5;
+mod ernie4_5_moe;
 mod exaone4;
 mod experts;
+mod falcon;
 mod gemma;
 mod gemma2;
 mod gemma3;
@@ -22,8 +24,10 @@ mod glm;
 mod glm4;
 mod glm4_moe;
 mod gpt2;
+mod gpt_bigcode;
 mod gpt_neox;
 mod gpt_oss;
+mod gptj;
 mod granite;
 mod granitemoe;
 mod helium;
@@ -31,15 +35,18 @@ mod hunyuan_v1_dense;
 mod keys;
 mod kimi_k2;
 mod llama;
+mod llama4;
 mod minimax_m2;
 mod ministral;
 mod ministral3;
 mod mistral;
 mod mixtral;
 mod nemotron;
+mod olmo;
 mod olmo2;
 mod olmo3;
 mod olmoe;
+mod phi;
 mod phi3;
 mod positions;
 mod qwen2;
@@ -53,9 +60,12 @@ mod starcoder2;
 mod wrappers;
 
 pub use attention::{
-    Attention, HeadNorms, Heads, Latent, LatentSizes, NormedOver, Scores, Unlisted, Window,
+    Attention, Growth, HeadNorms, Heads, Latent, LatentSizes, NormedOver, Scores, Unlisted, Window,
 };
-pub use experts::{Clamped, Experts, Normed, Score, Shared, SharedWidth, SparseLayers, Stored};
+pub use experts::{
+    Clamped, Experts, Groups, Normed, Score, ScoreFunction, Shared, SharedWidth, SparseLayers,
+    Stored,
+};
 pub use keys::{Known, Only};
 pub use positions::{Adjacent, Positions, Still, Turning};
 pub use wrappers::is_wrapper;
@@ -65,7 +75,7 @@ use shardc_ir::diag::Result;
 use shardc_ir::names::nearest;
 
 /// All known families.
-pub const FAMILIES: [&Family; 40] = [
+pub const FAMILIES: [&Family; 47] = [
     &llama::FAMILY,
     &mistral::FAMILY,
     &qwen2::FAMILY,
@@ -106,6 +116,13 @@ pub const FAMILIES: [&Family; 40] = [
     &helium::FAMILY,
     &ministral::FAMILY,
     &stablelm::FAMILY,
+    &ernie4_5_moe::FAMILY,
+    &llama4::FAMILY,
+    &phi::FAMILY,
+    &olmo::FAMILY,
+    &falcon::FAMILY,
+    &gpt_bigcode::FAMILY,
+    &gptj::FAMILY,
 ];
 
 /// A family of models: its block recipe and its map of weights.
@@ -134,6 +151,9 @@ pub struct Family {
     pub final_norm: &'static str,
     /// Module of the output projection.
     pub head: &'static str,
+    pub head_bias: Bias,
+    /// Key of how many layers behind the last predict tokens behind the next.
+    pub mtp: Option<&'static str>,
     /// Of the logits.
     pub softcap: Option<Softcap>,
     /// Weights that write to the residual stream start smaller by √(2·layers), as GPT-2's do.
@@ -150,13 +170,14 @@ pub struct Keys {
     pub hidden: &'static str,
     pub layers: &'static str,
     pub heads: &'static str,
-    /// `None`: as many key-value heads as heads.
+    /// `None`: as many key-value heads as where the key is absent.
     pub kv_heads: Option<&'static str>,
     /// `None`: hidden size / heads, whatever the config says.
     pub head_dim: Option<&'static str>,
     pub ffn: &'static str,
     pub max_positions: &'static str,
-    pub eps: &'static str,
+    /// `None`: that of [`Absent`], whatever the config says.
+    pub eps: Option<&'static str>,
     pub activation: &'static str,
     pub dropout: Dropped,
 }
@@ -265,12 +286,14 @@ pub struct Norm {
     pub centered: bool,
     /// 1 + weight in the place of the weight.
     pub around_one: bool,
+    /// Without it there is no bias either.
+    pub weight: bool,
     pub bias: bool,
 }
 
 impl Norm {
-    pub const RMS: Norm = Norm { centered: false, around_one: false, bias: false };
-    pub const LAYER: Norm = Norm { centered: true, around_one: false, bias: true };
+    pub const RMS: Norm = Norm { centered: false, around_one: false, weight: true, bias: false };
+    pub const LAYER: Norm = Norm { centered: true, bias: true, ..Norm::RMS };
 }
 
 /// c tanh(x / c) in the place of x: the key of c, and c if the key is absent, or none; none where it is null.

@@ -12,12 +12,12 @@ pub enum Positions {
 /// How queries and keys turn.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Turning {
-    /// Key of the base of the frequencies, where they have no object of their own.
-    pub theta: &'static str,
+    /// Key of the base of the frequencies, where they have no object of their own; `None`: no key changes them.
+    pub theta: Option<&'static str>,
     /// The part of a head that turns: its key there, and the part where it is absent. `None`: all of it.
     pub part: Option<(&'static str, f64)>,
-    /// Key of how many elements of a head turn, where the part is absent.
-    pub width: Option<&'static str>,
+    /// Key of how many elements of a head turn, where the part is absent; and how many where it is absent, too.
+    pub width: Option<(&'static str, Option<usize>)>,
     /// A config may give numbers by kinds of layers, which is compiled of `local` only.
     pub kinds: bool,
     /// Layers with a window turn by a base of their own: its key, if there is one, and the base where it is absent.
@@ -60,7 +60,7 @@ pub enum Still {
 impl Turning {
     /// Whole heads, in all layers alike.
     pub const PLAIN: Turning = Turning {
-        theta: "rope_theta",
+        theta: Some("rope_theta"),
         part: None,
         width: None,
         kinds: false,

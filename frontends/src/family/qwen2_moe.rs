@@ -24,15 +24,16 @@ pub(super) const FAMILY: Family = Family {
         stored: Stored::Each,
         clamped: None,
         count: "num_experts",
+        top_k: "num_experts_per_tok",
         width: "moe_intermediate_size",
-        score: Score::Softmax { normed: Normed::Key("norm_topk_prob") },
+        score: Score { normed: Normed::Key("norm_topk_prob"), ..Score::SHARES },
         shared: Some(Shared {
             module: "shared_expert",
             width: SharedWidth::Key("shared_expert_intermediate_size", 5632),
             gate: Some("shared_expert_gate"),
         }),
         layers: SparseLayers::Stepped,
-        absent: (60, 4, 1408, 0.001),
+        absent: (60, 4, 1408, Some(0.001)),
     }),
     ..llama::FAMILY
 };

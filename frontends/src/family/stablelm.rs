@@ -7,7 +7,7 @@ pub(super) const FAMILY: Family = Family {
     model_type: "stablelm",
     keys: Keys {
         head_dim: None,
-        eps: "layer_norm_eps",
+        eps: Some("layer_norm_eps"),
         dropout: Dropped { residual: Some(("hidden_dropout", 0.0)), ..llama::FAMILY.keys.dropout },
         ..llama::FAMILY.keys
     },

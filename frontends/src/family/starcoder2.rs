@@ -5,7 +5,7 @@ use super::*;
 pub(super) const FAMILY: Family = Family {
     model_type: "starcoder2",
     keys: Keys {
-        eps: "norm_epsilon",
+        eps: Some("norm_epsilon"),
         dropout: Dropped {
             attention: ("attention_dropout", 0.0),
             embedding: Some(("embedding_dropout", 0.0)),

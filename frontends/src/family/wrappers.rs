@@ -57,10 +57,11 @@ const fn another(model_type: &'static str, text: &'static str, tied: bool) -> Wr
     Wrapper { model_type, text, tied, without: Without::Another }
 }
 
-const WRAPPERS: [Wrapper; 10] = [
+const WRAPPERS: [Wrapper; 11] = [
     wrapper("gemma3", Text::Fixed("gemma3_text"), Tied::Whole(true)),
     another("idefics3", "llama", false),
     wrapper("internvl", Text::Said("qwen2"), Tied::Whole(true)),
+    wrapper("llama4", Text::Fixed("llama4_text"), Tied::Whole(false)),
     wrapper("llava", Text::Said("llama"), Tied::Either),
     wrapper("llava_next", Text::Said("llama"), Tied::Whole(false)),
     another("mistral3", "mistral", true),

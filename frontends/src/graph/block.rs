@@ -79,12 +79,16 @@ pub(super) struct Rotary {
 pub(super) struct Cx<'a> {
     pub arch: &'a Arch,
     pub rotary: Option<Rotary>,
+    /// Factor of queries [s].
+    pub growth: Option<Value>,
     pub positions: Value,
     pub mask: Mask,
     /// Documents that do not see each other.
     pub segments: Option<Value>,
     /// Those of tokens, of which experts leave padding out.
     pub padding: Option<Value>,
+    /// 1 of tokens that count for the load of experts, 0 of others: [s], or [b, s]; without it all do.
+    pub counted: Option<Value>,
     /// Of what is added to the residual stream.
     pub dropout: Option<parts::Dropout>,
     /// Of probabilities of attention.
@@ -172,7 +176,7 @@ fn plain(
         |over, behind| norms.filter(|n| n.over == over && n.behind == behind).map(|n| &n.norms);
     let each = of(NormedOver::Head, false).or(of(NormedOver::OwnHead, false));
     let all = of(NormedOver::All, false);
-    let behind = of(NormedOver::Head, true);
+    let behind = of(NormedOver::Head, true).or(of(NormedOver::Bare, true));
     let q = parts::linear(b, "q", q, h, 'h', 'o');
     let k = parts::linear(b, "k", k, h, 'h', 'o');
     let v = parts::linear(b, "v", v, h, 'h', 'o');
@@ -192,6 +196,10 @@ fn plain(
     let (q, k) = (turned(b, cx, "q", q), turned(b, cx, "k", k));
     let q = behind.map_or(q, |n| parts::norm(b, &n[0], cx.arch.eps, q, "bsnd"));
     let k = behind.map_or(k, |n| parts::norm(b, &n[1], cx.arch.eps, k, "bsgd"));
+    let q = cx.growth.map_or(q, |by| {
+        b.enter(&p.attention_scope);
+        b.push("q", Mul::by("bsnd,s->bsnd", &[4, 1]), &[q, by])
+    });
     [q, k, v]
 }
 

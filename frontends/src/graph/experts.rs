@@ -8,7 +8,7 @@
 use super::block::{Cx, Mlp, activate, mlp};
 use super::parts::{letter_sizes, rule, spread};
 use crate::family::WeightOrder;
-use crate::sizes::Routing;
+use crate::sizes::{Divisor, Routing};
 use shardc_ir::attr::{Broadcast, Padding};
 use shardc_ir::builder::Builder;
 use shardc_ir::func::Value;
@@ -24,8 +24,7 @@ pub(super) struct Experts {
     pub router: Value,
     /// Of its logits; [e].
     pub router_bias: Option<Value>,
-    /// Added to the scores for the choice only; [e]. The scores are sigmoids if there is one, and a
-    /// softmax otherwise.
+    /// Added to the scores for the choice only; [e], or [1, e].
     pub bias: Option<Value>,
     pub order: WeightOrder,
     pub gate: Product,
@@ -81,24 +80,22 @@ pub(super) fn experts(b: &mut Builder, cx: &Cx, p: &Experts, h: Value) -> (Value
     let logits = p.router_bias.map_or(logits, |bias| {
         b.push("router_logits", Add { rule: spread("zte,e->zte", &[3, 1]) }, &[logits, bias])
     });
-    let (scores, e) = match p.bias {
-        None => {
+    let (scores, e) = match routing.sigmoid {
+        false => {
             let e = exponentials(b, logits);
             (b.push("scores", Div { rule: by_token() }, &[e.all, e.sum]), Some(e))
         }
-        Some(_) => (b.push("scores", Logistic {}, &[logits]), None),
+        true => (b.push("scores", Logistic {}, &[logits]), None),
     };
     let choice = match p.bias {
         None if routing.groups.is_none() => scores,
-        None => {
+        bias => {
             let own = b.push("scores", StopGradient {}, &[scores]);
-            in_groups(b, own, facts.experts, routing.groups, 1)
-        }
-        Some(bias) => {
-            let own = b.push("scores", StopGradient {}, &[scores]);
-            let rule = spread("zte,e->zte", &[3, 1]);
-            let biased = b.push("biased", Add { rule }, &[own, bias]);
-            in_groups(b, biased, facts.experts, routing.groups, 2)
+            let biased = bias.map_or(own, |bias| {
+                let bias = row(b, bias);
+                b.push("biased", Add { rule: spread("zte,e->zte", &[3, 1]) }, &[own, bias])
+            });
+            in_groups(b, biased, facts.experts, routing)
         }
     };
     let k = letter_sizes(&[('k', facts.top_k)]);
@@ -106,20 +103,17 @@ pub(super) fn experts(b: &mut Builder, cx: &Cx, p: &Experts, h: Value) -> (Value
     let gates = b.push("gates", Take::by("zte,ztk->ztk", &[3, 3]), &[scores, index]);
     let real = cx.padding.map(|segments| Real::of(b, segments));
     let index = real.as_ref().map_or(index, |r| r.chosen(b, index));
-    let gates = match routing.normed {
-        None => gates,
-        Some(eps) => {
-            let sum = b.push("sum", ReduceSum { rule: rule("ztk->zt", &[3]) }, &[gates]);
-            let sum = if eps == 0.0 { sum } else { b.push("sum", Shift { by: eps }, &[sum]) };
-            b.push("gates", Div { rule: spread("ztk,zt->ztk", &[3, 2]) }, &[gates, sum])
-        }
+    let gates = weighed(b, routing, gates);
+    // Only for the main layers' losses.
+    let asks = &Routing {
+        aux: routing.aux.filter(|_| cx.counted.is_none()),
+        z: routing.z.filter(|_| cx.counted.is_none()),
+        ..*routing
     };
-    let gates = match routing.scale {
-        1.0 => gates,
-        by => b.push("gates", Scale { by }, &[gates]),
-    };
-    let mut told = tell(b, routing, p.bias, scores, index, real.as_ref());
-    told.z = routing.z.map(|_| {
+    let counted = cx.counted.filter(|_| asks.load && p.bias.is_some());
+    let counted = counted.map(|of| counted_tokens(b, of, h));
+    let mut told = tell(b, asks, (p.bias, counted), scores, index, real.as_ref());
+    told.z = asks.z.map(|_| {
         let e = e.unwrap_or_else(|| exponentials(b, logits));
         let log = b.push("lse", Log {}, &[e.sum]);
         let lse = b.push("lse", Add::same(), &[log, e.max]);
@@ -135,7 +129,12 @@ pub(super) fn experts(b: &mut Builder, cx: &Cx, p: &Experts, h: Value) -> (Value
     // Copies that were dropped count for nothing.
     let kept = b.push("kept", AtLeast { bound: 0.0 }, &[slot]);
     let dispatch = Dispatch::new(1, rows);
-    let rows = b.push("rows", dispatch.clone(), &[x, slot, kept]);
+    // Gates, and 1 of copies that were not dropped: one stands before the products, one behind.
+    let (into, out_of) = match routing.before {
+        true => (b.push("gates", Mul::same(), &[gates, kept]), kept),
+        false => (kept, gates),
+    };
+    let rows = b.push("rows", dispatch.clone(), &[x, slot, into]);
     let one = p.gate.bias.map(|_| {
         let one = b.push("one", Narrow::new(0, 1), &[index]);
         let one = b.push("one", AtLeast { bound: f64::NEG_INFINITY }, &[one]);
@@ -145,9 +144,9 @@ pub(super) fn experts(b: &mut Builder, cx: &Cx, p: &Experts, h: Value) -> (Value
     });
     let out = of_rows(b, cx, p, [rows, counts], one);
     b.enter(&p.scope);
-    let y = b.push("mlp_out", Unpermute {}, &[out, slot, gates]);
+    let y = b.push("mlp_out", Unpermute {}, &[out, slot, out_of]);
     let y = p.down.bias.map_or(y, |bias| {
-        let bias = of_tokens(b, [gates, kept, index], bias);
+        let bias = of_tokens(b, [out_of, kept, index], bias);
         b.push("mlp_out", Add::same(), &[y, bias])
     });
     let y = from_tokens(b, y, h);
@@ -167,6 +166,26 @@ pub(super) fn experts(b: &mut Builder, cx: &Cx, p: &Experts, h: Value) -> (Value
         }
     };
     (y, told)
+}
+
+/// Gates, over their sum and times their factor, as routing says.
+fn weighed(b: &mut Builder, routing: &Routing, gates: Value) -> Value {
+    let gates = match routing.normed {
+        None => gates,
+        Some(divisor) => {
+            let sum = b.push("sum", ReduceSum { rule: rule("ztk->zt", &[3]) }, &[gates]);
+            let sum = match divisor {
+                Divisor::Plus(0.0) => sum,
+                Divisor::Plus(by) => b.push("sum", Shift { by }, &[sum]),
+                Divisor::AtLeast(lo) => b.push("sum", Clamp { lo, hi: f64::INFINITY }, &[sum]),
+            };
+            b.push("gates", Div { rule: spread("ztk,zt->ztk", &[3, 2]) }, &[gates, sum])
+        }
+    };
+    match routing.scale {
+        1.0 => gates,
+        by => b.push("gates", Scale { by }, &[gates]),
+    }
 }
 
 /// What experts make of rows [g, z, c, h]; `one` stands for a row where they have biases.
@@ -248,6 +267,15 @@ impl Real {
     }
 }
 
+/// A bias that is stored as a row [1, e], as [e].
+fn row(b: &mut Builder, bias: Value) -> Value {
+    if b.ty(bias).rank() == 1 {
+        return bias;
+    }
+    let rule = rule("ie->(ie)", &[2]);
+    b.push("bias", Reshape { rule, sizes: letter_sizes(&[]) }, &[bias])
+}
+
 fn by_token() -> Broadcast {
     spread("zte,zt->zte", &[3, 2])
 }
@@ -270,17 +298,11 @@ fn exponentials(b: &mut Builder, logits: Value) -> Exponentials {
 
 /// Scores with -inf for experts of groups that are not chosen: those whose best scores, so many,
 /// have the largest sums are (DeepSeek-V2, 2.2.2; DeepSeek-V3, 2.1.2).
-fn in_groups(
-    b: &mut Builder,
-    x: Value,
-    experts: usize,
-    groups: Option<(usize, usize)>,
-    best: usize,
-) -> Value {
-    let Some((groups, kept)) = groups else { return x };
+fn in_groups(b: &mut Builder, x: Value, experts: usize, routing: &Routing) -> Value {
+    let Some((groups, kept)) = routing.groups else { return x };
     let split = Reshape { rule: rule("zt(ne)->ztne", &[3]), sizes: letter_sizes(&[('n', groups)]) };
     let each = b.push("by_group", split, &[x]);
-    let two = TopK { rule: rule("ztne->ztnk", &[4]), sizes: letter_sizes(&[('k', best)]) };
+    let two = TopK { rule: rule("ztne->ztnk", &[4]), sizes: letter_sizes(&[('k', routing.best)]) };
     let two = b.push("best", two, &[each]);
     let best = b.push("best", Take::by("ztne,ztnk->ztnk", &[4, 4]), &[each, two]);
     let sum = b.push("best", ReduceSum { rule: rule("ztnk->ztn", &[4]) }, &[best]);
@@ -307,7 +329,7 @@ fn in_groups(
 fn tell(
     b: &mut Builder,
     asks: &Routing,
-    bias: Option<Value>,
+    (bias, counted): (Option<Value>, Option<Value>),
     scores: Value,
     index: Value,
     real: Option<&Real>,
@@ -317,15 +339,25 @@ fn tell(
     if asks.aux.is_some() || corrected.is_some() {
         let experts = b.ty(scores).dims[2].size;
         let one = b.push("one", AtLeast { bound: 0.0 }, &[index]);
+        let one = counted.map_or(one, |is| {
+            b.push("one", Mul { rule: spread("ztk,zt->ztk", &[3, 2]) }, &[one, is])
+        });
         let put = IndexAdd {
             rule: rule("ztk,ztk->e", &[3, 3]),
             sizes: letter_sizes(&[('e', experts)]),
             padding: Padding::None,
         };
         let chosen = b.push("chosen", put, &[one, index]);
-        told.chosen = corrected.map(|bias| (bias, chosen));
+        told.chosen = corrected.map(|bias| match b.ty(bias).rank() {
+            1 => (bias, chosen),
+            _row => {
+                let rule = rule("(ie)->ie", &[1]);
+                let sizes = letter_sizes(&[('i', 1)]);
+                (bias, b.push("chosen", Reshape { rule, sizes }, &[chosen]))
+            }
+        });
         told.load = asks.aux.map(|_| {
-            let scores = if bias.is_some() { shares(b, scores) } else { scores };
+            let scores = if asks.sigmoid { shares(b, scores) } else { scores };
             let own = |r: &Real| b.push("scores", Mul { rule: by_token() }, &[scores, r.is]);
             let scores = real.map_or(scores, own);
             let sum = ReduceSum { rule: rule("zte->e", &[3]) };
@@ -333,6 +365,19 @@ fn tell(
         });
     }
     told
+}
+
+/// Which tokens count, of [s] or [b, s], as one shard [1, t]; `like` is [b, s, h].
+fn counted_tokens(b: &mut Builder, of: Value, like: Value) -> Value {
+    let of = match b.ty(of).rank() {
+        1 => {
+            let sizes = letter_sizes(&[('b', b.ty(like).dims[0].size)]);
+            b.push("counted", Expand { rule: rule("s->bs", &[1]), sizes }, &[of])
+        }
+        _rows => of,
+    };
+    let rule = rule("(ib)s->i(bs)", &[2]);
+    b.push("counted", Reshape { rule, sizes: letter_sizes(&[('i', 1)]) }, &[of])
 }
 
 /// Scores over their sum by token (DeepSeek-V3, 2.1.2, the balance loss).

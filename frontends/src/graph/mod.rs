@@ -5,6 +5,7 @@
 
 mod block;
 mod experts;
+mod further;
 pub(crate) mod loss;
 mod parts;
 mod weights;
@@ -16,11 +17,14 @@ use crate::rope::Rope;
 use crate::sizes::Arch;
 use block::Rotary;
 use experts::{RouterStats, Tokens};
+use further::Depths;
 use shardc_ir::attr::Padding;
 use shardc_ir::builder::Builder;
 use shardc_ir::diag::Result;
 use shardc_ir::func::{Fill, Func, Input, Module, Port, Reads, Role, RoleKind, Value};
-use shardc_ir::ops::{Add, Cast, Cos, Dot, Literal, Mask, Mul, Scale, Sin, Take};
+use shardc_ir::ops::{
+    Add, AtLeast, Cast, Cos, Dot, Literal, Log, Mask, Mul, ReduceSum, Scale, Shift, Sin, Sub, Take,
+};
 use shardc_ir::plan::Mode;
 use shardc_ir::types::{DType, Type};
 use shardc_ir::weights::Weight;
@@ -38,6 +42,13 @@ pub(crate) struct Names {
     pub prefix: String,
     /// The tensor of the embedding: the output projection's, if only that is stored of two that are tied.
     pub embedding: String,
+}
+
+impl Names {
+    /// The checkpoint's name of a part of a layer.
+    pub fn of_layer(&self, f: &Family, i: usize, part: &str) -> String {
+        format!("{}{}.{i}.{part}", self.prefix, f.layers)
+    }
 }
 
 /// Builds the program. All sizes are checked before,
@@ -72,13 +83,10 @@ pub(crate) fn build(
         .then(|| parts::Drawn { run: input("run", &[3]), places: input("places", &rows) });
     let padding = segments.filter(|_| shape.padded && arch.facts.experts.is_some());
     let tells = arch.routing.aux.is_some() || arch.routing.z.is_some();
-    let count = padding.filter(|_| targets.is_some() && tells).map(|_| {
-        let (name, own) = (
-            b.named("tokens"),
-            Input { fill: Fill::Count, batch: false, seq: None, reads: Reads::Usual },
-        );
-        b.f.arg(Type::f32(&[]), name, Some(Role::new(RoleKind::Input(own), "tokens")))
-    });
+    let count = padding.filter(|_| targets.is_some() && tells);
+    let count = count.map(|_| counted(b, "tokens", Fill::Count, &[]));
+    let scored = targets.filter(|_| arch.mtp.0 > 0);
+    let scored = scored.map(|_| counted(b, "scored", Fill::Scored, &[arch.mtp.0]));
 
     let mut x = embedded(b, f, arch, &params, [ids, turned]);
     let [of_embedding, of_residual, of_attention] = arch
@@ -92,21 +100,30 @@ pub(crate) fn build(
     };
     let everywhere = rotary_of(b, "rotary", &arch.rope);
     let local = rotary_of(b, "rotary_local", &arch.local_rope);
+    let growth = arch.growth.filter(|_| arch.turns.contains(&false));
+    let growth = growth.map(|by| grown(b, f.root, by, positions));
     let (mut told, mut counts) = (RouterStats::default(), vec![]);
-    for (i, (block, &window)) in params.blocks.iter().zip(&arch.windows).enumerate() {
-        let (dropout, attention_dropout) = (of_residual, of_attention);
-        let mask = Mask::causal(window);
-        let rotary = local.filter(|_| window.is_some()).or(everywhere).filter(|_| arch.turns[i]);
-        let cx = block::Cx {
+    let of_layer = |i: usize| {
+        let window = arch.windows[i];
+        let mask = match window.filter(|_| arch.chunked) {
+            None => Mask::causal(window),
+            chunk => Mask { chunk, ..Mask::CAUSAL },
+        };
+        block::Cx {
             arch,
-            rotary,
+            rotary: local.filter(|_| window.is_some()).or(everywhere).filter(|_| arch.turns[i]),
+            growth: growth.filter(|_| !arch.turns[i]),
             positions,
             mask,
             segments,
             padding,
-            dropout,
-            attention_dropout,
-        };
+            counted: None,
+            dropout: of_residual,
+            attention_dropout: of_attention,
+        }
+    };
+    for (i, block) in params.blocks.iter().enumerate() {
+        let cx = of_layer(i);
         let own;
         if arch.beside {
             (x, own) = block::beside(b, &cx, block, x);
@@ -120,11 +137,7 @@ pub(crate) fn build(
         told = experts::both(b, told, own);
     }
     let x = parts::norm(b, &params.final_norm, arch.eps, x, "bsh");
-    b.enter(f.head);
-    let head = params.head.unwrap_or(params.embedding.0);
-    let logits = b.push("logits", Dot::by("bsh,vh->bsv", &[3, 2]), &[x, head]);
-    let logits = parts::scaled(b, "logits", arch.factors[2], logits);
-    let logits = parts::capped(b, "logits", arch.final_softcap, logits);
+    let logits = projected(b, f, arch, &params, x);
     let mut results = vec![];
     if let Some(t) = targets {
         let value = loss::sum_of_losses(b, logits, t);
@@ -134,6 +147,12 @@ pub(crate) fn build(
             Some((segments, mean)) => Tokens::Real { segments, mean },
         };
         results.extend(balance(b, arch, told, tokens));
+        if let Some(scored) = scored {
+            let depths = Depths { ids, targets: t, offsets: turned, scored };
+            let (losses, more) = further::losses(b, f, arch, &params, (x, depths), &of_layer);
+            results.extend(losses);
+            counts.extend(more);
+        }
         for (bias, value) in counts {
             let param = b.f.args.iter().find(|a| a.value == bias).and_then(|a| a.role.as_ref());
             let name = param.expect("a bias is a parameter").name.clone();
@@ -145,9 +164,18 @@ pub(crate) fn build(
     Ok(Graph { module, weights, sequence })
 }
 
+/// An input of numbers that a step counts before it runs.
+fn counted(b: &mut Builder, name: &'static str, fill: Fill, sizes: &[usize]) -> Value {
+    b.enter("");
+    let own = Input { fill, batch: false, seq: None, reads: Reads::Usual };
+    let named = b.named(name);
+    b.f.arg(Type::f32(sizes), named, Some(Role::new(RoleKind::Input(own), name)))
+}
+
 /// The losses that keep experts in balance, of what the routers of all layers told.
 fn balance(b: &mut Builder, arch: &Arch, told: RouterStats, tokens: Tokens) -> Vec<Port> {
-    let layers = arch.sparse.iter().filter(|s| **s).count();
+    // Those that predict tokens behind the next tell nothing.
+    let layers = arch.sparse[..arch.facts.layers].iter().filter(|s| **s).count();
     let aux = told.load.zip(arch.routing.aux);
     let aux = aux.map(|(load, by)| experts::aux_loss(b, load, tokens, layers, by));
     let z = told.z.zip(arch.routing.z);
@@ -156,6 +184,25 @@ fn balance(b: &mut Builder, arch: &Arch, told: RouterStats, tokens: Tokens) -> V
         value.map(|value| Port { value, role: Some(Role::new(RoleKind::Sum, name)) })
     };
     [(aux, "aux_loss"), (z, "z_loss")].into_iter().filter_map(port).collect()
+}
+
+/// The logits of a normed hidden state.
+fn projected(
+    b: &mut Builder,
+    f: &Family,
+    arch: &Arch,
+    params: &weights::Params,
+    x: Value,
+) -> Value {
+    b.enter(f.head);
+    let head = params.head.unwrap_or(params.embedding.0);
+    let logits = b.push("logits", Dot::by("bsh,vh->bsv", &[3, 2]), &[x, head]);
+    let logits = params.head_bias.map_or(logits, |bias| {
+        let rule = parts::spread("bsv,v->bsv", &[3, 1]);
+        b.push("logits", Add { rule }, &[logits, bias])
+    });
+    let logits = parts::scaled(b, "logits", arch.factors[2], logits);
+    parts::capped(b, "logits", arch.final_softcap, logits)
 }
 
 /// The embeddings of tokens, with those of positions, if the model has them.
@@ -167,10 +214,7 @@ fn embedded(
     [ids, positions]: [Value; 2],
 ) -> Value {
     b.enter(&params.embedding.1);
-    let padding = arch.padding.map_or(Padding::None, Padding::Constant);
-    let take = Take { padding, ..Take::by("vh,bs->bsh", &[2, 2]) };
-    let x = b.push("hidden", take, &[params.embedding.0, ids]);
-    let mut x = parts::scaled(b, "hidden", arch.factors[0], x);
+    let mut x = looked_up(b, arch, params, ids);
     if let Some((table, scope)) = &params.positions {
         b.enter(scope);
         let of = letters(b, positions);
@@ -181,6 +225,31 @@ fn embedded(
         x = b.push("hidden", Add { rule }, &[x, p]);
     }
     x
+}
+
+/// 1 + a log(1 + ⌊(p + 1) / n⌋) of every position p of rows [s]: how often n fits is in how many of its multiples.
+fn grown(b: &mut Builder, root: &str, (by, every): (f64, usize), positions: Value) -> Value {
+    b.enter(root);
+    let at = b.push("position", Cast { to: DType::F32 }, &[positions]);
+    let seq = b.ty(positions).dims[0].size;
+    let bounds = (1..=seq / every).map(|i| (i * every - 1) as f32).collect();
+    let bounds = b.push("bounds", Literal { values: bounds }, &[]);
+    let from = b.push("from", Sub { rule: parts::spread("s,p->sp", &[1, 1]) }, &[at, bounds]);
+    let is = b.push("reached", AtLeast { bound: 0.0 }, &[from]);
+    let all = ReduceSum { rule: parts::rule("sp->s", &[2]) };
+    let all = b.push("reached", all, &[is]);
+    let all = b.push("growth", Shift { by: 1.0 }, &[all]);
+    let log = b.push("growth", Log {}, &[all]);
+    let log = b.push("growth", Scale { by }, &[log]);
+    b.push("growth", Shift { by: 1.0 }, &[log])
+}
+
+/// The rows of the embedding.
+fn looked_up(b: &mut Builder, arch: &Arch, params: &weights::Params, ids: Value) -> Value {
+    let padding = arch.padding.map_or(Padding::None, Padding::Constant);
+    let take = Take { padding, ..Take::by("vh,bs->bsh", &[2, 2]) };
+    let x = b.push("hidden", take, &[params.embedding.0, ids]);
+    parts::scaled(b, "hidden", arch.factors[0], x)
 }
 
 /// The letters of positions: [s], or [b, s].

@@ -13,7 +13,8 @@ use shardc_ir::rule::Letter;
 
 /// The parameters of a norm.
 pub(super) struct Norm {
-    pub weight: Value,
+    /// None: the norm alone.
+    pub weight: Option<Value>,
     /// The weight is what is beyond 1.
     pub around_one: bool,
     /// The mean is subtracted first.
@@ -48,7 +49,6 @@ pub(super) fn norm(b: &mut Builder, p: &Norm, eps: f64, x: Value, dims: &str) ->
     b.enter(&p.scope);
     let rank = dims.len();
     let rows = &dims[..rank - 1];
-    let own = b.ty(p.weight).rank();
     let mean_of = 1.0 / b.ty(x).dims[rank - 1].size as f64;
     let by_row = format!("{dims},{rows}->{dims}");
     let x = match p.centered {
@@ -66,8 +66,10 @@ pub(super) fn norm(b: &mut Builder, p: &Norm, eps: f64, x: Value, dims: &str) ->
     let shifted = b.push("variance", Shift { by: eps }, &[mean]);
     let scale = b.push("rstd", Rsqrt {}, &[shifted]);
     let y = b.push("normed", Mul::by(&by_row, &[rank, rank - 1]), &[x, scale]);
+    let Some(weight) = p.weight else { return y };
+    let own = b.ty(weight).rank();
     let by_last = format!("{dims},{}->{dims}", &dims[rank - own..]);
-    let weighted = b.push("normed", Mul::by(&by_last, &[rank, own]), &[y, p.weight]);
+    let weighted = b.push("normed", Mul::by(&by_last, &[rank, own]), &[y, weight]);
     let y = match p.around_one {
         false => weighted,
         // Not (1 + weight) x: in bf16 the sum would lose the weight's digits.

@@ -1,12 +1,13 @@
 //! The map of weights: every parameter as an argument of the program and as a [`Weight`], in one
 //! order.
 
+mod experts;
+
 use super::Names;
 use super::block::{Block, Feed, HeadNorms, Heads, Mlp};
-use super::experts::{Experts, Product, Shared};
 use super::parts::{Linear, Norm};
 use crate::config::Config;
-use crate::family::{self, Bias, Family, NormedOver, Positions, Stored, WeightOrder};
+use crate::family::{self, Bias, Family, NormedOver, Positions, WeightOrder};
 use crate::sizes::Arch;
 use shardc_ir::builder::Builder;
 use shardc_ir::diag::Result;
@@ -24,6 +25,21 @@ pub(super) struct Params {
     pub final_norm: Norm,
     /// Output projection [v, h]; `None` if it is the embedding.
     pub head: Option<Value>,
+    /// Of the logits [v].
+    pub head_bias: Option<Value>,
+    pub mtp: Vec<Further>,
+}
+
+/// The parameters of a layer that predicts tokens behind the next.
+pub(super) struct Further {
+    /// Scope of the layer.
+    pub scope: String,
+    /// Norms of embeddings and of what comes from the layer before.
+    pub norms: [Norm; 2],
+    /// Of both, one behind the other, to the hidden size.
+    pub join: Linear,
+    pub block: Block,
+    pub norm: Norm,
 }
 
 /// How tensor parallelism splits a product.
@@ -70,13 +86,20 @@ pub(super) fn declare(
     };
     let blocks = (0..facts.layers).map(|i| d.block(i)).collect::<Result<_>>()?;
     let final_norm = d.norm(f.final_norm, &[facts.hidden]);
+    d.b.enter(f.head);
+    let [_, tensor] = f.tables(&names.prefix);
+    let of_bias = format!("{}.bias", tensor.trim_end_matches(".weight"));
     let head = (!facts.tied).then(|| {
-        d.b.enter(f.head);
         let shape = vec![facts.vocab, facts.hidden];
-        let [_, tensor] = f.tables(&names.prefix);
         d.weight("lm_head", tensor, shape, None, Init::Normal(arch.std), Some(0))
     });
-    let params = Params { embedding, positions, blocks, final_norm, head };
+    // A model that holds this one has its own head, without a bias.
+    let biased = c.has_own_head() && d.biased(f.head_bias)?;
+    let head_bias = biased
+        .then(|| d.weight("lm_head_bias", of_bias, vec![facts.vocab], None, Init::Zeros, Some(0)));
+    let further = facts.layers..facts.layers + arch.mtp.0;
+    let mtp = further.map(|i| d.further(i)).collect::<Result<_>>()?;
+    let params = Params { embedding, positions, blocks, final_norm, head, head_bias, mtp };
     Ok((params, d.weights))
 }
 
@@ -117,89 +140,6 @@ impl Declare<'_, '_, '_> {
         value
     }
 
-    /// The weights of one product of all experts, stacked: [e, output, input].
-    fn stack(&mut self, list: &str, module: &str, [o, i]: [usize; 2], split: Split) -> Value {
-        let n = self.arch.facts.experts.map_or(0, |e| e.experts);
-        let (_, name) = self.enter(list);
-        let tensor = format!("{name}.{{}}.{module}.weight");
-        let param = format!("{name}.{module}.weight");
-        let arg = self.b.named(module.to_string());
-        let shape = vec![n, o, i];
-        let role = Some(Role::new(RoleKind::Param, param.as_str()));
-        let value = self.b.f.arg(Type::f32(&shape), arg, role);
-        self.weights.push(Weight {
-            param,
-            tensor,
-            tensor_shape: vec![o, i],
-            experts: Some(n),
-            part: None,
-            shape,
-            init: Init::Normal(self.arch.std),
-            matrix: true,
-            tp_dim: Some(if split == Split::Column { 1 } else { 2 }),
-        });
-        value
-    }
-
-    /// A tensor of all experts together: a part of it, with its name, or all; its dims behind the
-    /// first have these sizes, of which one is that of the results.
-    fn together(
-        &mut self,
-        tensor: String,
-        mut shape: Vec<usize>,
-        (out, part): (usize, Option<(&str, TensorSlice)>),
-        (init, tp_dim): (Init, Option<usize>),
-    ) -> Value {
-        let n = self.arch.facts.experts.map_or(0, |e| e.experts);
-        shape.insert(0, n);
-        let hint = part.map_or_else(|| last(&tensor), |p| p.0).to_string();
-        let all = 2 * shape[out];
-        let part = part.map(|(name, part)| (name, part, all));
-        let value = self.weight(&hint, tensor, shape, part, init, tp_dim);
-        self.weights.last_mut().expect("one").experts = Some(n);
-        value
-    }
-
-    /// A product of all experts, from `input` to `output` elements.
-    fn product(
-        &mut self,
-        e: &family::Experts,
-        (list, module): (&str, &'static str),
-        [output, input]: [usize; 2],
-        half: Option<(&str, usize)>,
-    ) -> Product {
-        let Stored::Together { order, in_turn, biases } = e.stored else {
-            let split = if half.is_some() { Split::Column } else { Split::Row };
-            let weight = self.stack(list, module, [output, input], split);
-            return Product { weight, bias: None };
-        };
-        let (_, name) = self.enter(list);
-        let (shape, out) = match order {
-            WeightOrder::OutIn => (vec![output, input], 1),
-            WeightOrder::InOut => (vec![input, output], 2),
-        };
-        let tp_dim = if half.is_some() { out } else { 3 - out };
-        let part = |dim| {
-            let (name, i) = half?;
-            let (start, step) = if in_turn { (i, 2) } else { (i * output, 1) };
-            Some((name, TensorSlice { dim, start, len: output, step }))
-        };
-        let tensor = format!("{name}.{module}");
-        let normal = (Init::Normal(self.arch.std), Some(tp_dim));
-        let weight = self.together(tensor.clone(), shape, (out, part(out)), normal);
-        let bias = biases.then(|| {
-            let split = half.map(|_| 1);
-            let own = (1, part(1));
-            let tensor = format!("{tensor}_bias");
-            let bias = self.together(tensor, vec![output], own, (Init::Zeros, split));
-            // Tokens, which may be of any expert, take what is added behind the products.
-            let w = self.weights.last_mut().expect("one");
-            w.experts = w.experts.filter(|_| half.is_some());
-            bias
-        });
-        Product { weight, bias }
-    }
-
     /// Scope and checkpoint name of a module below the root.
     fn enter(&mut self, module: &str) -> (String, String) {
         let scope = format!("{}.{module}", self.f.root);
@@ -222,12 +162,15 @@ impl Declare<'_, '_, '_> {
         (self.weight(last(module), tensor, shape, None, init, tp_dim), scope)
     }
 
-    /// A norm with weights of one size, or with those of each head.
+    /// A norm with weights of one size, or with those of each head, or without any.
     fn norm(&mut self, module: &str, sizes: &[usize]) -> Norm {
         let (scope, name) = self.enter(module);
         let hint = last(module);
+        let family::Norm { centered, around_one, weight, bias } = self.f.norm;
+        if sizes.is_empty() || !weight {
+            return Norm { weight: None, around_one, centered, bias: None, scope };
+        }
         let (shape, by_heads) = (sizes.to_vec(), (sizes.len() > 1).then_some(0));
-        let family::Norm { centered, around_one, bias } = self.f.norm;
         let init = if around_one { Init::Zeros } else { Init::Ones };
         let tensor = format!("{name}.weight");
         let weight = self.weight(hint, tensor, shape.clone(), None, init, by_heads);
@@ -235,7 +178,17 @@ impl Declare<'_, '_, '_> {
             let hint = format!("{hint}_bias");
             self.weight(&hint, format!("{name}.bias"), shape, None, Init::Zeros, by_heads)
         });
-        Norm { weight, around_one, centered, bias, scope }
+        Norm { weight: Some(weight), around_one, centered, bias, scope }
+    }
+
+    /// Whether there is a bias.
+    fn biased(&self, bias: Bias) -> Result<bool> {
+        match bias {
+            Bias::Never => Ok(false),
+            Bias::Always => Ok(true),
+            Bias::Key(key) => self.c.flag(key, false),
+            Bias::Unless(key) => self.c.flag(key, true),
+        }
     }
 
     fn linear(
@@ -274,13 +227,7 @@ impl Declare<'_, '_, '_> {
         let init = Init::Normal(deviation);
         let tensor = format!("{name}.weight");
         let weight = self.weight(&hint, tensor, shape, part(out_dim), init, split_weight);
-        let biased = match l.bias {
-            Bias::Never => false,
-            Bias::Always => true,
-            Bias::Key(key) => self.c.flag(key, false)?,
-            Bias::Unless(key) => self.c.flag(key, true)?,
-        };
-        let bias = biased.then(|| {
+        let bias = self.biased(l.bias)?.then(|| {
             let hint = format!("{hint}_bias");
             let tensor = format!("{name}.bias");
             self.weight(&hint, tensor, vec![output], part(0), Init::Zeros, split_bias)
@@ -296,7 +243,7 @@ impl Declare<'_, '_, '_> {
         let hidden = facts.hidden;
         let norm = |d: &mut Self, n: &str| d.norm(&format!("{at}.{n}"), &[hidden]);
         let attention_norm = a.norm.map(|n| norm(self, n));
-        let (heads, o_in) = self.heads(&in_a)?;
+        let (heads, o_in) = self.heads(&in_a, self.arch.turns[i])?;
         let sinks = a.sinks.map(|name| {
             let (_, at) = self.enter(&in_a);
             let init = Init::Normal(self.arch.std);
@@ -325,8 +272,20 @@ impl Declare<'_, '_, '_> {
         })
     }
 
+    /// A layer that predicts tokens behind the next (DeepSeek-AI, 2024, *DeepSeek-V3*, 2.2).
+    fn further(&mut self, i: usize) -> Result<Further> {
+        let hidden = self.arch.facts.hidden;
+        let at = format!("{}.{i}", self.f.layers);
+        let norms = ["enorm", "hnorm"].map(|n| self.norm(&format!("{at}.{n}"), &[hidden]));
+        let join = family::Linear::torch("eh_proj", Bias::Never);
+        let join = self.linear(&at, &join, [2 * hidden, hidden], Split::Whole, None)?;
+        let block = self.block(i)?;
+        let norm = self.norm(&format!("{at}.shared_head.norm"), &[hidden]);
+        Ok(Further { scope: format!("{}.{at}", self.f.root), norms, join, block, norm })
+    }
+
     /// What makes q, k and v, and the size of all heads' results together.
-    fn heads(&mut self, within: &str) -> Result<(Heads, usize)> {
+    fn heads(&mut self, within: &str, turns: bool) -> Result<(Heads, usize)> {
         let facts = self.arch.facts;
         let hidden = facts.hidden;
         match &self.f.attention.heads {
@@ -338,17 +297,16 @@ impl Declare<'_, '_, '_> {
                 let q = self.linear(within, q, [hidden, q_out], Split::Column, slice(0))?;
                 let k = self.linear(within, k, kv, Split::Column, slice(q_out))?;
                 let v = self.linear(within, v, kv, Split::Column, slice(q_out + kv_out))?;
-                let norms = match norms.filter(|n| n.key.is_some()) {
-                    Some(family::HeadNorms { key: Some(key), .. })
-                        if !self.c.flag(key, false)? =>
-                    {
-                        None
-                    }
-                    _always => *norms,
+                let norms = match norms.and_then(|n| n.key) {
+                    Some((key, absent)) if !self.c.flag(key, absent)? => None,
+                    _there => *norms,
                 };
+                // What norms what turns is not there where nothing does.
+                let norms = norms.filter(|n| turns || !n.behind);
                 let norms = norms.map(|n| {
                     let d = facts.head_dim;
                     let sizes = match n.over {
+                        NormedOver::Bare => [vec![], vec![]],
                         NormedOver::Head => [vec![d], vec![d]],
                         NormedOver::OwnHead => [vec![facts.heads, d], vec![facts.kv_heads, d]],
                         NormedOver::All => [vec![q_out], vec![kv_out]],
@@ -402,67 +360,6 @@ impl Declare<'_, '_, '_> {
         let up = self.linear(within, &m.up, wide, Split::Column, slice(width))?;
         let down = self.linear(within, &m.down, [width, hidden], Split::Row, None)?;
         Ok(Mlp { scope: format!("{}.{within}", self.f.root), gate, up, down })
-    }
-
-    fn experts(&mut self, block: &str, e: &family::Experts) -> Result<Experts> {
-        let facts = self.arch.facts;
-        let n = facts.experts.expect("a family with experts");
-        let within = format!("{block}.{}", e.module);
-        let (router_scope, name) = self.enter(&format!("{within}.{}", e.router));
-        let shape = vec![n.experts, facts.hidden];
-        let normal = Init::Normal(self.arch.std);
-        let router =
-            self.weight(last(e.router), format!("{name}.weight"), shape, None, normal, None);
-        let router_bias = e.router_bias.then(|| {
-            let tensor = format!("{name}.bias");
-            self.weight("router_bias", tensor, vec![n.experts], None, Init::Zeros, None)
-        });
-        let bias = match e.score {
-            family::Score::Softmax { .. } | family::Score::Limited => None,
-            family::Score::Sigmoid { bias, .. } => {
-                let shape = vec![n.experts];
-                let tensor = format!("{}{within}.{bias}", self.names.prefix);
-                Some(self.weight(last(bias), tensor, shape, None, Init::Zeros, None))
-            }
-        };
-        let list = match e.list {
-            "" => within.clone(),
-            list => format!("{within}.{list}"),
-        };
-        let (out, back) = ([n.ffn, facts.hidden], [facts.hidden, n.ffn]);
-        let gate = self.product(e, (&list, e.gate), out, Some(("gate", 0)));
-        let up = self.product(e, (&list, e.up), out, Some(("up", 1)));
-        let down = self.product(e, (&list, e.down), back, None);
-        let shared = match e.shared.filter(|_| n.shared > 0) {
-            None => None,
-            Some(s) => {
-                let mlp = self.mlp(&format!("{within}.{}", s.module), n.shared)?;
-                let gate = s.gate.map(|module| {
-                    let (scope, name) = self.enter(&format!("{within}.{module}"));
-                    let shape = vec![1, facts.hidden];
-                    let tensor = format!("{name}.weight");
-                    (self.weight(module, tensor, shape, None, normal, None), scope)
-                });
-                Some(Shared { mlp, gate })
-            }
-        };
-        let under_root = |s: &str| format!("{}.{s}", self.f.root);
-        Ok(Experts {
-            scope: under_root(&within),
-            router_scope,
-            list_scope: under_root(&list),
-            router,
-            router_bias,
-            bias,
-            order: match e.stored {
-                Stored::Each => WeightOrder::OutIn,
-                Stored::Together { order, .. } => order,
-            },
-            gate,
-            up,
-            down,
-            shared,
-        })
     }
 }
 

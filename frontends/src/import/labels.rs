@@ -6,6 +6,7 @@ use super::losses::{self, Mean};
 use super::lower::{Lower, Val};
 use super::operands::dim_of;
 use super::room;
+use super::table::Arithmetic;
 use super::view::View;
 use crate::graph::loss::{self, Scoring};
 use shardc_ir::attr::RuleAttr;
@@ -122,7 +123,13 @@ impl Lower<'_> {
     pub(super) fn cross_entropy(&mut self, n: &Node) -> Result<Vec<Val>> {
         let (rows, seq) = (self.sizes.rows, self.sizes.seq);
         let head = self.operand(n, "self");
-        let Some(Val::Labels(labels)) = self.operand(n, "target") else {
+        let target = self.operand(n, "target");
+        if let Some(Val::Data(y)) = &target
+            && self.draft.ty(y.value).dtype.is_float()
+        {
+            return self.soft_cross_entropy(n, y);
+        }
+        let Some(Val::Labels(labels)) = target else {
             return Err(self.refuse(n, "its targets are not the labels"));
         };
         let (logits, cut) = match head {
@@ -179,6 +186,40 @@ impl Lower<'_> {
             losses::MEAN => Val::Data(View::plain(made, &[])),
             _sum => Val::Data(View::plain(made, &[])),
         }])
+    }
+
+    /// The cross-entropy of logits and of what is wanted of each class: -Σ w y log softmax(logits), of which a mean is over
+    /// rows, whatever classes weigh. Smoothing spreads a part of what is wanted over all classes.
+    fn soft_cross_entropy(&mut self, n: &Node, y: &View) -> Result<Vec<Val>> {
+        let x = self.data(n, "self")?;
+        let class = usize::from(x.shape.len() > 1);
+        let classes = x.shape.get(class).copied().unwrap_or(1);
+        if x.shape != y.shape || classes < 2 {
+            return Err(self.refuse(n, "logits and what is wanted of each class do not pair"));
+        }
+        let how = self.scoring(n, classes)?;
+        let logs = self.log_softmax(n, &x, class)?;
+        let y = match how.smoothing {
+            0.0 => y.clone(),
+            part => {
+                let y = self.scaled(n, y, 1.0 - part)?;
+                self.shifted(n, &y, part / classes as f64)?
+            }
+        };
+        let y = match self.operand(n, "weight") {
+            None => y,
+            // Along the dim of classes.
+            Some(_) => {
+                let w = self.data(n, "weight")?;
+                let behind = x.shape.len() - 1 - class;
+                let w = (0..behind).fold(w, |w, _| w.unsqueeze(w.shape.len()));
+                self.both(n, Arithmetic::Mul, &y, &w)?
+            }
+        };
+        let each = self.both(n, Arithmetic::Mul, &y, &logs)?;
+        let each = self.sum_over(n, &each, &[class], false)?;
+        let each = self.scaled(n, &each, -1.0)?;
+        self.reduced_loss(n, &each)
     }
 
     fn reduction(&self, n: &Node) -> Result<i64> {

@@ -5,8 +5,10 @@ use super::lower::{Lower, Val};
 use super::operands::dim_of;
 use super::table::Arithmetic;
 use super::view::{Dim, View, letter};
+use shardc_ir::attr::Broadcast;
 use shardc_ir::diag::Result;
-use shardc_ir::ops::{Div, Exp, ReduceMax, ReduceSum, Rsqrt, StopGradient, Sub};
+use shardc_ir::func::Value;
+use shardc_ir::ops::{Div, Exp, Log, ReduceMax, ReduceSum, Rsqrt, StopGradient, Sub};
 
 impl Lower<'_> {
     pub(super) fn layer_norm(&mut self, n: &Node) -> Result<Vec<Val>> {
@@ -75,10 +77,36 @@ impl Lower<'_> {
             return Ok(vec![Val::Probs(v, mask, 0.0)]);
         }
         let x = self.data(n, "self")?;
-        let x = self.settled(n, &x)?;
-        let rank = x.shape.len();
-        let d = dim_of(self.int(n, "dim")?.unwrap_or(-1), rank, self, n)?;
-        let from = x.letters(rank);
+        let d = dim_of(self.int(n, "dim")?.unwrap_or(-1), x.shape.len(), self, n)?;
+        let (x, [_, e, sum], by) = self.exponentials(n, &x, d)?;
+        let y = self.emit(n, "probs", Div { rule: by }, &[e, sum])?;
+        Ok(vec![Val::Data(x.with(y))])
+    }
+
+    /// The logarithm of a softmax, along the dim that a node says.
+    pub(super) fn log_softmax_of(&mut self, n: &Node) -> Result<Vec<Val>> {
+        let x = self.data(n, "self")?;
+        let d = dim_of(self.int(n, "dim")?.unwrap_or(-1), x.shape.len(), self, n)?;
+        Ok(vec![Val::Data(self.log_softmax(n, &x, d)?)])
+    }
+
+    /// x - max - log Σ exp(x - max), along one dim.
+    pub(super) fn log_softmax(&mut self, n: &Node, x: &View, d: usize) -> Result<View> {
+        let (x, [z, _, sum], by) = self.exponentials(n, x, d)?;
+        let lse = self.emit(n, "lse", Log {}, &[sum])?;
+        let y = self.emit(n, "logs", Sub { rule: by }, &[z, lse])?;
+        Ok(x.with(y))
+    }
+
+    /// x - max, its exponentials and their sum along one dim; and how that one spreads over the others.
+    fn exponentials(
+        &mut self,
+        n: &Node,
+        x: &View,
+        d: usize,
+    ) -> Result<(View, [Value; 3], Broadcast)> {
+        let x = self.settled(n, x)?;
+        let from = x.letters(x.shape.len());
         let to: String = from.chars().filter(|&c| c != letter(d)).collect();
         if from == to {
             return Err(self.refuse(n, "a softmax over a single number"));
@@ -90,7 +118,6 @@ impl Lower<'_> {
         let z = self.emit(n, "z", Sub { rule: by.clone() }, &[x.value, max])?;
         let e = self.emit(n, "exp", Exp {}, &[z])?;
         let sum = self.emit(n, "total", ReduceSum { rule }, &[e])?;
-        let y = self.emit(n, "probs", Div { rule: by }, &[e, sum])?;
-        Ok(vec![Val::Data(x.with(y))])
+        Ok((x, [z, e, sum], by))
     }
 }

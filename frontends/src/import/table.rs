@@ -133,6 +133,8 @@ const TABLE: &[(&str, How)] = &[
     ("slice.Tensor", Call(|l, n| l.slice(n))),
     ("softmax.int", Call(|l, n| l.softmax(n))),
     ("_softmax.default", Call(|l, n| l.softmax(n))),
+    ("log_softmax.int", Call(|l, n| l.log_softmax_of(n))),
+    ("_log_softmax.default", Call(|l, n| l.log_softmax_of(n))),
     ("softplus.default", Call(|l, n| l.softplus(n))),
     ("split.Tensor", Call(|l, n| l.split(n, "split_size"))),
     ("split_with_sizes.default", Call(|l, n| l.split(n, "split_sizes"))),

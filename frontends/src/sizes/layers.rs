@@ -21,7 +21,8 @@ pub(super) fn turns(f: &Family, c: &Config, windows: &[Option<usize>]) -> Result
 fn listed(c: &Config, layers: usize, every: usize) -> Result<Vec<bool>> {
     const LIST: &str = "no_rope_layers";
     let every = c.count_if("no_rope_layer_interval")?.unwrap_or(every);
-    let Some(list) = c.counts_if(LIST)? else {
+    // Published files of Llama 4 have an empty one.
+    let Some(list) = c.counts_if(LIST)?.filter(|list| !list.is_empty()) else {
         return Ok((0..layers).map(|i| (i + 1) % every != 0).collect());
     };
     if list.len() != layers {
@@ -45,6 +46,7 @@ pub(super) fn windows(f: &Family, c: &Config, layers: usize) -> Result<Vec<Optio
     let width = |absent| {
         if c.has("sliding_window") { c.count_if("sliding_window") } else { Ok(absent) }
     };
+    let mut local = "sliding_attention";
     let (window, without, help) = match f.attention.window {
         Window::Never => return Ok(vec![None; layers]),
         Window::All { absent, listed } if !listed || !c.has("layer_types") => {
@@ -52,6 +54,11 @@ pub(super) fn windows(f: &Family, c: &Config, layers: usize) -> Result<Vec<Optio
         }
         Window::All { absent, .. } => {
             (width(absent)?, Else::Every(layers + 1), "set sliding_window to 4096, for example")
+        }
+        Window::Chunks(key, absent) => {
+            local = "chunked_attention";
+            let size = if c.has(key) { c.count_if(key)? } else { Some(absent) };
+            (size, Else::Of(Unlisted::Turning), "set attention_chunk_size to 8192, for example")
         }
         Window::AllSwitched { absent } => {
             let on = c.flag("use_sliding_window", false)?;
@@ -78,20 +85,22 @@ pub(super) fn windows(f: &Family, c: &Config, layers: usize) -> Result<Vec<Optio
             (width(Some(absent))?, without, help)
         }
     };
-    let types = match (c.words_if("layer_types")?, without) {
+    let listed = c.words_if("layer_types")?;
+    let given = listed.is_some();
+    let types = match (listed, without) {
         (Some(types), _) => types,
         (None, Else::Of(unlisted)) => {
             let has = unlisted_have(f, c, layers, unlisted)?;
             return Ok(has.into_iter().map(|has| window.filter(|_| has)).collect());
         }
         (None, Else::Word(word)) => {
-            let local = |i: usize| i + 1 < layers && word[i % word.len()];
-            let one = |i: usize| if local(i) { "sliding_attention" } else { "full_attention" };
+            let has = |i: usize| i + 1 < layers && word[i % word.len()];
+            let one = |i: usize| if has(i) { local } else { "full_attention" };
             (0..layers).map(one).collect()
         }
         (None, Else::Every(every)) => {
             let one = |i: usize| {
-                if (i + 1) % every == 0 { "full_attention" } else { "sliding_attention" }
+                if (i + 1) % every == 0 { "full_attention" } else { local }
             };
             (0..layers).map(one).collect()
         }
@@ -102,16 +111,21 @@ pub(super) fn windows(f: &Family, c: &Config, layers: usize) -> Result<Vec<Optio
     }
     let one = |(i, &word): (usize, &&str)| match (word, window) {
         ("full_attention", _) => Ok(None),
-        ("sliding_attention", Some(w)) => Ok(Some(w)),
-        ("sliding_attention", None) => {
-            let key = format!("layer_types/{i}");
-            let what = "the layer has a window, but no window is set";
-            Err(c.error(&key, what, help))
+        (word, Some(w)) if word == local => Ok(Some(w)),
+        (word, None) if word == local => {
+            let key = match given {
+                true => format!("layer_types/{i}"),
+                false => f.attention.window.key().into(),
+            };
+            let what =
+                format!("layer {i} has a window, but `{}` sets none", f.attention.window.key());
+            let d = c.error(&key, what, help);
+            Err(if given { d } else { d.help("or list the kinds of layers under `layer_types`") })
         }
         _ => {
             let key = format!("layer_types/{i}");
             let what = format!("layers of type `{word}` are not compiled");
-            let help = "the 2 known types are full_attention, sliding_attention".to_string();
+            let help = format!("the 2 known types are full_attention, {local}");
             Err(c.unsupported("unsupported-config", &key, what, help))
         }
     };
@@ -149,9 +163,9 @@ fn unlisted_have(f: &Family, c: &Config, layers: usize, by: Unlisted) -> Result<
             let end = border(absent)?;
             Ok((0..layers).map(|i| i < end && i % 2 == 0).collect())
         }
-        Unlisted::Still => {
+        Unlisted::Still | Unlisted::Turning => {
             let turn = turns(f, c, &vec![None; layers])?;
-            Ok(turn.into_iter().map(|turns| !turns).collect())
+            Ok(turn.into_iter().map(|turns| turns == (by == Unlisted::Turning)).collect())
         }
     }
 }

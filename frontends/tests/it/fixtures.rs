@@ -18,7 +18,7 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 use std::path::PathBuf;
 
-const NAMES: [&str; 47] = [
+const NAMES: [&str; 54] = [
     "arcee",
     "cohere",
     "cohere2",
@@ -26,7 +26,9 @@ const NAMES: [&str; 47] = [
     "deepseek_v3",
     "deepseek_v3_yarn",
     "ernie4_5",
+    "ernie4_5_moe",
     "exaone4",
+    "falcon",
     "gemma",
     "gemma2",
     "gemma2_padded",
@@ -35,13 +37,16 @@ const NAMES: [&str; 47] = [
     "glm4",
     "glm4_moe",
     "gpt2",
+    "gpt_bigcode",
     "gpt_neox",
     "gpt_neox_serial",
     "gpt_oss",
+    "gptj",
     "granite",
     "granitemoe",
     "helium",
     "hunyuan",
+    "llama4",
     "llama_bias_tied",
     "llama_gqa",
     "llama_mha",
@@ -53,9 +58,11 @@ const NAMES: [&str; 47] = [
     "mistral_window",
     "mixtral",
     "nemotron",
+    "olmo",
     "olmo2",
     "olmo3",
     "olmoe",
+    "phi",
     "phi3",
     "qwen2",
     "qwen2_moe",
@@ -191,7 +198,7 @@ fn programs_have_the_arguments_and_results_that_are_promised() {
         let last = results.len() - 1;
         assert_eq!((results[last].kind, &*results[last].name), (RoleKind::Output, "logits"));
         assert_eq!(f.ty(f.results[last].value).sizes()[..], [8, 16, m.facts.vocab]);
-        let beside = ["gpt_neox", "cohere", "cohere2"].contains(&name);
+        let beside = ["gpt_neox", "cohere", "cohere2", "phi", "falcon", "gptj"].contains(&name);
         let halves = if beside { 1 } else { 2 };
         assert_eq!(m.sequence.len(), 1 + halves * m.facts.layers, "{name}");
         let wide = [8, 16, m.facts.hidden];

@@ -105,8 +105,10 @@ fn of_long_rows(change: &Value) -> bool {
 
 /// Last keys of changes that alter numbers in transformers and are refused here, with the code: of rotary numbers,
 /// a part of DeepSeek's heads, and both dialects at once for Gemma 3.
-const REFUSED: [&str; 16] = [
+const REFUSED: [&str; 18] = [
+    "activation: activation",
     "activation_function: activation",
+    "alibi: unsupported-config",
     "head_dim: unsupported-config",
     "hidden_act: activation",
     "hidden_activation: activation",
@@ -288,7 +290,6 @@ fn keys_that_nothing_reads_are_named() {
             ("scoring_func", json!("softmax"), json!("sigmoid")),
             ("topk_method", json!("greedy"), json!("noaux_tc")),
             ("moe_layer_freq", json!(2), json!(1)),
-            ("num_nextn_predict_layers", json!(3), json!(1)),
         ] {
             let words =
                 [format!("`{key}` has no effect"), format!("computed is `{key}`: {computed}")];

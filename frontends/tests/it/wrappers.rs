@@ -10,10 +10,11 @@ use shardc_ir::tensor::Tensor;
 use std::path::PathBuf;
 
 /// Types, and the families that are compiled.
-const NAMES: [(&str, &str); 14] = [
+const NAMES: [(&str, &str); 15] = [
     ("gemma3", "gemma3_text"),
     ("idefics3", "llama"),
     ("internvl", "qwen2"),
+    ("llama4", "llama4_text"),
     ("llava", "llama"),
     ("llava_next", "llama"),
     ("mistral3", "mistral"),

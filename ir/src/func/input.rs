@@ -22,6 +22,10 @@ pub enum Fill {
     /// How many tokens of a microbatch are not padding, f32: those of the step over its microbatches, so that
     /// what is divided by it becomes a mean over all of them. One token at least is counted in a step.
     Count,
+    /// How many labels of a microbatch are scored that have so many tokens before them in their document, or
+    /// else their row: 1, 2 and so on of them, f32; those of the step over its microbatches, one at least in a
+    /// step.
+    Scored,
     /// The number of each token in the batch.
     Places,
     /// The seed in two halves, and the step: what draws depend on.
@@ -35,13 +39,14 @@ pub enum Fill {
 }
 
 impl Fill {
-    pub const ALL: [Fill; 11] = [
+    pub const ALL: [Fill; 12] = [
         Fill::Tokens,
         Fill::Labels,
         Fill::Positions,
         Fill::Offsets,
         Fill::Segments,
         Fill::Count,
+        Fill::Scored,
         Fill::Places,
         Fill::Run,
         Fill::Mask,
@@ -58,6 +63,7 @@ impl Fill {
             Fill::Offsets => "offsets",
             Fill::Segments => "segments",
             Fill::Count => "count",
+            Fill::Scored => "scored",
             Fill::Places => "places",
             Fill::Run => "run",
             Fill::Mask => "mask",

@@ -11,7 +11,7 @@ use crate::depends::weighted;
 use crate::options::Options;
 use layout::StageLayout;
 use shardc_ir::diag::{Diag, Result, count};
-use shardc_ir::func::{Func, RoleKind, Scope};
+use shardc_ir::func::{Func, Node, RoleKind, Scope, ValueMap};
 use shardc_ir::hardware::Hardware;
 use shardc_ir::mesh::{Mesh, PIPELINE};
 use shardc_ir::price;
@@ -55,6 +55,37 @@ pub fn units(f: &Func) -> Vec<Unit> {
         }
         let ins: Vec<_> = n.ins.iter().map(|&v| f.ty(v)).collect();
         out[at].cost += WITH_BACKWARD * price::op(&hw, &mesh, &n.op, &ins, f.ty(n.outs[0]));
+    }
+    joined(out, &together(f, &weighted, &of))
+}
+
+/// Of each unit the last one that it takes something of, or itself: an output projection that also takes what layers
+/// behind it make is one with them.
+fn together(f: &Func, weighted: &ValueMap<bool>, of: &[Option<usize>]) -> Vec<usize> {
+    let (makers, unit) = (f.makers(), |n: &Node| of[n.scope.0 as usize]);
+    let mut last: Vec<usize> = (0..of.iter().flatten().max().map_or(0, |n| n + 1)).collect();
+    for n in f.nodes.iter().filter(|n| n.outs.iter().any(|o| weighted[o])) {
+        let Some(own) = unit(n) else { continue };
+        let made = n.ins.iter().filter_map(|&v| makers[v].filter(|_| weighted[v]));
+        for other in made.filter_map(|m| unit(&f.nodes[m as usize])) {
+            last[own] = last[own].max(other);
+        }
+    }
+    last
+}
+
+/// The units, each with those up to the last that it takes something of.
+fn joined(units: Vec<Unit>, last: &[usize]) -> Vec<Unit> {
+    let (mut out, mut end): (Vec<Unit>, Option<usize>) = (vec![], None);
+    for (i, unit) in units.into_iter().enumerate() {
+        match out.last_mut().filter(|_| end.is_some_and(|e| i <= e)) {
+            Some(before) => {
+                before.cost += unit.cost;
+                before.scopes.extend(unit.scopes);
+            }
+            None => out.push(unit),
+        }
+        end = end.max(last.get(i).copied());
     }
     out
 }

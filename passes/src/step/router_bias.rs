@@ -51,15 +51,19 @@ impl<'a> Corrected<'a> {
         let whole = Type::f32(&b.ty(self.load).sizes());
         let experts = whole.elements() as f64;
         let load = reshard(b, self.load, &whole);
-        let total = b.push("total", ReduceSum { rule: RuleAttr::new("e->", &[1]) }, &[load]);
+        // [e], or as a row [1, e].
+        let n = whole.rank();
+        let dims = &"ie"[2 - n..];
+        let (sum, times) = (format!("{dims}->"), format!("{dims},->{dims}"));
+        let total = b.push("total", ReduceSum { rule: RuleAttr::new(&sum, &[n]) }, &[load]);
         let over = b.push("over", Scale { by: -experts }, &[load]);
-        let rule = Broadcast::new("e,->e", &[1, 0]);
+        let rule = Broadcast::new(&times, &[n, 0]);
         let under = b.push("under", Add { rule }, &[over, total]);
         b.note("as many times experts as the load is below the mean");
         let sign = b.push("sign", Clamp { lo: -1.0, hi: 1.0 }, &[under]);
         let mut by = b.push("by", Scale { by: rate }, &[sign]);
         if let Some(applies) = applies {
-            let rule = Broadcast::new("e,->e", &[1, 0]);
+            let rule = Broadcast::new(&times, &[n, 0]);
             by = b.push("by", Mul { rule }, &[by, applies]);
         }
         let by = reshard(b, by, &self.of.stored);

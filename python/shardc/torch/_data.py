@@ -61,6 +61,7 @@ class Inputs:
                 self._columns[row["name"]] = self._checked(row, self._column(row, batch))
         if self.settings.get("documents"):
             self._documents(self.settings["documents"])
+        self._scored()
 
     def _column(self, row: Mapping[str, Any], batch: Mapping[str, Tensor]) -> Tensor:
         name, fill, reads = row["name"], row["fill"], row["reads"]
@@ -132,6 +133,20 @@ class Inputs:
         for fill, x in made.items():
             if fill in named:
                 self._columns[named[fill]] = x
+
+    def _scored(self) -> None:
+        """How many labels are scored that have 1, 2, … tokens before them, of a microbatch in the mean."""
+        named = {row["fill"]: name for name, row in self.table.items()}
+        if "scored" not in named or "labels" not in named:
+            return
+        labels, name = self._columns[named["labels"]], named["scored"]
+        if labels.shape[0] != self.settings["global_batch"]:
+            raise wrong("labels that are scored are counted over the batch", "give all of its rows")
+        documents = self.settings.get("documents") and self._columns.get(named.get("offsets", ""))
+        before = torch.arange(labels.shape[1]).expand_as(labels) if documents is None else documents
+        depths = self.table[name]["sizes"][0]
+        counts = [max(int(((labels >= 0) & (before >= d)).sum()), 1) for d in range(1, depths + 1)]
+        self._columns[name] = torch.tensor(counts, dtype=torch.float32) / self.settings["microbatches"]
 
     def get(self, name: str, layout: Layout, key: Any, microbatch: Optional[int], step: int) -> Tensor:
         """This rank's piece of an input; `key` tells its type from others."""

@@ -22,8 +22,8 @@ const OF_ONE: [&str; 9] = [
     "by_rows",
     "squares_by_rows",
 ];
-/// Losses of floats; the last of one microbatch only.
-const OF_FLOATS: [&str; 10] = [
+/// Losses of floats; sums are of one microbatch only.
+const OF_FLOATS: [&str; 14] = [
     "bce",
     "bce_logits",
     "bce_weights",
@@ -34,6 +34,10 @@ const OF_FLOATS: [&str; 10] = [
     "huber",
     "mse",
     "mse_sum",
+    "soft",
+    "soft_weights",
+    "log_softmax",
+    "soft_sum",
 ];
 
 /// What a layout asks for: the mesh, and rows of a microbatch.
@@ -73,7 +77,7 @@ fn check(at: usize, name: &str) {
     };
     let data = inputs(&lab, &std::fs::read(&path).expect("numbers"), name, ignored);
     let archive = file(&format!("losses/{name}.pt2")).display().to_string();
-    let whole = OF_ONE.contains(&name) || name == "mse_sum";
+    let whole = OF_ONE.contains(&name) || ["mse_sum", "soft_sum"].contains(&name);
     for (m, (mesh, rows)) in LAYOUTS.into_iter().enumerate() {
         // Columns of floats are not cut by tokens.
         if !taken(at + m, LAYOUTS.len()) || (mesh == "cp=2" && OF_FLOATS.contains(&name)) {

@@ -1,5 +1,6 @@
 //! What a saved model keeps of the one that it was trained from: tokenizer, templates, element types.
 
+use super::peft::{CONFIG, TENSORS};
 use super::{Checkpoint, Entry};
 use crate::{MAX_CONFIG, family};
 use safetensors::Dtype;
@@ -52,7 +53,7 @@ pub(super) fn is_written(name: &str) -> bool {
     let piece = name.strip_prefix("model-").and_then(|n| n.strip_suffix(".safetensors"));
     let numbers = piece.and_then(|n| n.split_once("-of-"));
     let digits = |n: &str| n.len() >= 5 && n.bytes().all(|b| b.is_ascii_digit());
-    ["config.json", "model.safetensors", "model.safetensors.index.json"].contains(&name)
+    ["config.json", "model.safetensors", "model.safetensors.index.json", CONFIG, TENSORS].contains(&name)
         || numbers.is_some_and(|(i, n)| digits(i) && digits(n))
 }
 
@@ -132,6 +133,11 @@ impl Base {
         self.others.is_some()
     }
 
+    /// Keeps no tensors of other parts: what is saved is no whole model.
+    pub fn without_tensors(&mut self) {
+        self.others = None;
+    }
+
     /// Whether there is a tokenizer.
     pub fn has_tokenizer(&self) -> bool {
         self.files.iter().any(|f| is_tokenizer(&f.0))
@@ -171,11 +177,14 @@ pub struct Saving {
     pub max_shard: u64,
     /// Whether a model that shardc did not write may be replaced.
     pub force: bool,
+    /// The text of adapter_config.json: what is saved is an adapter, in one file and without config.json.
+    pub adapter: Option<String>,
 }
 
 impl Default for Saving {
     fn default() -> Saving {
-        Saving { base: Base::default(), dtype: None, max_shard: 5_000_000_000, force: false }
+        let (base, max_shard) = (Base::default(), 5_000_000_000);
+        Saving { base, dtype: None, max_shard, force: false, adapter: None }
     }
 }
 

@@ -373,7 +373,8 @@ mod tests {
 /// Adapters as those of a folder that PEFT wrote.
 pub(super) fn read_adapter(g: &Given) -> Result<Lora> {
     let dir = Path::new(g.text());
-    let c = AdapterConfig::read(dir)?;
+    let flag = format!("--lora-from {}", dir.display());
+    let c = AdapterConfig::read(dir).map_err(|d| d.why(format!("{flag} reads it")))?;
     let l = Lora {
         r: c.r,
         alpha: c.alpha,
@@ -383,7 +384,7 @@ pub(super) fn read_adapter(g: &Given) -> Result<Lora> {
         rank_pattern: c.rank_pattern,
         alpha_pattern: c.alpha_pattern,
     };
-    l.checked().map_err(|d| d.at(format!("--lora-from {}", dir.display())))
+    l.checked().map_err(|d| d.at(flag).help("write it again with PEFT"))
 }
 
 /// Refuses what does not go together with adapters, or is nothing without them.

@@ -1,7 +1,7 @@
 //! Which products of a model may have adapters.
 
 use super::{module_of, path};
-use shardc_ir::func::{Func, RoleKind, Value, ValueMap};
+use shardc_ir::func::{Func, Node, RoleKind, Value, ValueMap};
 use shardc_ir::ops::Kind;
 use shardc_ir::rule::has_letter;
 use shardc_ir::weights::Weight;
@@ -59,6 +59,9 @@ pub(super) fn linears(f: &Func, weights: &[Weight]) -> Vec<Linear> {
     let mut looked_up = f.per_value(false);
     let lookups = f.nodes.iter().filter(|n| n.op.facts().kind == Kind::Lookup);
     lookups.for_each(|n| looked_up[n.ins[0]] = true);
+    let layered = |n: &Node| f.scope_info(n.scope).layer.is_some();
+    // A model without layers has products all the same.
+    let layers = f.nodes.iter().any(layered);
     let mut out = vec![];
     for (node, n) in f.nodes.iter().enumerate() {
         let experts = n.op.facts().kind == Kind::GroupedProduct;
@@ -92,7 +95,6 @@ pub(super) fn linears(f: &Func, weights: &[Weight]) -> Vec<Linear> {
         }
         let tensor = w.tensor.as_str();
         let module = module_of(path(f, n.scope), tensor);
-        let layered = f.scope_info(n.scope).layer.is_some();
         out.push(Linear {
             node,
             module,
@@ -102,7 +104,7 @@ pub(super) fn linears(f: &Func, weights: &[Weight]) -> Vec<Linear> {
             out: out_dim,
             input,
             experts,
-            usual: layered && !experts && !decides[n.outs[0]] && w.shape[out_dim] > 1,
+            usual: (!layers || layered(n)) && !experts && !decides[n.outs[0]] && w.shape[out_dim] > 1,
             tied: looked_up[n.ins[of]],
         });
     }

@@ -149,6 +149,24 @@ pub fn places(source: &Source) -> Vec<Place> {
     linears(f, weights).into_iter().map(one).collect()
 }
 
+/// What products with A make, of adapters beside products whose results are split over `tp`; `behind` is what products
+/// take for a parameter.
+pub(crate) fn beside_columns(
+    f: &Func,
+    weights: &BTreeMap<&str, &Weight>,
+    behind: impl Fn(Value) -> Value,
+) -> Vec<Value> {
+    let params = f.args.iter().filter(|a| is_param(a));
+    let split = |a: &&Port| {
+        let w = a.role.as_ref().and_then(|r| weights.get(&*r.name).copied());
+        w.is_some_and(|w| w.is_adapter() && w.experts.is_none() && w.tp_dim == Some(0))
+    };
+    let mut is = f.per_value(false);
+    params.filter(split).for_each(|a| is[behind(a.value)] = true);
+    let reads = f.nodes.iter().filter(|n| n.ins.last().is_some_and(|&v| is[v]));
+    reads.map(|n| n.ins[0]).collect()
+}
+
 /// An adapter that a model has already.
 struct Known {
     rank: usize,

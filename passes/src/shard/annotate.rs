@@ -9,6 +9,7 @@ use super::auto::MOST_EXACT;
 use super::grid::{self, Grid, Side};
 use super::{SEQUENCE, asked, experts};
 use crate::autodiff::recompute::Recompute;
+use crate::lora;
 use crate::options::{CpMode, Options, ShardRule, TpMode};
 use shardc_ir::attr::read_atoms;
 use shardc_ir::diag::{Diag, Result};
@@ -112,6 +113,11 @@ pub fn annotate(
         new.extend(sequence.iter().map(|x| laid(x.0, &grid.stream.rows, columns)));
     } else if o.sp || has_experts {
         new.extend(streams(&mesh, f, sequence, o.sp, has_experts));
+    }
+    if o.sp {
+        // Beside a product that reads all tokens, they are there: its adapter reads them too.
+        let low = lora::beside_columns(f, &by_name, |v| behind(f, &uses, v)).into_iter().filter(|&v| f.ty(v).rank() == 3);
+        new.extend(streams(&mesh, f, &low.map(|v| (v, 1)).collect::<Vec<_>>(), false, false));
     }
     experts::annotate(&mesh, f, &by_name, &folded, &mut new);
     if !cp.is_empty() {

@@ -43,9 +43,7 @@ pub fn saved(s: &Stored) -> Result<Vec<Weight>> {
 pub fn saving(s: &Stored, how: Saving) -> Result<Saving> {
     let Some(l) = &s.options.lora else { return Ok(how) };
     let refuse = |what: &str, help: &str| {
-        Err(Diag::new("not-built", what)
-            .rule("an adapter is saved as PEFT reads it")
-            .help(help))
+        Err(Diag::new("not-built", what).rule("an adapter is saved as PEFT reads it").help(help))
     };
     if s.plan.weights.iter().any(|w| w.is_adapter() && w.experts.is_some()) {
         return refuse(
@@ -169,7 +167,8 @@ impl<'a> Merge<'a> {
         let input = a.len() / (r * experts).max(1);
         for e in 0..experts {
             let own = &mut out[e * outs * input..(e + 1) * outs * input];
-            let (a, b) = (&a[e * r * input..(e + 1) * r * input], &b[e * outs * r..(e + 1) * outs * r]);
+            let (a, b) =
+                (&a[e * r * input..(e + 1) * r * input], &b[e * outs * r..(e + 1) * outs * r]);
             add_product(own, a, b, [outs, input, r], *scale as f32, p.turned);
         }
         Ok(out)

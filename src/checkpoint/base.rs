@@ -107,10 +107,14 @@ impl Saved {
         let adapters = plan.weights.iter().any(Weight::is_adapter);
         match (&self.base, base) {
             (None, None) => Ok(()),
-            (Some(_), _) if !adapters => Err(wrong("the checkpoint has adapters alone, the plan has none")
-                .help("resume with the plan that wrote it, or one that was compiled with its --lora")),
-            (None, Some(_)) => Err(wrong("the checkpoint has all parameters: --weights adds nothing")
-                .help("leave --weights out")),
+            (Some(_), _) if !adapters => Err(wrong(
+                "the checkpoint has adapters alone, the plan has none",
+            )
+            .help("resume with the plan that wrote it, or one that was compiled with its --lora")),
+            (None, Some(_)) => {
+                Err(wrong("the checkpoint has all parameters: --weights adds nothing")
+                    .help("leave --weights out"))
+            }
             (Some(BaseModel::Random { .. }), None) => Ok(()),
             (Some(BaseModel::Files { .. }), None) => {
                 Err(wrong("the checkpoint has adapters alone: the base model is missing")

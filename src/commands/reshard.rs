@@ -113,7 +113,8 @@ fn to_model(saved: &Saved, stored: &Stored, how: &Reshard) -> Result<PathBuf> {
 
 /// Refuses what a checkpoint without adapters cannot become, and one with them as a whole model without their sum.
 fn with_adapters(how: &Reshard, has: bool) -> Result<()> {
-    let refuse = |flag: String, what: &str, help: &str| Err(Diag::new("flag", what).at(flag).help(help));
+    let refuse =
+        |flag: String, what: &str, help: &str| Err(Diag::new("flag", what).at(flag).help(help));
     match (&*how.to, how.merge, has) {
         ("peft", true, _) => refuse(
             "--merge".into(),
@@ -130,11 +131,9 @@ fn with_adapters(how: &Reshard, has: bool) -> Result<()> {
             "the checkpoint has adapters and not the model that they belong to",
             "use --to hf --merge for a model without adapters, or --to peft for the adapters",
         ),
-        ("hf", true, false) => refuse(
-            "--merge".into(),
-            "the checkpoint has no adapters to merge",
-            "leave --merge out",
-        ),
+        ("hf", true, false) => {
+            refuse("--merge".into(), "the checkpoint has no adapters to merge", "leave --merge out")
+        }
         _fine => Ok(()),
     }
 }

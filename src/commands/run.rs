@@ -256,9 +256,8 @@ fn check(how: &Run, transport: Transport) -> Result<()> {
 
 /// Refuses flags that are for plans with adapters alone.
 fn with_adapters(how: &Run, has: bool) -> Result<()> {
-    let refuse = |flag: &str, what: &str, help: &str| {
-        Err(Diag::new("flag", what).at(flag).help(help))
-    };
+    let refuse =
+        |flag: &str, what: &str, help: &str| Err(Diag::new("flag", what).at(flag).help(help));
     match (&how.adapter, &how.resume, &how.weights) {
         _ if has => Ok(()),
         (Some(_), _, _) => refuse(

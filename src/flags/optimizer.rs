@@ -1,7 +1,9 @@
 //! Options of training: the optimizer, its learning rate, what it trains, and how losses are scaled
 //! and balanced.
 
-use super::options::{read_adapter, read_balance, read_loss_scaling, read_optimizer, read_rate, read_rules};
+use super::options::{
+    read_adapter, read_balance, read_loss_scaling, read_optimizer, read_rate, read_rules,
+};
 use super::shown::{lower, of_experts, trained, trains};
 use super::spec::{Idle, Key, Kind, OptionSpec, Seen, TRAINERS, idle, key, lack, row, word};
 use super::values::{not_negative, positive};

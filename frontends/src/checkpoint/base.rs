@@ -53,7 +53,8 @@ pub(super) fn is_written(name: &str) -> bool {
     let piece = name.strip_prefix("model-").and_then(|n| n.strip_suffix(".safetensors"));
     let numbers = piece.and_then(|n| n.split_once("-of-"));
     let digits = |n: &str| n.len() >= 5 && n.bytes().all(|b| b.is_ascii_digit());
-    ["config.json", "model.safetensors", "model.safetensors.index.json", CONFIG, TENSORS].contains(&name)
+    ["config.json", "model.safetensors", "model.safetensors.index.json", CONFIG, TENSORS]
+        .contains(&name)
         || numbers.is_some_and(|(i, n)| digits(i) && digits(n))
 }
 

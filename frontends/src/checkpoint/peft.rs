@@ -39,9 +39,8 @@ impl Checkpoint {
                 .help("give the folder that PEFT's save_pretrained wrote")));
         }
         let mut c = Checkpoint::of_files(dir, [TENSORS].into_iter())?;
-        let own: BTreeMap<String, String> = (weights.iter().flat_map(Weight::tensors))
-            .map(|t| (name_in_adapter(&t), t))
-            .collect();
+        let own: BTreeMap<String, String> =
+            (weights.iter().flat_map(Weight::tensors)).map(|t| (name_in_adapter(&t), t)).collect();
         let mut tensors = BTreeMap::new();
         for (name, entry) in std::mem::take(&mut c.tensors) {
             // The name of the adapter, which PEFT has in memory, and other software in files.
@@ -60,7 +59,8 @@ impl Checkpoint {
             }
         }
         c.tensors = tensors;
-        let adapters = weights.iter().filter(|w| w.is_adapter() || w.tensors().any(|t| c.get(&t).is_some()));
+        let adapters =
+            weights.iter().filter(|w| w.is_adapter() || w.tensors().any(|t| c.get(&t).is_some()));
         let adapters: Vec<Weight> = adapters.cloned().collect();
         c.check(&adapters).map_err(|d| match d.code {
             "tensor-shape" => Diag { help: vec![], ..d }
@@ -123,8 +123,10 @@ impl AdapterConfig {
                 .help("give the folder that PEFT's save_pretrained wrote")));
         }
         let text = files::read(&file, MAX_CONFIG)?;
-        let json: Value = serde_json::from_slice(&text)
-            .map_err(|e| at(Diag::new("adapter", format!("this is not JSON: {e}")).help("write it again with PEFT")))?;
+        let json: Value = serde_json::from_slice(&text).map_err(|e| {
+            at(Diag::new("adapter", format!("this is not JSON: {e}"))
+                .help("write it again with PEFT"))
+        })?;
         AdapterConfig::of(&json).map_err(at)
     }
 
@@ -193,8 +195,14 @@ impl Keys<'_> {
     /// it is off.
     fn supported(&self) -> Result<()> {
         const READ: &[&str] = &[
-            "r", "lora_alpha", "lora_dropout", "use_rslora", "target_modules", "rank_pattern",
-            "alpha_pattern", "peft_type",
+            "r",
+            "lora_alpha",
+            "lora_dropout",
+            "use_rslora",
+            "target_modules",
+            "rank_pattern",
+            "alpha_pattern",
+            "peft_type",
         ];
         let kind = self.map.get("peft_type").and_then(Value::as_str);
         if kind != Some("LORA") {
@@ -226,8 +234,12 @@ impl Keys<'_> {
                     "modules_to_save" => d.help(
                         "give --lora with its rank and targets, and --train GLOB for these modules",
                     ),
-                    "use_dora" => d.help("train without DoRA, or merge the adapter into its model with PEFT"),
-                    _other => d.help("train without it, or merge the adapter into its model with PEFT"),
+                    "use_dora" => {
+                        d.help("train without DoRA, or merge the adapter into its model with PEFT")
+                    }
+                    _other => {
+                        d.help("train without it, or merge the adapter into its model with PEFT")
+                    }
                 })
             }
         }
@@ -237,15 +249,19 @@ impl Keys<'_> {
         let one = |text: &str| match text {
             "all-linear" => Ok("linear".to_string()),
             text if is_plain(text) => Ok(text.to_string()),
-            text => Err(Diag::new("not-built", format!("target_modules has `{text}`, a regular expression"))
-                .help("write the names of the modules as a list")),
+            text => Err(Diag::new(
+                "not-built",
+                format!("target_modules has `{text}`, a regular expression"),
+            )
+            .help("write the names of the modules as a list")),
         };
         let mut all = match self.map.get("target_modules") {
             Some(Value::String(text)) => vec![one(text)?],
             Some(Value::Array(all)) if !all.is_empty() && all.len() <= MOST => {
                 let text = |v: &Value| {
                     let text = v.as_str();
-                    one(text.ok_or_else(|| (self.wrong)("target_modules has what is no text".into()))?)
+                    one(text
+                        .ok_or_else(|| (self.wrong)("target_modules has what is no text".into()))?)
                 };
                 all.iter().map(text).collect::<Result<_>>()?
             }
@@ -271,7 +287,9 @@ impl Keys<'_> {
     fn flag(&self, key: &str) -> Result<bool> {
         match self.map.get(key) {
             None | Some(Value::Null) => Ok(false),
-            Some(v) => v.as_bool().ok_or_else(|| (self.wrong)(format!("`{key}` is not true or false"))),
+            Some(v) => {
+                v.as_bool().ok_or_else(|| (self.wrong)(format!("`{key}` is not true or false")))
+            }
         }
     }
 
@@ -289,8 +307,11 @@ impl Keys<'_> {
             // The pattern of a whole path begins so.
             let own = name.strip_prefix('^').unwrap_or(name);
             if !is_plain(own) {
-                return Err(Diag::new("not-built", format!("{key} has `{name}`, a regular expression"))
-                    .help("write the path of each module"));
+                return Err(Diag::new(
+                    "not-built",
+                    format!("{key} has `{name}`, a regular expression"),
+                )
+                .help("write the path of each module"));
             }
             Ok((own.to_string(), read(name, v)?))
         };
@@ -300,5 +321,6 @@ impl Keys<'_> {
 
 /// A path of a module, without anything that a regular expression would mean but the dots.
 fn is_plain(text: &str) -> bool {
-    !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.'))
+    !text.is_empty()
+        && text.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.'))
 }

@@ -210,9 +210,9 @@ impl Parser<'_> {
             }
             _ => {
                 self.c.at = at;
-                let f = self
-                    .c
-                    .needs("`ones`, `zeros`, `normal`, `uniform`, `tp_dim`, `experts`, `tensor` or `part`");
+                let f = self.c.needs(
+                    "`ones`, `zeros`, `normal`, `uniform`, `tp_dim`, `experts`, `tensor` or `part`",
+                );
                 return Err(f.help("for example `[normal=0.02; tp_dim=0]` or `[ones]`"));
             }
         }

@@ -25,8 +25,8 @@ pub(super) struct Linear {
     pub experts: bool,
     /// It is in a layer, and neither makes scores of experts nor a single number.
     pub usual: bool,
-    /// The weight is also a table in which rows are looked up.
-    pub tied: bool,
+    /// The weight is also a table in which rows are looked up: the module that has the table.
+    pub tied: Option<String>,
 }
 
 impl Linear {
@@ -52,7 +52,8 @@ pub(super) const PREFIX: &str = "base_model.model.";
 
 /// All products with a matrix, or with the matrices of experts, in the order of the program; none of adapters.
 pub(super) fn linears(f: &Func, weights: &[Weight]) -> Vec<Linear> {
-    let params = f.args.iter().filter(|a| a.role.as_ref().is_some_and(|r| r.kind == RoleKind::Param));
+    let params =
+        f.args.iter().filter(|a| a.role.as_ref().is_some_and(|r| r.kind == RoleKind::Param));
     let place: BTreeMap<Value, usize> =
         params.zip(0..weights.len()).map(|(a, i)| (a.value, i)).collect();
     let decides = decides(f, &place);
@@ -75,7 +76,10 @@ pub(super) fn linears(f: &Func, weights: &[Weight]) -> Vec<Linear> {
         };
         let w = &weights[weight];
         let operand = if of == 0 { 1 } else { 0 };
-        if w.shape.len() != 2 + usize::from(experts) || w.is_adapter() || w.experts.is_some() != experts {
+        if w.shape.len() != 2 + usize::from(experts)
+            || w.is_adapter()
+            || w.experts.is_some() != experts
+        {
             continue;
         }
         let def = n.op.def();
@@ -84,7 +88,8 @@ pub(super) fn linears(f: &Func, weights: &[Weight]) -> Vec<Linear> {
             let is = |d: &usize| {
                 let letter = rule.ins[of][*d].single();
                 letter.is_some_and(|l| {
-                    has_letter(&rule.outs[0], l) == made && has_letter(&rule.ins[operand], l) != made
+                    has_letter(&rule.outs[0], l) == made
+                        && has_letter(&rule.ins[operand], l) != made
                 })
             };
             (0..w.shape.len()).find(is)
@@ -94,7 +99,12 @@ pub(super) fn linears(f: &Func, weights: &[Weight]) -> Vec<Linear> {
             continue;
         }
         let tensor = w.tensor.as_str();
-        let module = module_of(path(f, n.scope), tensor);
+        let own = module_of(path(f, n.scope), tensor);
+        // Two modules have the one of an embedding and an output projection that are tied.
+        let (module, tied) = match looked_up[n.ins[of]] {
+            false => (own, None),
+            true => (path(f, n.scope).to_string(), Some(own)),
+        };
         out.push(Linear {
             node,
             module,
@@ -104,8 +114,11 @@ pub(super) fn linears(f: &Func, weights: &[Weight]) -> Vec<Linear> {
             out: out_dim,
             input,
             experts,
-            usual: (!layers || layered(n)) && !experts && !decides[n.outs[0]] && w.shape[out_dim] > 1,
-            tied: looked_up[n.ins[of]],
+            usual: (!layers || layered(n))
+                && !experts
+                && !decides[n.outs[0]]
+                && w.shape[out_dim] > 1,
+            tied,
         });
     }
     out

@@ -69,13 +69,8 @@ pub fn adapt(source: &mut Source, l: &Lora) -> Result<()> {
     let mesh = source.module.mesh.clone();
     let (f, weights) = (&mut source.module.funcs[0], &source.weights);
     let drawn = if l.dropout > 0.0 { Some(drawn(f)?) } else { None };
-    let mut a = Adapt {
-        l,
-        first: BTreeMap::new(),
-        low: BTreeMap::new(),
-        new: BTreeMap::new(),
-        drawn,
-    };
+    let mut a =
+        Adapt { l, first: BTreeMap::new(), low: BTreeMap::new(), new: BTreeMap::new(), drawn };
     let mut now: BTreeMap<Value, Value> = BTreeMap::new();
     let nodes = std::mem::take(&mut f.nodes);
     let made = there(&nodes, f, weights);
@@ -141,9 +136,9 @@ pub fn places(source: &Source) -> Vec<Place> {
             let mut of = weights.iter().filter(|a| a.tensor == tensor);
             of.find(|a| a.part.is_none() || a.param.ends_with(slice)).map(|a| a.param.clone())
         };
-        let adapter = made.get(&second).and_then(|known| {
-            Some((known.scale, [param(&first, "")?, param(&second, slice)?]))
-        });
+        let adapter = made
+            .get(&second)
+            .and_then(|known| Some((known.scale, [param(&first, "")?, param(&second, slice)?])));
         Place { module: x.module, param: w.param.clone(), turned: x.out > x.input, adapter }
     };
     linears(f, weights).into_iter().map(one).collect()
@@ -191,11 +186,7 @@ impl Known {
 }
 
 /// The adapters of a model, by the tensor of B.
-fn there(
-    nodes: &[Node],
-    f: &Func,
-    weights: &[Weight],
-) -> BTreeMap<String, Known> {
+fn there(nodes: &[Node], f: &Func, weights: &[Weight]) -> BTreeMap<String, Known> {
     let params = f.args.iter().filter(|a| is_param(a)).map(|a| a.value);
     let all = params.zip(weights).filter(|(_, w)| w.is_adapter() && w.init == Init::Zeros);
     let known = all.filter_map(|(v, w)| {

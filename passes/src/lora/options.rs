@@ -69,7 +69,9 @@ impl Lora {
             };
             match (key, value) {
                 ("r", Some(v)) => {
-                    let r = v.parse().map_err(|_| wrong(format!("`{item}`: a whole number, as in r=16")))?;
+                    let r = v
+                        .parse()
+                        .map_err(|_| wrong(format!("`{item}`: a whole number, as in r=16")))?;
                     l.r = r;
                 }
                 ("alpha", Some(_)) => l.alpha = number()?,
@@ -121,7 +123,8 @@ impl Lora {
 
     /// By what a module's branch is multiplied.
     pub fn scale(&self, module: &str) -> f64 {
-        let (alpha, r) = (own(&self.alpha_pattern, module).unwrap_or(self.alpha), self.rank(module) as f64);
+        let (alpha, r) =
+            (own(&self.alpha_pattern, module).unwrap_or(self.alpha), self.rank(module) as f64);
         if self.rslora { alpha / r.sqrt() } else { alpha / r }
     }
 
@@ -133,14 +136,17 @@ impl Lora {
         let is = |target: &str, x: &Linear| match target {
             LINEAR => x.usual,
             EXPERTS => x.experts,
-            name => !x.experts && names(name, &x.module),
+            name => {
+                let table = x.tied.as_ref().is_some_and(|table| names(name, table));
+                !x.experts && (table || names(name, &x.module))
+            }
         };
         for target in &self.targets {
             let mut found = all.iter().filter(|x| is(target, x)).peekable();
             if found.peek().is_none() {
                 return Err(self.no_such(target, all));
             }
-            if let Some(x) = found.find(|x| x.tied) {
+            if let Some(x) = found.find(|x| x.tied.is_some()) {
                 let what = format!("the weight of {} is also the embedding", x.module);
                 return Err(Diag::new("lora-tied", what)
                     .at("--lora")

@@ -116,7 +116,9 @@ pub fn annotate(
     }
     if o.sp {
         // Beside a product that reads all tokens, they are there: its adapter reads them too.
-        let low = lora::beside_columns(f, &by_name, |v| behind(f, &uses, v)).into_iter().filter(|&v| f.ty(v).rank() == 3);
+        let low = lora::beside_columns(f, &by_name, |v| behind(f, &uses, v))
+            .into_iter()
+            .filter(|&v| f.ty(v).rank() == 3);
         new.extend(streams(&mesh, f, &low.map(|v| (v, 1)).collect::<Vec<_>>(), false, false));
     }
     experts::annotate(&mesh, f, &by_name, &folded, &mut new);

@@ -1,8 +1,8 @@
 //! What `run --save` does: every so many steps, at the end, and when the run is interrupted.
 
 use super::{Run, parameter};
-use crate::checkpoint::{self, LeftOut, RunState, Saves};
 use crate::adapters;
+use crate::checkpoint::{self, LeftOut, RunState, Saves};
 use crate::commands::saving::{prepare, write};
 use crate::lock::{self, Lock};
 use crate::plan_dir::Stored;

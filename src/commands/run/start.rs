@@ -86,7 +86,9 @@ impl Start {
         Ok(Some(match self {
             Start::Random { seed } => BaseModel::Random { seed: *seed },
             Start::Checkpoint(c) => BaseModel::of(c, &plan.weights)?,
-            Start::Resumed(s, _) => s.base.clone().unwrap_or(BaseModel::Random { seed: plan.settings.seed }),
+            Start::Resumed(s, _) => {
+                s.base.clone().unwrap_or(BaseModel::Random { seed: plan.settings.seed })
+            }
         }))
     }
 }
@@ -199,7 +201,12 @@ fn native(programs: &[Program], how: &Run) -> Result<Native> {
 }
 
 /// Opens a checkpoint and checks its data; processes share this.
-pub(super) fn resume(dir: &Path, weights: Option<&Path>, plan: &Plan, job: Option<&Job>) -> Result<Start> {
+pub(super) fn resume(
+    dir: &Path,
+    weights: Option<&Path>,
+    plan: &Plan,
+    job: Option<&Job>,
+) -> Result<Start> {
     let saved = Saved::open(dir)?;
     let base = weights.map(|w| Start::weights(w, plan)).transpose()?;
     saved.check_base(base.as_ref(), plan)?;

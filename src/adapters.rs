@@ -132,6 +132,11 @@ impl<'a> Merge<'a> {
         &self.base
     }
 
+    /// Whether something is added to a weight.
+    pub fn has(&self, w: &Weight) -> bool {
+        self.by_param.contains_key(&w.param)
+    }
+
     /// The weights of the merged model.
     pub fn all(&self) -> Vec<Weight> {
         self.weights.iter().filter(|w| !w.is_adapter()).cloned().collect()

@@ -108,7 +108,19 @@ fn to_model(saved: &Saved, stored: &Stored, how: &Reshard) -> Result<PathBuf> {
         true => Ok(None),
         false => read(w).map(Some),
     };
-    write(&to, &stored.config, &merge.all(), &saving, |w| merge.weight(w, &mut get))
+    let mut worst = 0.0f32;
+    let dir = write(&to, &stored.config, &merge.all(), &saving, |w| {
+        let values = merge.weight(w, &mut get)?;
+        let rounded = saving.rounded(&w.tensor, &stored.config);
+        let most = values.iter().fold(f32::MIN_POSITIVE, |m, x| m.max(x.abs()));
+        let off = values.iter().fold(0.0f32, |m, &x| m.max((rounded(x) - x).abs()));
+        worst = worst.max(if merge.has(w) { off / most } else { 0.0 });
+        Ok(values)
+    })?;
+    note(format!(
+        "rounding changes merged weights by up to {worst:.1e} of the largest of their tensor"
+    ));
+    Ok(dir)
 }
 
 /// Refuses what a checkpoint without adapters cannot become, and one with them as a whole model without their sum.

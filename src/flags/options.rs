@@ -354,22 +354,6 @@ fn documents(text: &str) -> Result<Documents> {
     Ok(Documents { end, padding })
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn tokens_of_documents_are_read_or_refused() {
-        let of = |end, padding| Ok(Documents { end, padding });
-        assert_eq!(documents("eod=2").map_err(|d| d.message), of(2, None));
-        assert_eq!(documents("pad=0, eod=2").map_err(|d| d.message), of(2, Some(0)));
-        assert_eq!(documents("eod=2,pad=2").map_err(|d| d.message), of(2, Some(2)));
-        for bad in ["", "2", "eod", "eod=", "eod=-1", "eod=x", "pad=1", "eod=1,eod=2", "eos=1"] {
-            assert_eq!(documents(bad).map_err(|d| d.code), Err("flag"), "{bad}");
-        }
-    }
-}
-
 /// Adapters as those of a folder that PEFT wrote.
 pub(super) fn read_adapter(g: &Given) -> Result<Lora> {
     let dir = Path::new(g.text());
@@ -415,5 +399,21 @@ fn adapters(flags: &Flags, o: &Options) -> Result<()> {
                 .help("use --tp-mode 1d, or leave --lora out"))
         }
         Some(_) => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_of_documents_are_read_or_refused() {
+        let of = |end, padding| Ok(Documents { end, padding });
+        assert_eq!(documents("eod=2").map_err(|d| d.message), of(2, None));
+        assert_eq!(documents("pad=0, eod=2").map_err(|d| d.message), of(2, Some(0)));
+        assert_eq!(documents("eod=2,pad=2").map_err(|d| d.message), of(2, Some(2)));
+        for bad in ["", "2", "eod", "eod=", "eod=-1", "eod=x", "pad=1", "eod=1,eod=2", "eos=1"] {
+            assert_eq!(documents(bad).map_err(|d| d.code), Err("flag"), "{bad}");
+        }
     }
 }

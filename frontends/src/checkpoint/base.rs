@@ -3,6 +3,7 @@
 use super::peft::{CONFIG, TENSORS};
 use super::{Checkpoint, Entry};
 use crate::{MAX_CONFIG, family};
+use half::{bf16, f16};
 use safetensors::Dtype;
 use serde_json::Value;
 use shardc_ir::diag::Result;
@@ -202,6 +203,15 @@ fn dtype_of(word: &str) -> Dtype {
 pub(super) const DTYPE_KEYS: [&str; 2] = ["dtype", "torch_dtype"];
 
 impl Saving {
+    /// What a number of a tensor becomes in the element type that it is saved in.
+    pub fn rounded(&self, name: &str, config: &Value) -> fn(f32) -> f32 {
+        match self.of(name, config) {
+            Dtype::BF16 => |x| bf16::from_f32(x).to_f32(),
+            Dtype::F16 => |x| f16::from_f32(x).to_f32(),
+            _whole => |x| x,
+        }
+    }
+
     /// The element type of a tensor.
     pub(super) fn of(&self, name: &str, config: &Value) -> Dtype {
         let config = || DTYPE_KEYS.iter().find_map(|k| config.get(k)?.as_str());

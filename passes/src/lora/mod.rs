@@ -158,8 +158,18 @@ pub(crate) fn beside_columns(
     };
     let mut is = f.per_value(false);
     params.filter(split).for_each(|a| is[behind(a.value)] = true);
-    let reads = f.nodes.iter().filter(|n| n.ins.last().is_some_and(|&v| is[v]));
-    reads.map(|n| n.ins[0]).collect()
+    let makers = f.makers();
+    let mut out = vec![];
+    for n in f.nodes.iter().filter(|n| n.ins.last().is_some_and(|&v| is[v])) {
+        // A factor may have been moved behind the product with A.
+        let mut low = Some(n.ins[0]);
+        while let Some(v) = low {
+            out.push(v);
+            let own = makers[v].map(|m| &f.nodes[m as usize].ins[..]);
+            low = own.filter(|ins| ins.len() == 1).map(|ins| ins[0]);
+        }
+    }
+    out
 }
 
 /// An adapter that a model has already.

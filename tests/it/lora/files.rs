@@ -2,6 +2,7 @@
 
 use super::{CASES, TRAINING, folder, tensors};
 use crate::lab::{FIXTURES, Lab};
+use safetensors::SafeTensors;
 use serde_json::{Value as Json, json};
 use shardc_testing::{Tool, skip};
 use std::path::Path;
@@ -250,4 +251,41 @@ fn a_text_with_adapters_gets_no_more() {
     let said = lab.refuses(&other, 2, "lora-target");
     assert!(said.contains("has an adapter of r=2 already"), "{said}");
     lab.ok(&["verify", "first"]);
+}
+
+/// Names with the adapter's own, as other software writes them, are read; what is trained beside adapters is saved with
+/// them and read again, also by PEFT.
+#[test]
+fn names_of_others_and_whole_modules_are_read() {
+    let lab = Lab::new("lora-names");
+    let (base, adapter) = (format!("{FIXTURES}/llama_mha"), folder("llama"));
+    let batch = format!("{adapter}/batch.safetensors");
+    let file = Path::new(&adapter).join("adapter_model.safetensors");
+    let (bytes, known) = (std::fs::read(&file).expect("an adapter"), tensors(&file));
+    let all = SafeTensors::deserialize(&bytes).expect("safetensors");
+    let named =
+        all.tensors().into_iter().map(|(n, t)| (n.replace(".weight", ".default.weight"), t));
+    let named = safetensors::serialize(named, None).expect("safetensors");
+    lab.write("named/adapter_model.safetensors", named);
+    lab.ok(&[&["compile", &base, "--lora-from", &adapter, "-o", "plan"], TRAINING].concat());
+    let run = ["run", "plan", "--weights", &base, "--batch", &batch, "--kernels", "interpreted"];
+    lab.ok(&[&run[..], &["--adapter", "named", "--steps", "0", "--save", "same"]].concat());
+    assert_eq!(tensors(&lab.path("same/adapter_model.safetensors")), known);
+    // Norms are trained whole, and one more step begins with them.
+    let train = ["--lora-from", &adapter, "--train", "*norm.weight"];
+    lab.ok(&[&["compile", &base, "-o", "plan"], &train[..], TRAINING].concat());
+    let saves = ["--adapter", &adapter, "--steps", "2", "--save", "ckpt", "--save-every", "2"];
+    lab.ok(&[&run[..], &saves].concat());
+    lab.ok(&["reshard", "ckpt", "--to", "peft", "-o", "again"]);
+    lab.ok(&["reshard", "ckpt", "--to", "hf", "--merge", "-o", "merged"]);
+    let saved = tensors(&lab.path("again/adapter_model.safetensors"));
+    assert_eq!(saved.len(), known.len() + 5);
+    let of = |dir: &str| {
+        tensors(&lab.path(dir).join("model.safetensors"))["model.norm.weight"].1.clone()
+    };
+    assert_ne!(saved["base_model.model.model.norm.weight"].1, of(&base));
+    assert_eq!(saved["base_model.model.model.norm.weight"].1, of("merged"));
+    let more = ["--adapter", "again", "--steps", "1", "--dump", "beside.safetensors"];
+    lab.ok(&[&run[..], &more].concat());
+    read_by_peft(&lab, &base, &batch);
 }

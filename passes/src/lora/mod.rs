@@ -144,31 +144,63 @@ pub fn places(source: &Source) -> Vec<Place> {
     linears(f, weights).into_iter().map(one).collect()
 }
 
-/// What products with A make, of adapters beside products whose results are split over `tp`; `behind` is what products
-/// take for a parameter.
-pub(crate) fn beside_columns(
+/// Values of adapters, by which tokens they are of where `--sp` cuts tokens.
+#[derive(Default)]
+pub(crate) struct Tokens {
+    /// Those that a product reads whose results are split over `tp`: all. What the product with A makes.
+    pub all: Vec<Value>,
+    /// Those of a product that is not split: a rank's own. What all three products make.
+    pub own: Vec<Value>,
+}
+
+/// The tokens of adapters; `behind` is what products take for a parameter.
+pub(crate) fn tokens(
     f: &Func,
     weights: &BTreeMap<&str, &Weight>,
     behind: impl Fn(Value) -> Value,
-) -> Vec<Value> {
-    let params = f.args.iter().filter(|a| is_param(a));
-    let split = |a: &&Port| {
-        let w = a.role.as_ref().and_then(|r| weights.get(&*r.name).copied());
-        w.is_some_and(|w| w.is_adapter() && w.experts.is_none() && w.tp_dim == Some(0))
-    };
-    let mut is = f.per_value(false);
-    params.filter(split).for_each(|a| is[behind(a.value)] = true);
+) -> Tokens {
     let makers = f.makers();
-    let mut out = vec![];
-    for n in f.nodes.iter().filter(|n| n.ins.last().is_some_and(|&v| is[v])) {
-        // A factor may have been moved behind the product with A.
-        let mut low = Some(n.ins[0]);
-        while let Some(v) = low {
+    // A factor may have been moved behind a product.
+    let back = |v: Value, out: &mut Vec<Value>| {
+        let mut next = Some(v);
+        while let Some(v) = next {
             out.push(v);
             let own = makers[v].map(|m| &f.nodes[m as usize].ins[..]);
-            low = own.filter(|ins| ins.len() == 1).map(|ins| ins[0]);
+            next = own.filter(|ins| ins.len() == 1).map(|ins| ins[0]);
+        }
+    };
+    let second = f.args.iter().filter(|a| is_param(a)).filter_map(|a| {
+        let w = *weights.get(&*a.role.as_ref()?.name)?;
+        let is = w.experts.is_none() && w.tensor.ends_with(".lora_B.weight");
+        is.then_some((behind(a.value), w))
+    });
+    let second: BTreeMap<Value, &Weight> = second.collect();
+    let mut out = Tokens::default();
+    for n in &f.nodes {
+        let Some(w) = n.ins.last().and_then(|v| second.get(v)) else { continue };
+        let first = w.tensor.replace(".lora_B.", ".lora_A.");
+        match (w.tp_dim, weights.get(&*first).and_then(|a| a.tp_dim)) {
+            (Some(0), _) => back(n.ins[0], &mut out.all),
+            (None, None) => {
+                let sum = f.nodes.iter().find(|s| {
+                    s.op.is_plain_sum() && s.ins.len() == 2 && {
+                        let mut of = vec![];
+                        back(s.ins[1], &mut of);
+                        of.contains(&n.outs[0])
+                    }
+                });
+                back(n.ins[0], &mut out.own);
+                sum.iter().for_each(|s| {
+                    back(s.ins[1], &mut out.own);
+                    out.own.push(s.ins[0]);
+                });
+            }
+            _by_rows => {}
         }
     }
+    let rows = |v: &Value| f.ty(*v).rank() == 3;
+    out.all.retain(rows);
+    out.own.retain(rows);
     out
 }
 

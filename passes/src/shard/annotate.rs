@@ -115,11 +115,11 @@ pub fn annotate(
         new.extend(streams(&mesh, f, sequence, o.sp, has_experts));
     }
     if o.sp {
-        // Beside a product that reads all tokens, they are there: its adapter reads them too.
-        let low = lora::beside_columns(f, &by_name, |v| behind(f, &uses, v))
-            .into_iter()
-            .filter(|&v| f.ty(v).rank() == 3);
-        new.extend(streams(&mesh, f, &low.map(|v| (v, 1)).collect::<Vec<_>>(), false, false));
+        let of = lora::tokens(f, &by_name, |v| behind(f, &uses, v));
+        for (values, split) in [(of.all, false), (of.own, true)] {
+            let marked: Vec<(Value, usize)> = values.into_iter().map(|v| (v, 1)).collect();
+            new.extend(streams(&mesh, f, &marked, split, false));
+        }
     }
     experts::annotate(&mesh, f, &by_name, &folded, &mut new);
     if !cp.is_empty() {

@@ -120,6 +120,12 @@ impl Saved {
                 Err(wrong("the checkpoint has adapters alone: the base model is missing")
                     .help("add --weights with the folder of the base model"))
             }
+            (Some(BaseModel::Random { seed }), Some(_)) => {
+                let what = format!("the base model was drawn, from seed {seed}: no files have it");
+                Err(wrong(&what).help(
+                    "leave --weights out to resume; what is to be merged begins with --weights",
+                ))
+            }
             (Some(known), Some(c)) => match BaseModel::of(c, &plan.weights)? == *known {
                 true => Ok(()),
                 false => Err(wrong("the checkpoint was trained on another base")

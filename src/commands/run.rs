@@ -141,6 +141,7 @@ impl Run {
             |what: Option<String>| what.iter().for_each(|w| all.push_str(&format!(" {w}")));
         say(self.save.as_ref().map(|_| "--save".into()));
         say(self.save_every.map(|n| format!("--save-every {n}")));
+        say(self.adapter.as_ref().map(|_| "--adapter".into()));
         say(self.eval_data.as_ref().map(|_| "--eval-data".into()));
         let every = self.eval_every.unwrap_or(EVAL_EVERY);
         say(self.eval_data.as_ref().map(|_| format!("--eval-every {every}")));

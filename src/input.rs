@@ -14,6 +14,7 @@ use shardc_ir::plan::{Dropout, Mode};
 use shardc_ir::source::Source;
 use shardc_ir::text;
 use shardc_ir::verify::verify;
+use shardc_passes::lora;
 use shardc_passes::options::Options;
 use std::path::Path;
 
@@ -39,9 +40,19 @@ const MAX_TEXT: u64 = 64 << 20;
 /// The same of the config beside an archive.
 const MAX_CONFIG: u64 = 16 << 20;
 
-/// Reads a Hugging Face folder, its config.json, an archive of `torch.export`, or a `.ir` file.
+/// Reads a Hugging Face folder, its config.json, an archive of `torch.export`, or a `.ir` file, with the adapters that
+/// are asked for.
 pub fn read_model(path: &Path, o: &Options) -> Result<Input> {
-    Ok(Input { name: name_of(path), ..read(path, o)? })
+    adapted(Input { name: name_of(path), ..read(path, o)? }, o)
+}
+
+/// A model with the adapters that options ask for, which one of a plan's own text has already.
+///
+/// # Errors
+/// Those of [`lora::adapt`].
+pub(crate) fn adapted(mut input: Input, o: &Options) -> Result<Input> {
+    o.lora.iter().try_for_each(|l| lora::adapt(&mut input.source, l))?;
+    Ok(input)
 }
 
 /// What people call the model at a path: of a file its name, of a folder that of the folder, of one in Hugging

@@ -1,6 +1,7 @@
 //! The driver of shardc: one [`compile`] function, the plan directory, and the command line.
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
+mod adapters;
 mod axes;
 mod bounds;
 pub mod checkpoint;
@@ -30,7 +31,7 @@ pub mod signals;
 pub mod terminal;
 
 pub use input::{Input, brought, read_model, text_source};
-use input::{PROGRAMS, from_model, from_text, is_archive, is_text};
+use input::{PROGRAMS, adapted, from_model, from_text, is_archive, is_text};
 use plan_dir::Stored;
 use proof::Prove;
 use report::Report;
@@ -231,7 +232,8 @@ fn made(input: Input, o: &Options, manager: Manager, since: Instant) -> Result<O
 /// The model that a plan's config.json gives, with the names that its checkpoint had, and its text; nothing if
 /// the model was a text or an archive.
 pub(crate) fn of_config(s: &Stored) -> Result<Option<(Input, String)>> {
-    let made = model_for(s, &s.options)?.map(from_model);
+    let made = model_for(s, &s.options)?.map(|m| adapted(from_model(m), &s.options));
+    let made = made.transpose()?;
     Ok(made.map(|i| {
         let text = text::print_source(&i.source);
         (i, text)
@@ -252,7 +254,7 @@ fn model_for(s: &Stored, o: &Options) -> Result<Option<Model>> {
 /// A stored plan's model compiled with other options, and not checked as a plan that is written: to compare with.
 pub(crate) fn variant(s: &Stored, o: &Options) -> Result<Plan> {
     let source = match model_for(s, o)? {
-        Some(m) => from_model(m).source,
+        Some(m) => adapted(from_model(m), o)?.source,
         None => from_text(&s.source)?.source,
     };
     let o = with_mesh(&source.module.mesh, o)?;
@@ -301,8 +303,8 @@ pub fn retarget(s: &Stored, o: &Options) -> Result<Output> {
 
 /// Compiles a model from a config alone.
 pub fn compile_config(config: &serde_json::Value, o: &Options) -> Result<Output> {
-    let input = from_model(shardc_frontends::from_config(config, "config.json", &shape(o))?);
-    finish(input, o, Manager::new(&mut |_, _| {}), Instant::now(), vec![])
+    let model = shardc_frontends::from_config(config, "config.json", &shape(o))?;
+    finish(adapted(from_model(model), o)?, o, Manager::new(&mut |_, _| {}), Instant::now(), vec![])
 }
 
 /// The kinds of groups that exchange data in every layer and reach over several nodes.

@@ -185,14 +185,25 @@ pub fn of_compiled(s: &Stored, how: Prove) -> Result<Outcome> {
     }
 }
 
+/// Names of the parameters that globs name.
+fn named(weights: &[Weight], globs: &[String]) -> Result<BTreeSet<String>> {
+    let mut out = BTreeSet::new();
+    for g in globs {
+        out.extend(parameters(weights, g)?.into_iter().map(|i| weights[i].param.to_string()));
+    }
+    Ok(out)
+}
+
 /// The step that options ask for.
 ///
 /// # Errors
 /// `part-of-stack` if `--freeze` names some of the experts that are one parameter.
 pub fn recipe(o: &Options, weights: &[Weight], model: &Module) -> Result<Recipe> {
-    let mut frozen = BTreeSet::new();
-    for g in &o.freeze {
-        frozen.extend(parameters(weights, g)?.into_iter().map(|i| weights[i].param.to_string()));
+    let mut frozen = named(weights, &o.freeze)?;
+    if o.lora.is_some() {
+        let trained = named(weights, &o.train)?;
+        let base = weights.iter().filter(|w| !w.is_adapter() && !trained.contains(&w.param));
+        frozen.extend(base.map(|w| w.param.clone()));
     }
     let updates = match model.funcs.first().filter(|_| o.mode == Mode::Train) {
         Some(f) => groups(f, weights, &frozen, o)?.of,

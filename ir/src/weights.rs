@@ -9,6 +9,8 @@ use std::ops::Range;
 pub enum Init {
     /// Normal with mean 0 and this standard deviation.
     Normal(f64),
+    /// Uniform from minus this bound to it.
+    Uniform(f64),
     Ones,
     Zeros,
 }
@@ -48,6 +50,11 @@ impl Weight {
             true => self.tensor.replacen("{}", &e.to_string(), 1),
         };
         (0..self.experts.filter(|_| self.is_stacked()).unwrap_or(1)).map(name)
+    }
+
+    /// It is one of a low-rank adapter, by its name: those of PEFT, with which adapters are written.
+    pub fn is_adapter(&self) -> bool {
+        self.tensor.ends_with(".lora_A.weight") || self.tensor.ends_with(".lora_B.weight")
     }
 
     /// It is a stack of tensors, one per expert.

@@ -1,4 +1,4 @@
-//! What `--freeze` and `--shard` name: tensors of the checkpoint, and for `--shard` inputs too.
+//! What `--freeze`, `--train` and `--shard` name: tensors of the checkpoint, and for `--shard` inputs too.
 
 use crate::options::Options;
 use shardc_ir::diag::{Diag, Result};
@@ -8,15 +8,31 @@ use shardc_ir::plan::Mode;
 use shardc_ir::weights::Weight;
 use std::collections::BTreeSet;
 
-/// Names of the parameters that `--freeze` names. Every glob must match something, and something must
-/// be left to train.
+/// Names of the parameters that are not trained: those that `--freeze` names, and beside adapters all that
+/// `--train` does not. Every glob must match something, and something must be left to train.
 ///
 /// # Errors
 /// `unknown-tensor`, `part-of-stack`, `no-loss`.
 pub fn frozen(weights: &[Weight], o: &Options) -> Result<BTreeSet<String>> {
+    let mut out = named(weights, "freeze", &o.freeze)?;
+    if o.lora.is_some() {
+        let trained = named(weights, "train", &o.train)?;
+        let base = weights.iter().filter(|w| !w.is_adapter() && !trained.contains(&w.param));
+        out.extend(base.map(|w| w.param.clone()));
+    }
+    if o.mode == Mode::Train && !weights.is_empty() && out.len() == weights.len() {
+        return Err(Diag::new("no-loss", "every parameter is frozen: there is nothing to train")
+            .at("--freeze")
+            .help("freeze fewer, or compile with --mode infer"));
+    }
+    Ok(out)
+}
+
+/// Names of the parameters that the globs of a flag name, each of which must match something.
+fn named(weights: &[Weight], flag: &str, globs: &[String]) -> Result<BTreeSet<String>> {
     let mut out = BTreeSet::new();
-    for g in &o.freeze {
-        let place = || format!("--freeze '{g}'");
+    for g in globs {
+        let place = || format!("--{flag} '{g}'");
         let found = names::parameters(weights, g).map_err(|d| d.at(place()))?;
         if found.is_empty() {
             return Err(Diag::new("unknown-tensor", format!("`{g}` matches no tensor"))
@@ -24,11 +40,6 @@ pub fn frozen(weights: &[Weight], o: &Options) -> Result<BTreeSet<String>> {
                 .help(names::suggestion(weights, g)));
         }
         out.extend(found.into_iter().map(|i| weights[i].param.clone()));
-    }
-    if o.mode == Mode::Train && !weights.is_empty() && out.len() == weights.len() {
-        return Err(Diag::new("no-loss", "every parameter is frozen: there is nothing to train")
-            .at("--freeze")
-            .help("freeze fewer, or compile with --mode infer"));
     }
     Ok(out)
 }

@@ -10,6 +10,7 @@ mod depends;
 pub mod experts;
 pub mod globs;
 pub mod group;
+pub mod lora;
 pub mod memory;
 pub mod optim;
 pub mod options;

@@ -2,6 +2,7 @@
 
 use crate::autodiff::chunks::LossChunks;
 use crate::autodiff::recompute::Recompute;
+use crate::lora::Lora;
 use crate::shard::zero::{Accumulate, Zero};
 use serde::{Deserialize, Serialize};
 use shardc_ir::documents::Documents;
@@ -292,6 +293,12 @@ options! {
     pub clip: Option<f64> = None,
     /// Globs over names of the checkpoint's tensors: parameters that are not trained.
     pub freeze: Vec<String> = vec![],
+    /// Low-rank adapters: all other parameters are frozen, but for those that `train` names.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lora: Option<Lora> = None,
+    /// Globs over names of the checkpoint's tensors: what is trained beside adapters.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub train: Vec<String> = vec![],
     pub shard: Vec<ShardRule> = vec![],
     /// Layouts are chosen by price, and not as the model's family has them.
     pub auto: bool = false,

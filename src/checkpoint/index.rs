@@ -1,5 +1,6 @@
 //! `index.json`, and reading slices of tensors from pieces.
 
+use super::base::BaseModel;
 use super::step_of;
 use crate::SCHEMA;
 use crate::data::Order;
@@ -43,6 +44,9 @@ pub(super) struct Index {
     /// The scale of the loss, if it has changed from step to step in this run or one that it goes on from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loss_scale: Option<LossScale>,
+    /// The model whose adapters were trained: its parameters are not here.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub base: Option<BaseModel>,
     /// blake3 of the plan's `plan.json`, which has the hashes of its other files.
     pub plan: String,
     pub files: BTreeMap<String, File>,
@@ -110,6 +114,8 @@ pub struct Saved {
     pub run: Option<RunState>,
     /// The scale of its loss.
     pub scale: ScaleState,
+    /// The model whose adapters it has.
+    pub base: Option<BaseModel>,
     /// blake3 of the index.
     mark: String,
     plan: String,
@@ -237,8 +243,14 @@ impl Saved {
         }
         let (step, mark) = (index.step, seal::hash(text.as_bytes()));
         let scale = ScaleState { skipped: index.skipped, loss_scale: index.loss_scale };
-        let (run, plan, files) = (index.run, index.plan, index.files);
-        Ok(Saved { dir, step, run, scale, mark, plan, files, tensors, data })
+        let (run, plan, files, base) = (index.run, index.plan, index.files, index.base);
+        Ok(Saved { dir, step, run, scale, base, mark, plan, files, tensors, data })
+    }
+
+    /// True for a parameter of the base model, of a checkpoint that has adapters alone.
+    pub fn leaves_out(&self, role: &Role) -> bool {
+        let known = (role.kind.to_string(), role.name.to_string());
+        self.base.is_some() && role.kind == RoleKind::Param && !self.tensors.contains_key(&known)
     }
 
     /// The folder of the checkpoint.

@@ -9,9 +9,11 @@
 //! flushed, and made visible by one rename, so whoever sees it sees all of it. Any plan of the same
 //! model reads it: a tensor is put together from whatever pieces there are.
 
+mod base;
 mod index;
 mod write;
 
+pub use base::{BaseModel, LeftOut};
 pub use index::{RunState, Saved};
 pub use write::{Reached, Saves, check_steps, task, write_all};
 

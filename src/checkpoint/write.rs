@@ -1,5 +1,6 @@
 //! Writing: every rank its file, process 0 the index.
 
+use super::base::{BaseModel, LeftOut};
 use super::index::{FORMAT, File, Index, MAX_INDEX, Piece, RunState, Tensor, key};
 use super::{rank_file, step_folder, step_of, unfinished};
 use crate::plan_dir::{self, Stored};
@@ -28,6 +29,7 @@ fn failed(path: &Path, e: &dyn std::fmt::Display) -> Diag {
 pub struct Saves {
     dir: PathBuf,
     keep: usize,
+    left: LeftOut,
     removal: Option<JoinHandle<()>>,
 }
 
@@ -37,12 +39,12 @@ impl Saves {
     ///
     /// # Errors
     /// `save`.
-    pub fn new(dir: &Path, keep: usize) -> Result<Saves> {
+    pub fn new(dir: &Path, keep: usize, left: &LeftOut) -> Result<Saves> {
         clean(dir)?;
         let keep = keep.max(1);
         // Room for the next one is needed before it is written.
         hide(dir, keep).iter().for_each(|path| drop(fs::remove_dir_all(path)));
-        Ok(Saves { dir: dir.into(), keep, removal: None })
+        Ok(Saves { dir: dir.into(), keep, left: left.clone(), removal: None })
     }
 
     /// Saves what all ranks hold after a step: the folder appears whole, or not at all.
@@ -59,8 +61,9 @@ impl Saves {
         let dir = &self.dir;
         let new = begin(dir, step, stored)?;
         let number = u32::try_from(step).unwrap_or(u32::MAX);
-        let given = session.each(number, task(dir, step))?;
-        finish(new, dir, Reached { step, run: Some(run), scale: session.scale() }, given)?;
+        let given = session.each(number, task(dir, step, &self.left))?;
+        let base = self.left.base.as_ref();
+        finish(new, dir, Reached { step, run: Some(run), scale: session.scale(), base }, given)?;
         let saved = step_folder(dir, step);
         let gone = hide(dir, self.keep);
         // What cannot be removed costs room alone, and the next save tries again.
@@ -88,6 +91,8 @@ pub struct Reached<'a> {
     pub step: usize,
     pub run: Option<&'a RunState>,
     pub scale: ScaleState,
+    /// The model whose adapters it trained.
+    pub base: Option<&'a BaseModel>,
 }
 
 /// Writes a checkpoint of what ranks would hold, whose elements `give` has, as a run had it at a step.
@@ -179,9 +184,12 @@ fn clean(dir: &Path) -> Result<()> {
 }
 
 /// What a rank does for the checkpoint of a step.
-pub fn task(dir: &Path, step: usize) -> Arc<Task> {
-    let to = unfinished(dir, step);
-    Arc::new(move |rank, all, give| write_rank(&to, rank, all, give))
+pub fn task(dir: &Path, step: usize, left: &LeftOut) -> Arc<Task> {
+    let (to, left) = (unfinished(dir, step), left.clone());
+    Arc::new(move |rank, all, give| {
+        let all: Vec<Holding> = all.iter().filter(|h| !left.has(&h.role)).cloned().collect();
+        write_rank(&to, rank, &all, give)
+    })
 }
 
 /// Writes a rank's file and flushes it; the file's name and hash and its pieces, as JSON.
@@ -235,7 +243,7 @@ fn write_rank(to: &Path, rank: usize, all: &[Holding], give: &mut Give) -> Resul
 
 /// Writes the index of what all ranks have written, flushes the folder, and makes it visible.
 fn finish(new: Unfinished, dir: &Path, reached: Reached, given: Vec<Vec<u8>>) -> Result<()> {
-    let Reached { step, run, scale } = reached;
+    let Reached { step, run, scale, base } = reached;
     let new = new.path();
     let mut files = BTreeMap::new();
     let mut tensors: BTreeMap<(String, String), Tensor> = BTreeMap::new();
@@ -262,9 +270,9 @@ fn finish(new: Unfinished, dir: &Path, reached: Reached, given: Vec<Vec<u8>>) ->
     let head = files::read(&head, MAX_INDEX).map_err(|d| failed(new, &d.message))?;
     let (hash, plan) = (String::new(), seal::hash(&head));
     let ScaleState { skipped, loss_scale } = scale;
-    let run = run.cloned();
+    let (run, base) = (run.cloned(), base.cloned());
     let index =
-        Index { format: FORMAT, hash, step, run, skipped, loss_scale, plan, files, tensors };
+        Index { format: FORMAT, hash, step, run, skipped, loss_scale, base, plan, files, tensors };
     let text = seal::seal(&serde_json::to_string_pretty(&index).expect("plain data"));
     let path = new.join("index.json");
     let write = |e| files::io_error("cannot write the file", &path, &e);

@@ -1,6 +1,7 @@
 //! `shardc reshard`: a checkpoint as another mesh would write it, or as a Hugging Face folder.
 
 use super::saving::{CHECKPOINTS, HowToSave, apart, place_of, prepare, same_model, write};
+use crate::adapters::{self, Merge};
 use crate::axes;
 use crate::checkpoint::{self, Reached, Saved};
 use crate::flags::Flags;
@@ -14,6 +15,7 @@ use shardc_frontends::check_target;
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::func::{Role, RoleKind};
 use shardc_ir::plan::Plan;
+use shardc_ir::weights::Weight;
 use shardc_passes::options::{Options, Order, TpMode};
 use shardc_runtime::holdings::{Holding, holdings};
 use std::path::PathBuf;
@@ -24,17 +26,20 @@ use std::path::PathBuf;
 pub struct Reshard {
     /// A checkpoint, or a folder of checkpoints, of which the latest is taken
     pub dir: PathBuf,
-    /// hf for a Hugging Face folder, or a mesh: dp_shard=8
-    #[arg(long, value_name = "hf|MESH")]
+    /// hf for a Hugging Face folder, peft for the folder of an adapter, or a mesh: dp_shard=8
+    #[arg(long, value_name = "hf|peft|MESH")]
     pub to: String,
+    /// With --to hf, add adapters to the weights of the base model
+    #[arg(long)]
+    pub merge: bool,
     /// Folder to write: the model, or the folder of the checkpoint
     #[arg(short, long)]
     pub output: PathBuf,
     /// ZeRO stage on that mesh [default: that of the checkpoint's plan]
     #[arg(long)]
     pub zero: Option<u8>,
-    /// With --to hf, the model folder that provides the tokenizer and element types [default: that of the
-    /// checkpoint's plan]
+    /// With --to hf and --to peft, the model folder that provides the tokenizer and element types, and the weights that
+    /// adapters are added to [default: that of the checkpoint's plan]
     #[arg(long, value_name = "DIR")]
     pub base: Option<PathBuf>,
     #[command(flatten)]
@@ -51,7 +56,7 @@ pub fn reshard(how: &Reshard, as_json: bool) -> Result<i32> {
     saved.verify(0, 1)?;
     let stored = saved.plan()?;
     let written = match how.to.as_str() {
-        "hf" => to_model(&saved, &stored, how)?,
+        "hf" | "peft" => to_model(&saved, &stored, how)?,
         mesh => to_mesh(&saved, &stored, mesh, how)?,
     };
     match as_json {
@@ -70,6 +75,7 @@ fn to_model(saved: &Saved, stored: &Stored, how: &Reshard) -> Result<PathBuf> {
             .at(format!("--zero {zero}"))
             .help("leave --zero out"));
     }
+    with_adapters(how, stored.options.lora.is_some())?;
     let base = how.base.as_deref();
     if let Some(dir) = base.filter(|b| !same_model(b, &stored.config)) {
         let what = match dir.join("config.json").is_file() {
@@ -85,13 +91,63 @@ fn to_model(saved: &Saved, stored: &Stored, how: &Reshard) -> Result<PathBuf> {
     check_target(&to, how.saving.force)?;
     let _lock = lock::of_model(&to, &how.dir)?;
     let saving = prepare(&how.saving, base, stored)?;
-    write(&to, &stored.config, &stored.plan.weights, &saving, |w| {
+    let read = |w: &Weight| {
         let ranges: Vec<_> = w.shape.iter().map(|&n| 0..n).collect();
         let mut out = vec![0.0; w.shape.iter().product()];
         let role = Role::new(RoleKind::Param, w.param.as_str());
         saved.read(&role, &w.shape, &ranges, &mut out)?;
         Ok(out)
-    })
+    };
+    if !how.merge {
+        let saving = adapters::saving(stored, saving)?;
+        return write(&to, &stored.config, &adapters::saved(stored)?, &saving, read);
+    }
+    let merge = Merge::open(stored, base)?;
+    saved.check_base(Some(merge.base()), &stored.plan)?;
+    let mut get = |w: &Weight| match saved.leaves_out(&Role::new(RoleKind::Param, &*w.param)) {
+        true => Ok(None),
+        false => read(w).map(Some),
+    };
+    let mut worst = 0.0f32;
+    let dir = write(&to, &stored.config, &merge.all(), &saving, |w| {
+        let values = merge.weight(w, &mut get)?;
+        let rounded = saving.rounded(&w.tensor, &stored.config);
+        let most = values.iter().fold(f32::MIN_POSITIVE, |m, x| m.max(x.abs()));
+        let off = values.iter().fold(0.0f32, |m, &x| m.max((rounded(x) - x).abs()));
+        worst = worst.max(if merge.has(w) { off / most } else { 0.0 });
+        Ok(values)
+    })?;
+    note(format!(
+        "rounding changes merged weights by up to {worst:.1e} of the largest of their tensor"
+    ));
+    Ok(dir)
+}
+
+/// Refuses what a checkpoint without adapters cannot become, and one with them as a whole model without their sum.
+fn with_adapters(how: &Reshard, has: bool) -> Result<()> {
+    let refuse =
+        |flag: String, what: &str, help: &str| Err(Diag::new("flag", what).at(flag).help(help));
+    match (&*how.to, how.merge, has) {
+        ("peft", true, _) => refuse(
+            "--merge".into(),
+            "--to peft writes the adapters alone",
+            "use --to hf --merge for a model, or leave --merge out",
+        ),
+        ("peft", _, false) => refuse(
+            "--to peft".into(),
+            "the checkpoint has no adapters",
+            "use --to hf; plans with adapters are compiled with --lora",
+        ),
+        ("hf", false, true) => refuse(
+            "--to hf".into(),
+            "the checkpoint has adapters and not the model that they belong to",
+            "use --to hf --merge for a model without adapters, or --to peft for the adapters",
+        ),
+        ("hf", true, false) => {
+            refuse("--merge".into(), "the checkpoint has no adapters to merge", "leave --merge out")
+        }
+        _fine => Ok(()),
+    }
 }
 
 fn to_mesh(saved: &Saved, stored: &Stored, mesh: &str, how: &Reshard) -> Result<PathBuf> {
@@ -110,11 +166,19 @@ fn to_mesh(saved: &Saved, stored: &Stored, mesh: &str, how: &Reshard) -> Result<
         Some(p) if p.starts_with("--mesh") => d.clone().at(format!("--to {mesh}")),
         _ => d,
     };
+    if how.merge {
+        return Err(Diag::new("flag", "--merge is for --to hf: a checkpoint keeps its adapters")
+            .at("--merge")
+            .help("leave --merge out, or use --to hf --merge"));
+    }
     let plan = plan_for(stored, mesh, how.zero).map_err(to_flag)?;
     let to = place_of(&how.output)?;
     let _lock = lock::of_checkpoints(&to, &how.dir)?;
-    let reached = Reached { step: saved.step, run: saved.run.as_ref(), scale: saved.scale };
-    checkpoint::write_all(to.path(), reached, stored, &holdings(&plan)?, |h: &Holding| {
+    let base = saved.base.as_ref();
+    let reached = Reached { step: saved.step, run: saved.run.as_ref(), scale: saved.scale, base };
+    let mut ranks = holdings(&plan)?;
+    ranks.iter_mut().for_each(|all| all.retain(|h| !saved.leaves_out(&h.role)));
+    checkpoint::write_all(to.path(), reached, stored, &ranks, |h: &Holding| {
         let ranges: Vec<_> = h.offset.iter().zip(&h.len).map(|(&at, &n)| at..at + n).collect();
         let mut out = vec![0.0; h.len.iter().product()];
         saved.read(&h.role, &h.shape, &ranges, &mut out)?;

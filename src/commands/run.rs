@@ -12,7 +12,7 @@ mod trace;
 mod words;
 
 use super::saving::{CHECKPOINTS, HowToSave, apart, place_of};
-use crate::checkpoint;
+use crate::checkpoint::{self, LeftOut};
 use crate::cluster::{self, Connections, Job, Transport};
 use crate::data::{Data, Picks, is_text};
 use crate::hub;
@@ -46,6 +46,9 @@ pub struct Run {
     /// HF folder with the initial weights, or the .pt2 archive [default: random weights]
     #[arg(long, value_name = "PATH")]
     pub weights: Option<PathBuf>,
+    /// Folder with an adapter, as PEFT writes it, for a plan with adapters [default: a new one]
+    #[arg(long, value_name = "DIR", requires = "weights", conflicts_with = "resume")]
+    pub adapter: Option<PathBuf>,
     /// Training data: a file of tokens (.bin of Megatron, llm.c or nanoGPT, .npy), text:GLOB with --tokenizer,
     /// bytes:GLOB with one token per byte, or columns: FILE.safetensors, or NAME=FILE.npy,.. [default: random
     /// data]
@@ -85,8 +88,9 @@ pub struct Run {
     /// Number of checkpoints to keep, newest first [default: 2]
     #[arg(long, value_name = "N", requires = "save_every", value_parser = clap::value_parser!(u64).range(1..))]
     pub keep: Option<u64>,
-    /// Resume from a checkpoint: the latest one in a folder, or a specific one
-    #[arg(long, value_name = "DIR", conflicts_with = "weights")]
+    /// Resume from a checkpoint: the latest one in a folder, or a specific one. That of a plan with adapters has no
+    /// base model: --weights gives it
+    #[arg(long, value_name = "DIR")]
     pub resume: Option<PathBuf>,
     /// Write a trace of what every rank did, for Perfetto or chrome://tracing
     #[arg(long, value_name = "FILE")]
@@ -137,6 +141,7 @@ impl Run {
             |what: Option<String>| what.iter().for_each(|w| all.push_str(&format!(" {w}")));
         say(self.save.as_ref().map(|_| "--save".into()));
         say(self.save_every.map(|n| format!("--save-every {n}")));
+        say(self.adapter.as_ref().map(|_| "--adapter".into()));
         say(self.eval_data.as_ref().map(|_| "--eval-data".into()));
         let every = self.eval_every.unwrap_or(EVAL_EVERY);
         say(self.eval_data.as_ref().map(|_| format!("--eval-every {every}")));
@@ -250,6 +255,26 @@ fn check(how: &Run, transport: Transport) -> Result<()> {
     }
 }
 
+/// Refuses flags that are for plans with adapters alone.
+fn with_adapters(how: &Run, has: bool) -> Result<()> {
+    let refuse =
+        |flag: &str, what: &str, help: &str| Err(Diag::new("flag", what).at(flag).help(help));
+    match (&how.adapter, &how.resume, &how.weights) {
+        _ if has => Ok(()),
+        (Some(_), _, _) => refuse(
+            "--adapter",
+            "the plan has no adapters",
+            "compile with --lora-from DIR and the folder of the adapter",
+        ),
+        (None, Some(_), Some(_)) => refuse(
+            "--weights",
+            "--resume and --weights both say what the run begins with",
+            "leave one of them out",
+        ),
+        _fine => Ok(()),
+    }
+}
+
 /// Runs the command: alone, or as a process of a job, which ends as one.
 pub fn run(dir: &Path, mut how: Run, as_json: bool) -> Result<i32> {
     how.weights = how.weights.as_deref().map(hub::resolved).transpose()?;
@@ -304,6 +329,7 @@ fn run_in(dir: &Path, how: &Run, job: Option<&Job>, as_json: bool) -> Result<i32
     if let Some(job) = job {
         job.check(&stored.plan, &stored.hash())?;
     }
+    with_adapters(how, stored.options.lora.is_some())?;
     let place = how.save.as_deref().map(place_of).transpose()?;
     if let Some(to) = &place {
         apart(to.path(), how.weights.as_deref(), &stored, &how.saving)?;
@@ -329,13 +355,14 @@ fn run_in(dir: &Path, how: &Run, job: Option<&Job>, as_json: bool) -> Result<i32
     how.dump.iter().filter(|_| leads).try_for_each(|file| DUMP.check(file))?;
     how.metrics.iter().filter(|_| leads).try_for_each(|file| metrics::METRICS.check(file))?;
     let start = match &how.resume {
-        None => Start::open(how.weights.as_deref(), plan)?,
-        Some(dir) => resume(dir, job)?,
+        None => Start::open(how.weights.as_deref(), how.adapter.as_deref(), plan)?,
+        Some(dir) => resume(dir, how.weights.as_deref(), plan, job)?,
     };
-    let done = if let Start::Resumed(s) = &start { s.step } else { 0 };
+    let left = LeftOut::of(stored, start.base(plan)?)?;
+    let done = if let Start::Resumed(s, _) = &start { s.step } else { 0 };
     let keeps = place.as_ref().filter(|_| leads);
     let mut run = how.given.begin(stored, &start, job)?;
-    let keeper = keeps.map(|to| Keeper::open(dir, to, how, stored, done));
+    let keeper = keeps.map(|to| Keeper::open(dir, to, how, (stored, &left), done));
     let keeper = keeper.transpose()?;
     let table = inputs(&plan.module);
     let steps = how.steps.unwrap_or(if s.mode == Mode::Infer { 1 } else { 10 });
@@ -365,7 +392,7 @@ fn run_in(dir: &Path, how: &Run, job: Option<&Job>, as_json: bool) -> Result<i32
         job.same("the evaluation data", &d.mark())?;
     }
     let mut session = launch(plan, &start, how, job, Some(dir))?;
-    if let Start::Resumed(s) = &start {
+    if let Start::Resumed(s, _) = &start {
         session.go_on(s.scale);
     }
     if !leads {
@@ -374,7 +401,7 @@ fn run_in(dir: &Path, how: &Run, job: Option<&Job>, as_json: bool) -> Result<i32
             _ => feed.batch(&table, s, step),
         };
         let dir = place.as_ref().map_or(Path::new(""), |p| p.path());
-        session.follow(&batch, &|step| checkpoint::task(dir, step as usize))?;
+        session.follow(&batch, &|step| checkpoint::task(dir, step as usize, &left))?;
         signals::save_no_more();
         session.finish()?;
         return Ok(0);

@@ -184,7 +184,7 @@ pub fn prepare(how: &HowToSave, weights: Option<&Path>, stored: &Stored) -> Resu
         };
         note(format!("the saved model will have no tokenizer: {place}"));
     }
-    Ok(Saving { base, dtype, max_shard, force: how.force })
+    Ok(Saving { base, dtype, max_shard, force: how.force, adapter: None })
 }
 
 /// Whether a folder's config.json is that of a plan, but for what it says of the files alone and of the weights.

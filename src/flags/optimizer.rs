@@ -2,7 +2,7 @@
 //! and balanced.
 
 use super::options::{
-    read_balance, read_loss_scaling, read_mtp, read_optimizer, read_rate, read_rules,
+    read_adapter, read_balance, read_loss_scaling, read_mtp, read_optimizer, read_rate, read_rules,
 };
 use super::shown::{lower, of_experts, trained, trains};
 use super::spec::{Idle, Key, Kind, OptionSpec, Seen, TRAINERS, idle, key, lack, row, word};
@@ -12,6 +12,7 @@ use shardc_ir::loss_scale::LossScaling;
 use shardc_ir::plan::LrSchedule;
 use shardc_ir::text::update::Rules;
 use shardc_ir::types::DType;
+use shardc_passes::lora::Lora;
 use shardc_passes::optim::rules;
 use shardc_passes::options::{Decay, Optimizer, Options};
 
@@ -66,6 +67,11 @@ const LR: Key = key("lr", "").range(
         }
     },
     "it is above 0 and falls, after a warmup that ends before it does",
+);
+
+const LORA: Key = key("lora", "experts").trained().word("--lora").range(
+    |o| o.lora.clone().is_none_or(|l| l.checked().is_ok()),
+    "r is above 0, alpha is not 0, dropout is in 0..1",
 );
 
 const UNSCALED: Idle =
@@ -360,6 +366,54 @@ pub const OPTIONS: &[OptionSpec] = &[
             |o| !o.freeze.is_empty(),
             "parameters that are not trained, by name (--freeze)",
         )],
+        ..OPTIMIZER
+    },
+    OptionSpec {
+        flag: "lora",
+        value: "r=R,..",
+        help: "Train low-rank adapters and nothing else: r=16[,alpha=32][,targets=q_proj+v_proj][,dropout=0.05]\
+               [,rslora]; alpha is 2r unless given. Targets are ends of paths of modules, globs over the paths, \
+               linear (all products of the layers) or experts",
+        default: "off",
+        set: |o, g| {
+            o.lora = Some(Lora::parse(g.text())?);
+            Ok(())
+        },
+        keys: &[LORA],
+        in_plan: true,
+        trains: false,
+        rows: &[row("Optimizer", "adapters", |s| s.options.lora.as_ref().map(Lora::to_string))],
+        lacks: &[lack(TRAINERS, |o| o.lora.is_some(), "adapters (--lora)")],
+        ..OPTIMIZER
+    },
+    OptionSpec {
+        flag: "lora-from",
+        value: "DIR",
+        help: "Adapters as those in a folder that PEFT wrote: rank, alpha, targets and dropout are those of its \
+               adapter_config.json",
+        set: |o, g| {
+            o.lora = Some(read_adapter(g)?);
+            Ok(())
+        },
+        keys: &[LORA],
+        in_plan: true,
+        ..OPTIMIZER
+    },
+    OptionSpec {
+        flag: "train",
+        value: "GLOB",
+        help: "Checkpoint tensors that are trained beside adapters; repeatable",
+        kind: Kind::Many,
+        set: |o, g| {
+            o.train = g.value.many().to_vec();
+            Ok(())
+        },
+        keys: &[key("train", "partition").trained()],
+        trains: true,
+        rows: &[row("Optimizer", "trained beside adapters", |s| {
+            let all = &s.options.train;
+            (!all.is_empty()).then(|| trained(s, all.join(", "))).flatten()
+        })],
         ..OPTIMIZER
     },
 ];

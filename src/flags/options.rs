@@ -5,6 +5,7 @@ use super::text::{Brought, default_microbatch, global_batch, rows_of};
 use super::values::*;
 use super::{Flags, read_hardware};
 use crate::machine;
+use shardc_frontends::AdapterConfig;
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::documents::Documents;
 use shardc_ir::files;
@@ -14,6 +15,7 @@ use shardc_ir::mesh::Mesh;
 use shardc_ir::plan::Dropout;
 use shardc_ir::text::update::Rules;
 use shardc_ir::types::DType;
+use shardc_passes::lora::Lora;
 use shardc_passes::optim::HIDDEN;
 use shardc_passes::options::{Balance, Buffers, Optimizer, Options, TpMode};
 use shardc_passes::stages::layout::StageLayout;
@@ -92,7 +94,7 @@ impl Flags {
                 .at(format!("--dropout {}", self.text("dropout").unwrap_or_default()))
                 .help("use --tp-mode 1d, or --dropout 0"));
         }
-        Ok(())
+        adapters(self, o)
     }
 
     /// Refuses what says how something is cut, where prices do.
@@ -359,6 +361,54 @@ fn documents(text: &str) -> Result<Documents> {
     }
     let end = end.ok_or_else(|| wrong("no token ends a document".into()))?;
     Ok(Documents { end, padding })
+}
+
+/// Adapters as those of a folder that PEFT wrote.
+pub(super) fn read_adapter(g: &Given) -> Result<Lora> {
+    let dir = Path::new(g.text());
+    let flag = format!("--lora-from {}", dir.display());
+    let c = AdapterConfig::read(dir).map_err(|d| d.why(format!("{flag} reads it")))?;
+    let l = Lora {
+        r: c.r,
+        alpha: c.alpha,
+        targets: c.targets,
+        dropout: c.dropout,
+        rslora: c.rslora,
+        rank_pattern: c.rank_pattern,
+        alpha_pattern: c.alpha_pattern,
+    };
+    l.checked().map_err(|d| d.at(flag).help("write it again with PEFT"))
+}
+
+/// Refuses what does not go together with adapters, or is nothing without them.
+fn adapters(flags: &Flags, o: &Options) -> Result<()> {
+    let refuse = |what: &str, flag: &str, help: &str| {
+        Err(Diag::new("flag", what).at(format!("--{flag}")).help(help))
+    };
+    match &o.lora {
+        None if !o.train.is_empty() => refuse(
+            "--train names what is trained beside adapters, of which there are none",
+            "train",
+            "add --lora r=16, or name what is not trained with --freeze",
+        ),
+        None => Ok(()),
+        Some(_) if flags.has("lora") && flags.has("lora-from") => refuse(
+            "--lora and --lora-from both say what adapters are",
+            "lora-from",
+            "leave one of them out",
+        ),
+        Some(_) if !o.freeze.is_empty() => refuse(
+            "--lora freezes all parameters of the base model: --freeze adds nothing",
+            "freeze",
+            "leave --freeze out; --train GLOB says what is trained beside adapters",
+        ),
+        Some(_) if o.tp_mode != TpMode::OneD => {
+            Err(Diag::new("not-built", "adapters on a grid of ranks are not built yet")
+                .at(format!("--tp-mode {}", o.tp_mode))
+                .help("use --tp-mode 1d, or leave --lora out"))
+        }
+        Some(_) => Ok(()),
+    }
 }
 
 #[cfg(test)]

@@ -212,6 +212,7 @@ impl Differences {
 fn given(w: &Weight) -> Result<Tensor> {
     let (mean, deviation) = match w.init {
         Init::Normal(d) => (0.0, d),
+        Init::Uniform(bound) => (0.0, bound),
         Init::Ones => (1.0, 0.1),
         Init::Zeros => (0.0, 0.1),
     };

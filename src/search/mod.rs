@@ -171,7 +171,7 @@ fn model(input: &Input, o: &Options) -> Result<Source> {
     }
     let shape = crate::shape(o);
     let m = shardc_frontends::from_config(&input.config, "config.json", &shape)?;
-    Ok(crate::from_model(m).source)
+    Ok(crate::adapted(crate::from_model(m), o)?.source)
 }
 
 /// Does the same to all items on several threads; results in the order of the items.

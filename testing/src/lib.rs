@@ -23,6 +23,8 @@ pub enum Tool {
     /// PyTorch, Hugging Face transformers and accelerate for the Python that `SHARDC_PYTHON` names,
     /// or `python3`.
     Torch,
+    /// The same with PEFT.
+    Peft,
     /// A user other than the tests' with a limit of threads (`setpriv`, as root).
     OtherUser,
 }
@@ -35,6 +37,7 @@ impl fmt::Display for Tool {
             Tool::Chromium => "chromium",
             Tool::Perfetto => "perfetto",
             Tool::Torch => "torch",
+            Tool::Peft => "peft",
             Tool::OtherUser => "other-user",
         })
     }

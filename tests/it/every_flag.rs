@@ -12,7 +12,7 @@ use std::collections::BTreeSet;
 type Row = (&'static str, &'static str);
 
 /// At least one row of each flag. With several microbatches, so that accumulation is seen.
-const ROWS: [Row; 83] = [
+const ROWS: [Row; 85] = [
     ("dp=2,tp=2", "--mesh"),
     ("dp=auto", "--gpus 2"),
     ("dp=2,tp=2", "--order dp-tp"),
@@ -86,6 +86,8 @@ const ROWS: [Row; 83] = [
     ("dp=2", "--hysteresis 1 --dtype f16"),
     ("dp=2", "--freeze *.q_proj.weight"),
     ("dp=2", "--freeze model.embed_tokens.weight --zero 3"),
+    ("tp=2", "--lora r=2,dropout=0.1,rslora"),
+    ("dp=2", "--train *norm.weight --lora r=2,alpha=3,targets=q_proj --zero 3"),
     ("tp=2", "--shard *.q_proj.weight=-,tp"),
     ("tp=2", "--shard *.o_proj.weight=replicated"),
     ("dp=2", "--transport mpi"),
@@ -99,13 +101,14 @@ const ROWS: [Row; 83] = [
 ];
 
 /// Flags that say where something is written or read, and which plan-making flags have nothing to do with.
-const OTHER: [&str; 8] = [
+const OTHER: [&str; 9] = [
     "--output",
     "--dump-after",
     "--dump-all",
     "--from",
     "--arch",
     "--optim-file",
+    "--lora-from",
     "--help",
     "--version",
 ];

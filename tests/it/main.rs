@@ -49,6 +49,7 @@ mod lab;
 mod layouts;
 mod least;
 mod lists;
+mod lora;
 mod memory;
 mod meshes;
 mod metrics;

@@ -1,7 +1,9 @@
 //! What a saved model keeps of the one that it was trained from: tokenizer, templates, element types.
 
+use super::peft::{CONFIG, TENSORS};
 use super::{Checkpoint, Entry};
 use crate::{MAX_CONFIG, family};
+use half::{bf16, f16};
 use safetensors::Dtype;
 use serde_json::Value;
 use shardc_ir::diag::Result;
@@ -52,7 +54,8 @@ pub(super) fn is_written(name: &str) -> bool {
     let piece = name.strip_prefix("model-").and_then(|n| n.strip_suffix(".safetensors"));
     let numbers = piece.and_then(|n| n.split_once("-of-"));
     let digits = |n: &str| n.len() >= 5 && n.bytes().all(|b| b.is_ascii_digit());
-    ["config.json", "model.safetensors", "model.safetensors.index.json"].contains(&name)
+    ["config.json", "model.safetensors", "model.safetensors.index.json", CONFIG, TENSORS]
+        .contains(&name)
         || numbers.is_some_and(|(i, n)| digits(i) && digits(n))
 }
 
@@ -132,6 +135,11 @@ impl Base {
         self.others.is_some()
     }
 
+    /// Keeps no tensors of other parts: what is saved is no whole model.
+    pub fn without_tensors(&mut self) {
+        self.others = None;
+    }
+
     /// Whether there is a tokenizer.
     pub fn has_tokenizer(&self) -> bool {
         self.files.iter().any(|f| is_tokenizer(&f.0))
@@ -171,11 +179,14 @@ pub struct Saving {
     pub max_shard: u64,
     /// Whether a model that shardc did not write may be replaced.
     pub force: bool,
+    /// The text of adapter_config.json: what is saved is an adapter, in one file and without config.json.
+    pub adapter: Option<String>,
 }
 
 impl Default for Saving {
     fn default() -> Saving {
-        Saving { base: Base::default(), dtype: None, max_shard: 5_000_000_000, force: false }
+        let (base, max_shard) = (Base::default(), 5_000_000_000);
+        Saving { base, dtype: None, max_shard, force: false, adapter: None }
     }
 }
 
@@ -192,6 +203,15 @@ fn dtype_of(word: &str) -> Dtype {
 pub(super) const DTYPE_KEYS: [&str; 2] = ["dtype", "torch_dtype"];
 
 impl Saving {
+    /// What a number of a tensor becomes in the element type that it is saved in.
+    pub fn rounded(&self, name: &str, config: &Value) -> fn(f32) -> f32 {
+        match self.of(name, config) {
+            Dtype::BF16 => |x| bf16::from_f32(x).to_f32(),
+            Dtype::F16 => |x| f16::from_f32(x).to_f32(),
+            _whole => |x| x,
+        }
+    }
+
     /// The element type of a tensor.
     pub(super) fn of(&self, name: &str, config: &Value) -> Dtype {
         let config = || DTYPE_KEYS.iter().find_map(|k| config.get(k)?.as_str());

@@ -31,18 +31,17 @@ const PART: usize = 1 << 15;
 /// ```
 pub fn init(weight: &Weight, ranges: &[Range<usize>], seed: u64, out: &mut [f32]) -> Result<()> {
     check_slice(weight, ranges, out.len())?;
-    let deviation = match weight.init {
-        Init::Ones => {
-            out.fill(1.0);
-            return Ok(());
-        }
-        Init::Zeros => {
-            out.fill(0.0);
-            return Ok(());
-        }
-        Init::Normal(deviation) => deviation,
-    };
     let stream = Stream::new(seed, &weight.param, 0);
+    let draw = |i: u64| match weight.init {
+        Init::Normal(deviation) => deviation * stream.normal(i),
+        Init::Uniform(bound) => bound * (2.0 * stream.uniform(i) - 1.0),
+        Init::Ones => 1.0,
+        Init::Zeros => 0.0,
+    };
+    if let Init::Ones | Init::Zeros = weight.init {
+        out.fill(draw(0) as f32);
+        return Ok(());
+    }
     let strides = strides(&weight.shape);
     // Elements from `first` on of the slice, in runs along its last dim, which are adjacent in the whole.
     let fill = |first: usize, out: &mut [f32]| {
@@ -57,7 +56,7 @@ pub fn init(weight: &Weight, ranges: &[Range<usize>], seed: u64, out: &mut [f32]
             }
             let end = out.len().min(done + run);
             for (x, i) in out[done..end].iter_mut().zip(index as u64..) {
-                *x = (deviation * stream.normal(i)) as f32;
+                *x = draw(i) as f32;
             }
             done = end;
         }

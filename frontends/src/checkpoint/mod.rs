@@ -5,6 +5,7 @@ mod deal;
 mod header;
 pub mod init;
 mod mxfp4;
+pub mod peft;
 mod read;
 pub mod save;
 mod tied;
@@ -112,6 +113,16 @@ impl Checkpoint {
         let dir = file.parent().unwrap_or(Path::new("")).into();
         let c = Checkpoint { dir, files: vec![file.into()], tensors };
         (!c.tensors.is_empty()).then_some(c)
+    }
+
+    /// The tensors of both; where both have one of a name, that of the other.
+    #[must_use]
+    pub fn with(mut self, other: Checkpoint) -> Checkpoint {
+        let before = self.files.len();
+        self.files.extend(other.files);
+        let moved = |(name, e): (String, Entry)| (name, Entry { file: e.file + before, ..e });
+        self.tensors.extend(other.tensors.into_iter().map(moved));
+        self
     }
 
     /// The folder.

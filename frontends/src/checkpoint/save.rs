@@ -2,6 +2,7 @@
 
 use super::base::{DTYPE_KEYS, MOST, Saving, belongs, is_written, list};
 use super::deal::{Values, copy, deal, most_have};
+use super::peft::{CONFIG, TENSORS};
 use half::{bf16, f16};
 use safetensors::Dtype;
 use serde_json::{Map, Value, json};
@@ -105,9 +106,12 @@ pub fn check_target(place: &Place, force: bool) -> Result<()> {
     if let Some(other) = names.iter().find(|n| !dir.join(n).is_file()) {
         return Err(refuse(&format!("{other} in this folder is not a file")));
     }
-    let config = files::read(&dir.join("config.json"), crate::MAX_CONFIG);
-    let config: Option<Value> = config.ok().and_then(|c| serde_json::from_slice(&c).ok());
-    if config.is_none_or(|c| c.get("model_type").is_none()) {
+    let says = |(file, key): (&str, &str)| {
+        let config = files::read(&dir.join(file), crate::MAX_CONFIG);
+        let config: Option<Value> = config.ok().and_then(|c| serde_json::from_slice(&c).ok());
+        config.is_some_and(|c| c.get(key).is_some())
+    };
+    if ![("config.json", "model_type"), (CONFIG, "peft_type")].into_iter().any(says) {
         return Err(refuse("this folder holds something else than a model"));
     }
     let others = |n: &&String| n.ends_with(".safetensors") && !is_ours(&dir.join(n));
@@ -209,7 +213,10 @@ fn write_folder(
             *v = json!(word);
         }
     }
-    keep(dir, "config.json", format!("{config:#}\n").as_bytes())?;
+    match &how.adapter {
+        None => keep(dir, "config.json", format!("{config:#}\n").as_bytes())?,
+        Some(text) => keep(dir, CONFIG, text.as_bytes())?,
+    }
     how.base.files.iter().try_for_each(|(name, bytes)| keep(dir, name, bytes))?;
     let count = all.len();
     let mut map = BTreeMap::new();
@@ -217,6 +224,7 @@ fn write_folder(
     let mut last: Option<(usize, Vec<f32>)> = None;
     for (i, file) in all.iter().enumerate() {
         let name = match count {
+            1 if how.adapter.is_some() => TENSORS.to_string(),
             1 => "model.safetensors".to_string(),
             _ => format!("model-{:05}-of-{count:05}.safetensors", i + 1),
         };

@@ -2,7 +2,7 @@
 //! and which values are the residual stream.
 //!
 //! ```text
-//! weight := "[" { "ones" | "zeros" | "normal=" deviation | "tp_dim=" dim | "experts=" count
+//! weight := "[" { "ones" | "zeros" | "normal=" deviation | "uniform=" bound | "tp_dim=" dim | "experts=" count
 //!                 | "tensor=" "\"" name "\""
 //!                 | "part=" dim ":" start ":" size of the dim [ ":" step ] ";" } "]"
 //! ```
@@ -62,6 +62,7 @@ impl<'a> Marks<'a> {
             Init::Ones => write!(out, "ones"),
             Init::Zeros => write!(out, "zeros"),
             Init::Normal(deviation) => write!(out, "normal={deviation:?}"),
+            Init::Uniform(bound) => write!(out, "uniform={bound:?}"),
         };
         if let Some(d) = tp_dim {
             let _ = write!(out, "; tp_dim={d}");
@@ -175,7 +176,7 @@ impl Parser<'_> {
         let at = self.c.at;
         let word = self.c.word();
         // There is one beginning.
-        let about = if matches!(word, "ones" | "zeros") { "normal" } else { word };
+        let about = if matches!(word, "ones" | "zeros" | "uniform") { "normal" } else { word };
         if said.iter().any(|s| s == about) {
             let m = format!("`{word}` repeats what was said before it");
             return Err(Fail::new("attribute", at, word.len(), m).help("say it once"));
@@ -184,16 +185,8 @@ impl Parser<'_> {
         match word {
             "ones" => w.init = Init::Ones,
             "zeros" => w.init = Init::Zeros,
-            "normal" => {
-                self.c.must("=")?;
-                let at = self.c.at;
-                let text = self.c.decimal();
-                let deviation = text.parse().ok().filter(|d: &f64| d.is_finite() && *d >= 0.0);
-                w.init = Init::Normal(deviation.ok_or_else(|| {
-                    Fail::new("attribute", at, text.len(), format!("`{text}` is not a deviation"))
-                        .help("for example `normal=0.02`")
-                })?);
-            }
+            "normal" => w.init = Init::Normal(self.spread("deviation", "normal=0.02")?),
+            "uniform" => w.init = Init::Uniform(self.spread("bound", "uniform=0.125")?),
             "tp_dim" => w.tp_dim = Some(self.counted()?),
             "experts" => w.experts = Some(self.counted()?),
             "tensor" => {
@@ -217,13 +210,25 @@ impl Parser<'_> {
             }
             _ => {
                 self.c.at = at;
-                let f = self
-                    .c
-                    .needs("`ones`, `zeros`, `normal`, `tp_dim`, `experts`, `tensor` or `part`");
+                let f = self.c.needs(
+                    "`ones`, `zeros`, `normal`, `uniform`, `tp_dim`, `experts`, `tensor` or `part`",
+                );
                 return Err(f.help("for example `[normal=0.02; tp_dim=0]` or `[ones]`"));
             }
         }
         Ok(())
+    }
+
+    /// How far from 0 initial values are, `what` it is called.
+    fn spread(&mut self, what: &str, example: &str) -> Res<f64> {
+        self.c.must("=")?;
+        let at = self.c.at;
+        let text = self.c.decimal();
+        let number = text.parse().ok().filter(|d: &f64| d.is_finite() && *d >= 0.0);
+        number.ok_or_else(|| {
+            Fail::new("attribute", at, text.len(), format!("`{text}` is not a {what}"))
+                .help(format!("for example `{example}`"))
+        })
     }
 
     fn counted(&mut self) -> Res<usize> {

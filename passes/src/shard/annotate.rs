@@ -9,6 +9,7 @@ use super::auto::MOST_EXACT;
 use super::grid::{self, Grid, Side};
 use super::{SEQUENCE, asked, experts};
 use crate::autodiff::recompute::Recompute;
+use crate::lora;
 use crate::options::{CpMode, Options, ShardRule, TpMode};
 use shardc_ir::attr::read_atoms;
 use shardc_ir::diag::{Diag, Result};
@@ -112,6 +113,13 @@ pub fn annotate(
         new.extend(sequence.iter().map(|x| laid(x.0, &grid.stream.rows, columns)));
     } else if o.sp || has_experts {
         new.extend(streams(&mesh, f, sequence, o.sp, has_experts));
+    }
+    if o.sp {
+        let of = lora::tokens(f, &by_name, |v| behind(f, &uses, v));
+        for (values, split) in [(of.all, false), (of.own, true)] {
+            let marked: Vec<(Value, usize)> = values.into_iter().map(|v| (v, 1)).collect();
+            new.extend(streams(&mesh, f, &marked, split, false));
+        }
     }
     experts::annotate(&mesh, f, &by_name, &folded, &mut new);
     if !cp.is_empty() {

@@ -16,6 +16,7 @@ use crate::choose::{Cost, Problem, Var, within};
 use shardc_ir::func::{Func, Port, Uses, Value, ValueMap};
 use shardc_ir::maps::HashMap;
 use shardc_ir::mesh::AtomSet;
+use shardc_ir::ops::Kind;
 use shardc_ir::price;
 use shardc_ir::types::{Reduction, Type};
 use smallvec::SmallVec;
@@ -161,6 +162,18 @@ impl Deferral<'_> {
 
     fn is_param(&self, v: Value) -> bool {
         self.chosen.stored[v].is_some()
+    }
+
+    /// Whether a value is a parameter, or made of one element by element.
+    fn is_of_param(&self, mut v: Value) -> bool {
+        while let Some(m) = self.uses.maker(v) {
+            let n = &self.f.nodes[m];
+            match &n.ins[..] {
+                &[only] if n.op.facts().kind == Kind::Elementwise => v = only,
+                _more => return false,
+            }
+        }
+        self.is_param(v)
     }
 
     /// Whether the stage that makes a value is the one that reads it.
@@ -335,8 +348,8 @@ impl Deferral<'_> {
                 Some(&there) => there,
                 None => {
                     let mut cost = self.moves.cost(lies, want, self.active[v]);
-                    if self.is_param(v) && cost.allowed() {
-                        // A parameter is moved once per step.
+                    if self.is_of_param(v) && cost.allowed() {
+                        // A parameter is moved once per step, and so is what is made of it alone.
                         cost.time /= self.asked.microbatches as u64;
                     }
                     let there = self.problem.var(2, self.units[u]);

@@ -54,7 +54,9 @@ def _key(role: Tuple[str, str], microbatch: Optional[int]) -> Key:
 class Step:
     """A step of training by a plan. Call it with a batch: tensors by name, of all ranks or of this one's rows alone."""
 
-    def __init__(self, module: Any, facts: Mapping[str, Any], weights: Weights) -> None:
+    def __init__(
+        self, module: Any, facts: Mapping[str, Any], weights: Weights, adapter: Union[str, Path, None] = None
+    ) -> None:
         self.settings: Dict[str, Any] = facts["settings"]
         self.weights: List[Dict[str, Any]] = facts["weights"]
         self.mesh: Mesh = module.mesh
@@ -80,7 +82,7 @@ class Step:
         self._shown = {k: [self._metrics(c[k]) for c in classes] for k in self._lists}
         self._store: Dict[Key, Tensor] = {}
         self._known: Known = {}
-        self._load(Tensors(weights), facts["states"])
+        self._load(Tensors(weights, adapter), facts["states"])
 
     def __call__(self, batch: Mapping[str, Tensor]) -> Dict[str, Tensor]:
         """Trains on a batch; the loss, the norm of gradients and other metrics, on all ranks."""
@@ -275,10 +277,16 @@ class Step:
         return out
 
 
-def load(folder: Union[str, Path], weights: Weights, timeout: Optional[float] = None) -> Step:
+def load(
+    folder: Union[str, Path],
+    weights: Weights,
+    timeout: Optional[float] = None,
+    adapter: Union[str, Path, None] = None,
+) -> Step:
     """The step of a folder that `shardc export --to torch` wrote, on this rank of torch.distributed.
 
-    Makes the default process group, if there is none. `timeout` is of its exchanges, in seconds.
+    Makes the default process group, if there is none. `timeout` is of its exchanges, in seconds. `adapter` is the folder
+    of an adapter, for a plan that has them.
     """
     folder = Path(folder)
     facts = json.loads((folder / "program.json").read_text(encoding="utf-8"))
@@ -301,13 +309,14 @@ def load(folder: Union[str, Path], weights: Weights, timeout: Optional[float] = 
     spec.loader.exec_module(module)
     if module.PLAN != facts["plan"]:
         raise wrong("program.py and program.json are of two plans", "export the plan again into a new folder", "plan")
-    return Step(module, facts, weights)
+    return Step(module, facts, weights, adapter)
 
 
 def main(program: Union[str, Path]) -> None:
     """The command line of a program."""
     p = argparse.ArgumentParser(prog=Path(program).name, description="Trains by a plan under torchrun.")
     p.add_argument("--weights", required=True, metavar="MODEL", help="folder of the model's safetensors")
+    p.add_argument("--adapter", metavar="DIR", help="folder of an adapter, for a plan with adapters")
     p.add_argument("--batch", required=True, metavar="FILE", help="safetensors with input_ids and labels")
     p.add_argument("--steps", type=int, default=1, help="steps on this batch [1]")
     p.add_argument("--dump", metavar="FILE", help="file for the loss, gradients (if the plan shows them) and parameters")
@@ -317,7 +326,7 @@ def main(program: Union[str, Path]) -> None:
     try:
         from safetensors.torch import load_file, save_file
 
-        step = load(Path(program).parent, a.weights, a.timeout)
+        step = load(Path(program).parent, a.weights, a.timeout, a.adapter)
         batch = load_file(a.batch)
         dump: Dict[str, Tensor] = {}
         for n in range(1, a.steps + 1):

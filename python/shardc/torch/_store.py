@@ -18,14 +18,14 @@ Weights = Union[str, Path, Mapping[str, Tensor]]
 class Tensors:
     """Tensors of a folder of safetensors, of which pieces are read, or of a mapping."""
 
-    def __init__(self, weights: Weights) -> None:
+    def __init__(self, weights: Weights, adapter: Union[str, Path, None] = None) -> None:
         self._given: Mapping[str, Tensor] = {}
         self._files: Dict[str, Any] = {}
+        if adapter is not None:
+            self._open(Path(adapter) / "adapter_model.safetensors", "give --adapter the folder of an adapter")
         if isinstance(weights, Mapping):
             self._given = weights
             return
-        from safetensors import safe_open
-
         folder = Path(weights)
         index = folder / "model.safetensors.index.json"
         if index.is_file():
@@ -33,10 +33,15 @@ class Tensors:
         else:
             files = ["model.safetensors"]
         for name in files:
-            if not (folder / name).is_file():
-                raise wrong(f"{folder / name} is not there", "give --weights the folder of a model", "missing-weights")
-            opened = safe_open(str(folder / name), "pt")
-            self._files.update({key: opened for key in opened.keys()})
+            self._open(folder / name, "give --weights the folder of a model")
+
+    def _open(self, file: Path, way: str) -> None:
+        from safetensors import safe_open
+
+        if not file.is_file():
+            raise wrong(f"{file} is not there", way, "missing-weights")
+        opened = safe_open(str(file), "pt")
+        self._files.update({key: opened for key in opened.keys()})
 
     def read(self, name: str, extents: Sequence[Tuple[int, int]]) -> Tensor:
         """A piece of a tensor, by where it begins in each dim and its length."""
@@ -44,7 +49,10 @@ class Tensors:
         if name in self._given:
             return self._given[name][box]
         if name not in self._files:
-            raise wrong(f"the weights have no tensor {name!r}", "give the model that was compiled", "missing-tensor")
+            way = "give the model that was compiled"
+            if ".lora_" in name:
+                way = "give --adapter DIR: shardc run PLAN --weights MODEL --steps 0 --save DIR makes a new adapter"
+            raise wrong(f"the weights have no tensor {name!r}", way, "missing-tensor")
         if not box:
             return self._files[name].get_tensor(name)
         return self._files[name].get_slice(name)[box]

@@ -8,12 +8,12 @@ macro_rules! pages {
 
 /// Code and page of every diagnostic, by code.
 pub const PAGES: &[(&str, &str)] = pages! {
-    "activation" "archive" "archive-version" "arguments" "arity" "assumed-sizes" "attribute" "batch-not-divisible"
+    "activation" "adapter" "archive" "archive-version" "arguments" "arity" "assumed-sizes" "attribute" "batch-not-divisible"
     "batch-shape" "c-compiler" "checkpoint" "cluster" "collective" "config" "config-file" "cross-node"
     "cuda-compile" "cuda-driver" "cuda-limit" "data" "deadlock" "device" "dropout-ignored"
     "evaluated-shape" "expert-width-not-divisible" "experts-mesh" "experts-need-1d" "experts-not-divisible" "export"
     "file" "flag" "frozen" "grid-not-divisible" "hardware" "heads-not-divisible" "idle-axis" "import-dims" "import-input"
-    "import-loss" "import-op" "index" "io" "kv-heads-against-tp" "label-range" "launcher" "layers" "mask-range" "mask-rule"
+    "import-loss" "import-op" "index" "io" "kv-heads-against-tp" "label-range" "launcher" "layers" "lora-base" "lora-rank" "lora-target" "lora-tied" "mask-range" "mask-rule"
     "merged-parameters" "mesh" "microbatch" "missing-library" "missing-tensor" "missing-weights" "mixed"
     "moe-bound" "moe-buffers" "mpi" "mtp-not-trained" "name" "nan-loss" "needs-whole" "no-device" "no-effect" "no-evaluation" "no-experts"
     "no-labels" "no-layout" "no-loss" "no-memory" "no-mtp-layers" "not-a-model" "not-built" "not-cached" "not-marked" "not-understood"

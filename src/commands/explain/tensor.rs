@@ -74,6 +74,7 @@ fn parameter(why: &Why, w: &Weight) -> Answer {
     a.facts = facts::of_parameter(why, w);
     let start = match w.init {
         Init::Normal(sd) => format!("normal with standard deviation {sd}"),
+        Init::Uniform(bound) => format!("uniform from -{bound} to {bound}"),
         Init::Ones => "ones".into(),
         Init::Zeros => "zeros".into(),
     };

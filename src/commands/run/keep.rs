@@ -1,7 +1,8 @@
 //! What `run --save` does: every so many steps, at the end, and when the run is interrupted.
 
 use super::{Run, parameter};
-use crate::checkpoint::{self, RunState, Saves};
+use crate::adapters;
+use crate::checkpoint::{self, LeftOut, RunState, Saves};
 use crate::commands::saving::{prepare, write};
 use crate::lock::{self, Lock};
 use crate::plan_dir::Stored;
@@ -58,7 +59,7 @@ impl Keeper {
         plan: &Path,
         place: &Place,
         how: &Run,
-        stored: &Stored,
+        (stored, left): (&Stored, &LeftOut),
         done: usize,
     ) -> Result<Keeper> {
         let weights = how.weights.as_deref();
@@ -67,7 +68,8 @@ impl Keeper {
                 check_target(place, how.saving.force)?;
                 let lock = lock::of_model(place, plan)?;
                 files::sweep(place.path());
-                (What::Model(prepare(&how.saving, weights, stored)?), lock)
+                let saving = prepare(&how.saving, weights, stored)?;
+                (What::Model(adapters::saving(stored, saving)?), lock)
             }
             Some(n) => {
                 no_other_use(place.path())?;
@@ -75,7 +77,7 @@ impl Keeper {
                 checkpoint::check_steps(place.path(), done)?;
                 (
                     What::Steps(
-                        Saves::new(place.path(), how.keep.map_or(KEPT, |n| n as usize))?,
+                        Saves::new(place.path(), how.keep.map_or(KEPT, |n| n as usize), left)?,
                         n,
                     ),
                     lock,
@@ -133,9 +135,9 @@ impl Keeper {
             };
         };
         self.lock.check()?;
-        let (config, weights) = (&stored.config, &stored.plan.weights);
+        let weights = adapters::saved(stored)?;
         let get = |w: &Weight| parameter(session, &w.param);
-        let dir = write(&self.place, config, weights, saving, get)?;
+        let dir = write(&self.place, &stored.config, &weights, saving, get)?;
         let line = format!("saved {}", dir.display());
         self.written = Some(dir);
         Ok(Some(line))

@@ -63,7 +63,7 @@ impl Given {
     pub fn begin(&self, stored: &Stored, start: &Start, job: Option<&Job>) -> Result<RunState> {
         let s = &stored.plan.settings;
         let (saved, done) = match start {
-            Start::Resumed(saved) => (saved.run.as_ref(), saved.step),
+            Start::Resumed(saved, _) => (saved.run.as_ref(), saved.step),
             _new => (None, 0),
         };
         let rows = (done as u64).saturating_mul(s.global_batch as u64);
@@ -91,7 +91,7 @@ impl Given {
             run.differs(&plan, when).iter().for_each(note);
             let mut other: Vec<String> =
                 saved.iter().flat_map(|was| run.differs(was, WRITTEN)).collect();
-            if let Start::Resumed(saved) = start {
+            if let Start::Resumed(saved, _) = start {
                 // What cannot be read is not needed to go on.
                 let then = saved.options().ok();
                 other.extend(then.iter().flat_map(|then| replaced(&stored.options, then)));
@@ -136,7 +136,7 @@ impl RunState {
     pub(super) fn takes(&mut self, feed: &Feed, start: &Start) -> Option<String> {
         let now = feed.mark();
         let said = match start {
-            Start::Resumed(saved) => {
+            Start::Resumed(saved, _) => {
                 let then = saved.run.as_ref().and_then(|run| run.data.as_ref());
                 then.filter(|then| **then != now)
                     .map(|then| format!("data {now} ({then} {WRITTEN})"))

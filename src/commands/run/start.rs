@@ -1,7 +1,7 @@
 //! How the ranks of a run are started, and from which values.
 
 use super::{Kernels, On, Run};
-use crate::checkpoint::Saved;
+use crate::checkpoint::{BaseModel, Saved};
 use crate::cluster::Job;
 use crate::device;
 use crate::terminal::{note, warn};
@@ -11,6 +11,7 @@ use shardc_frontends::import::Opened;
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::kernel::Program;
 use shardc_ir::plan::Plan;
+use shardc_ir::weights::Weight;
 use shardc_runtime::native::Native;
 use shardc_runtime::{First, Options, Session, Wanted};
 use std::ops::Range;
@@ -29,14 +30,24 @@ pub enum Start {
         seed: u64,
     },
     Checkpoint(Checkpoint),
-    /// Parameters and optimizer state.
-    Resumed(Box<Saved>),
+    /// Parameters and optimizer state; of a plan with adapters the base model is that of other files.
+    Resumed(Box<Saved>, Option<Checkpoint>),
 }
 
 impl Start {
-    /// The weights of a folder or archive, or random ones.
-    pub fn open(dir: Option<&Path>, plan: &Plan) -> Result<Start> {
+    /// The weights of a folder or archive, or random ones; with the adapter of another folder, if one is given.
+    pub fn open(dir: Option<&Path>, adapter: Option<&Path>, plan: &Plan) -> Result<Start> {
         let Some(dir) = dir else { return Ok(Start::Random { seed: plan.settings.seed }) };
+        let c = Start::weights(dir, plan)?;
+        let adapter = adapter.map(|a| Checkpoint::of_adapter(a, &plan.weights)).transpose()?;
+        Ok(Start::Checkpoint(match adapter {
+            Some(adapter) => c.with(adapter),
+            None => c,
+        }))
+    }
+
+    /// The weights of a folder or archive: all of a plan's but its adapters.
+    fn weights(dir: &Path, plan: &Plan) -> Result<Checkpoint> {
         let is_archive = crate::is_archive(dir) && dir.is_file();
         let none = || {
             let what = match (dir.exists(), dir.is_dir()) {
@@ -58,9 +69,42 @@ impl Start {
             _ => None,
         };
         let c = c.ok_or_else(none)?.called_as(&plan.weights);
-        c.check(&plan.weights)?;
+        let base = plan.weights.iter().filter(|w| !w.is_adapter()).cloned();
+        c.check(&base.collect::<Vec<Weight>>())?;
         c.check_tied(&plan.weights)?;
-        Ok(Start::Checkpoint(c))
+        Ok(c)
+    }
+
+    /// The base model of a plan with adapters, of which checkpoints keep what tells it from others; none of other plans.
+    ///
+    /// # Errors
+    /// `io`.
+    pub fn base(&self, plan: &Plan) -> Result<Option<BaseModel>> {
+        if !plan.weights.iter().any(Weight::is_adapter) {
+            return Ok(None);
+        }
+        Ok(Some(match self {
+            Start::Random { seed } => BaseModel::Random { seed: *seed },
+            Start::Checkpoint(c) => BaseModel::of(c, &plan.weights)?,
+            Start::Resumed(s, _) => {
+                s.base.clone().unwrap_or(BaseModel::Random { seed: plan.settings.seed })
+            }
+        }))
+    }
+}
+
+/// Elements of a parameter before the first step: those of files, or of an adapter that they do not have, and
+/// without files of all, drawn.
+fn begins(
+    c: Option<&Checkpoint>,
+    w: &Weight,
+    seed: u64,
+    ranges: &[Range<usize>],
+    out: &mut [f32],
+) -> Result<()> {
+    match c.filter(|c| !w.is_adapter() || w.tensors().all(|t| c.get(&t).is_some())) {
+        Some(c) => c.read(w, ranges, out),
+        None => shardc_frontends::init(w, ranges, seed, out),
     }
 }
 
@@ -124,11 +168,14 @@ pub(super) fn launch(
     };
     let load =
         |wanted: Wanted, ranges: &[Range<usize>], out: &mut [f32]| match (start, wanted.first) {
-            (Start::Resumed(s), _) => s.read(wanted.role, wanted.shape, ranges, out),
-            (Start::Checkpoint(c), First::Weight(w)) => c.read(w, ranges, out),
-            (Start::Random { seed }, First::Weight(w)) => {
-                shardc_frontends::init(w, ranges, *seed, out)
+            (Start::Resumed(s, base), First::Weight(w)) if s.leaves_out(wanted.role) => {
+                begins(base.as_ref(), w, s.seed().unwrap_or(plan.settings.seed), ranges, out)
             }
+            (Start::Resumed(s, _), _) => s.read(wanted.role, wanted.shape, ranges, out),
+            (Start::Checkpoint(c), First::Weight(w)) => {
+                begins(Some(c), w, plan.settings.seed, ranges, out)
+            }
+            (Start::Random { seed }, First::Weight(w)) => begins(None, w, *seed, ranges, out),
             (_, First::Number(x)) => {
                 out.fill(x as f32);
                 Ok(())
@@ -154,8 +201,15 @@ fn native(programs: &[Program], how: &Run) -> Result<Native> {
 }
 
 /// Opens a checkpoint and checks its data; processes share this.
-pub(super) fn resume(dir: &Path, job: Option<&Job>) -> Result<Start> {
+pub(super) fn resume(
+    dir: &Path,
+    weights: Option<&Path>,
+    plan: &Plan,
+    job: Option<&Job>,
+) -> Result<Start> {
     let saved = Saved::open(dir)?;
+    let base = weights.map(|w| Start::weights(w, plan)).transpose()?;
+    saved.check_base(base.as_ref(), plan)?;
     if let Some(job) = job {
         job.same("the checkpoint", &saved.mark())?;
     }
@@ -164,5 +218,5 @@ pub(super) fn resume(dir: &Path, job: Option<&Job>) -> Result<Start> {
     if first == 0 {
         note(format!("resuming from {}, step {}", saved.dir().display(), saved.step));
     }
-    Ok(Start::Resumed(Box::new(saved)))
+    Ok(Start::Resumed(Box::new(saved), base))
 }

@@ -122,6 +122,8 @@ const VALUES: &[(&str, &[&str])] = &[
     ("betas", &["0.9,0.95"]),
     ("decay", &["all", "matrices"]),
     ("freeze", &["*", "w*", "p*"]),
+    ("lora", &["r=1", "r=2,targets=*w*", "r=1,dropout=0.5,rslora", "r=0", "r=1,targets=experts"]),
+    ("train", &["*", "w*"]),
     ("prove", &["auto", "yes", "no"]),
     ("dump-after", &["annotate", "partition", "differentiate", "memory"]),
 ];

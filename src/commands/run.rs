@@ -14,7 +14,7 @@ mod words;
 use super::saving::{CHECKPOINTS, HowToSave, apart, place_of};
 use crate::checkpoint;
 use crate::cluster::{self, Connections, Job, Transport};
-use crate::data::{Data, Picks, is_text};
+use crate::data::{Picks, Reading, Source, are_examples, is_text};
 use crate::hub;
 use crate::plan_dir;
 use crate::proof::Outcome;
@@ -46,14 +46,17 @@ pub struct Run {
     /// HF folder with the initial weights, or the .pt2 archive [default: random weights]
     #[arg(long, value_name = "PATH")]
     pub weights: Option<PathBuf>,
-    /// Training data: a file of tokens (.bin of Megatron, llm.c or nanoGPT, .npy), text:GLOB with --tokenizer,
-    /// bytes:GLOB with one token per byte, or columns: FILE.safetensors, or NAME=FILE.npy,.. [default: random
-    /// data]
+    /// Training data: examples (FILE.jsonl with messages, prompts with completions, or texts; FILE.json; jsonl:GLOB),
+    /// a file of tokens (.bin of Megatron, llm.c or nanoGPT, .npy), text:GLOB with --tokenizer, bytes:GLOB with one
+    /// token per byte, or columns: FILE.safetensors, or NAME=FILE.npy,.. [default: random data]
     #[arg(long)]
     pub data: Option<String>,
-    /// Tokenizer for text: a folder with tokenizer.json, or that file
+    /// Tokenizer for text and examples: a folder with tokenizer.json, or that file [default: of examples that of
+    /// --weights, or of the model's folder]
     #[arg(long, value_name = "PATH")]
     pub tokenizer: Option<PathBuf>,
+    #[command(flatten)]
+    pub reading: Reading,
     /// Evaluation data, whose loss is shown every --eval-every steps, and once if there is no step to take (--steps 0)
     #[arg(long, value_name = "DATA")]
     pub eval_data: Option<String>,
@@ -233,7 +236,15 @@ fn check(how: &Run, transport: Transport) -> Result<()> {
                 .help("give each a file of its own"));
         }
     }
-    let text = [&how.data, &how.eval_data].into_iter().flatten().any(|d| is_text(d));
+    let given = || [&how.data, &how.eval_data].into_iter().flatten();
+    let examples = given().any(|d| are_examples(d));
+    if let Some(flag) = how.reading.given().filter(|_| !examples) {
+        return Err(Diag::new("flag", "no examples are given")
+            .at(flag)
+            .rule("it says how lines of JSON are read: --data FILE.jsonl")
+            .help("add --data FILE.jsonl, or leave it out"));
+    }
+    let text = examples || given().any(|d| is_text(d));
     if let Some(tokenizer) = how.tokenizer.as_ref().filter(|_| !text) {
         return Err(Diag::new("flag", "no text is given for the tokenizer")
             .at(format!("--tokenizer {}", tokenizer.display()))
@@ -334,12 +345,24 @@ fn run_in(dir: &Path, how: &Run, job: Option<&Job>, as_json: bool) -> Result<i32
     };
     let done = if let Start::Resumed(s) = &start { s.step } else { 0 };
     let keeps = place.as_ref().filter(|_| leads);
-    let mut run = how.given.begin(stored, &start, job)?;
+    let mut run = how.given.begin(stored, &start, how.data.as_deref(), job)?;
     let keeper = keeps.map(|to| Keeper::open(dir, to, how, stored, done));
     let keeper = keeper.transpose()?;
     let table = inputs(&plan.module);
     let steps = how.steps.unwrap_or(if s.mode == Mode::Infer { 1 } else { 10 });
-    let feed = Feed::open(how, s, &table, run.picks(done))?;
+    let source = |flag| Source {
+        flag,
+        tokenizer: how.tokenizer.as_deref(),
+        folders: how
+            .weights
+            .iter()
+            .cloned()
+            .chain(stored.origin.iter().map(PathBuf::from))
+            .collect(),
+        settings: s,
+        reading: &how.reading,
+    };
+    let feed = Feed::open(how, &source("--data"), &table, run.picks(done))?;
     if leads {
         words::random(stored, &start, (&feed, steps > done), &table).iter().for_each(note);
     }
@@ -352,11 +375,10 @@ fn run_in(dir: &Path, how: &Run, job: Option<&Job>, as_json: bool) -> Result<i32
     if leads && how.data.as_deref().is_some_and(is_text) {
         note(format!("text {}", feed.mark()));
     }
-    if let Some(said) = feed.epoch(s, &table)?.filter(|_| leads) {
-        note(said);
+    if leads {
+        feed.told(s, &table)?.iter().for_each(note);
     }
-    let open = |d| Data::open("--eval-data", d, how.tokenizer.as_deref(), s.vocab);
-    let eval = how.eval_data.as_deref().map(open).transpose()?;
+    let eval = how.eval_data.as_deref().map(|d| source("--eval-data").open(d)).transpose()?;
     eval.iter().try_for_each(|d| d.fit(&table, s))?;
     let of_steps = || feed.made_labels(&table).filter(|_| steps > done);
     let made = of_steps().or_else(|| eval.as_ref()?.made_labels(&table)).filter(|_| leads);

@@ -5,7 +5,7 @@ use super::Start;
 use super::feed::Feed;
 use crate::checkpoint::RunState;
 use crate::cluster::Job;
-use crate::data::{Order, Picks};
+use crate::data::{Order, Picks, default_order};
 use crate::flags::Rate;
 use crate::flags::spec::keys;
 use crate::plan_dir::Stored;
@@ -25,7 +25,7 @@ pub struct Given {
     #[arg(long, value_name = "N", conflicts_with = "batch")]
     pub data_seed: Option<u64>,
     /// Order of data rows: random (random offsets), shuffled (each row once per epoch), or sequential [default:
-    /// random]
+    /// shuffled for examples and columns, random for the rest]
     #[arg(long, value_name = "ORDER", hide_possible_values = true, requires = "data")]
     pub data_order: Option<Order>,
 }
@@ -60,14 +60,21 @@ impl Given {
     ///
     /// # Errors
     /// `flag`, and `plans-differ` of processes with other flags.
-    pub fn begin(&self, stored: &Stored, start: &Start, job: Option<&Job>) -> Result<RunState> {
+    pub fn begin(
+        &self,
+        stored: &Stored,
+        start: &Start,
+        data: Option<&str>,
+        job: Option<&Job>,
+    ) -> Result<RunState> {
         let s = &stored.plan.settings;
         let (saved, done) = match start {
             Start::Resumed(saved) => (saved.run.as_ref(), saved.step),
             _new => (None, 0),
         };
         let rows = (done as u64).saturating_mul(s.global_batch as u64);
-        let plan = RunState { lr: s.lr, order: Order::default(), seed: s.seed, rows, data: None };
+        let plan =
+            RunState { lr: s.lr, order: default_order(data), seed: s.seed, rows, data: None };
         let was = saved.unwrap_or(&plan);
         let lr = self.rate.over(was.lr)?;
         self.check(s.mode, lr)?;

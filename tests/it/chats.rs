@@ -1,0 +1,308 @@
+//! Examples as training data: chats, prompts with completions and texts in lines of JSON.
+
+use crate::lab::*;
+use serde_json::{Value as Json, json};
+
+fn tokenizer() -> String {
+    format!("{FIXTURES}/data/tokenizer")
+}
+
+/// A lab with a model of 512 tokens.
+fn lab(name: &str) -> (Lab, String) {
+    let lab = Lab::new(name);
+    let own = json!({ "vocab_size": 512, "max_position_embeddings": 128 });
+    let model = lab.config("llama_mha", own);
+    (lab, model)
+}
+
+/// The losses of a run, as JSON, step by step.
+fn losses(lab: &Lab, args: &[&str]) -> Vec<f64> {
+    let out = lab.ok(&[&["run"], args, &["--threads", "1", "--format", "json"]].concat());
+    let lines = String::from_utf8(out.stdout).expect("text");
+    let one = |l: &str| serde_json::from_str::<Json>(l).expect("JSON")["loss"].as_f64();
+    lines.lines().filter_map(one).collect()
+}
+
+/// What `shardc data` shows of a file.
+fn shown(lab: &Lab, file: &str, more: &[&str]) -> Json {
+    let args = ["data", file, "--tokenizer", &tokenizer(), "--format", "json", "--show", "99"];
+    let out = lab.ok(&[&args, more].concat());
+    serde_json::from_slice(&out.stdout).expect("JSON")
+}
+
+/// Pairs of very different lengths.
+const PAIRS: [(&str, &str); 8] = [
+    ("Q: one?\nA:", " 1"),
+    ("Q: what is there to say of a long question?\nA:", " Little."),
+    ("", "Nothing before it: all but the first is scored."),
+    ("Q: Grüße 🎉?\nA:", " Ja 🎉"),
+    ("Q: two?\nA:", " It is two, or three, or four, and never five."),
+    ("a", "b"),
+    ("Tell me\r\nmore", ".\r\nNo."),
+    (
+        "Q:",
+        " A long answer that is cut off at the end of a row of as many tokens as there are in it, and more.",
+    ),
+];
+
+fn pairs(lab: &Lab) {
+    let line = |(p, c): &(&str, &str)| json!({ "prompt": p, "completion": c }).to_string();
+    lab.write("pairs.jsonl", PAIRS.iter().map(line).collect::<Vec<_>>().join("\n"));
+}
+
+/// A column of whole numbers as an .npy file.
+fn npy(lab: &Lab, name: &str, rows: &[Vec<i32>]) {
+    let shape = format!("({}, {})", rows.len(), rows[0].len());
+    let mut head = format!("{{'descr': '<i4', 'fortran_order': False, 'shape': {shape}, }}");
+    while (head.len() + 11) % 64 != 0 {
+        head.push(' ');
+    }
+    head.push('\n');
+    let mut bytes = b"\x93NUMPY\x01\x00".to_vec();
+    bytes.extend((head.len() as u16).to_le_bytes());
+    bytes.extend(head.as_bytes());
+    bytes.extend(rows.iter().flatten().flat_map(|x| x.to_le_bytes()));
+    lab.write(name, bytes);
+}
+
+/// Examples train as columns of their tokens do, bit for bit, on any mesh and with any microbatches to rounding; the loss
+/// of a batch is the sum over its scored tokens divided by their number.
+#[test]
+fn examples_train_as_their_columns_do() {
+    let (lab, model) = lab("chats-columns");
+    pairs(&lab);
+    let seq = 24;
+    let all = shown(&lab, "pairs.jsonl", &["--seq", "24"]);
+    let (mut ids, mut labels) = (vec![], vec![]);
+    for row in all["shown"].as_array().expect("rows") {
+        let token = |x: &Json| x.as_i64().expect("a token") as i32;
+        let mut own: Vec<i32> =
+            row["tokens"].as_array().expect("tokens").iter().map(token).collect();
+        let scored =
+            row["scored"].as_array().expect("marks").iter().map(|x| x.as_bool() == Some(true));
+        let mut marks: Vec<i32> =
+            own.iter().zip(scored).map(|(t, s)| if s { *t } else { -100 }).collect();
+        // The end of a text is the padding of a tokenizer that has none.
+        own.resize(seq, 1);
+        marks.resize(seq, -100);
+        ids.push(own);
+        labels.push(marks);
+    }
+    assert_eq!(ids.len(), PAIRS.len());
+    npy(&lab, "ids.npy", &ids);
+    npy(&lab, "labels.npy", &labels);
+    let scores: Vec<f64> =
+        labels.iter().map(|l| l.iter().filter(|x| **x >= 0).count() as f64).collect();
+    assert!(scores.iter().any(|n| *n == 2.0) && scores.iter().any(|n| *n > 18.0), "{scores:?}");
+    let base = ["compile", &model, "--seq", "24", "--global-batch"];
+    let steps =
+        ["--data", "pairs.jsonl", "--tokenizer", &tokenizer(), "--data-order", "sequential"];
+    let columns = ["--data", "input_ids=ids.npy,labels=labels.npy", "--data-order", "sequential"];
+    lab.ok(&[&base[..], &["4", "-o", "one"]].concat());
+    let want = losses(&lab, &[&["one", "--steps", "3"], &columns[..]].concat());
+    assert_eq!(losses(&lab, &[&["one", "--steps", "3"], &steps[..]].concat()), want);
+    for (name, mesh) in [
+        ("dp", &["--mesh", "dp=2", "--microbatch", "1"][..]),
+        ("tp", &["--mesh", "tp=2", "--sp", "--microbatch", "2"]),
+        ("zero", &["--mesh", "dp=4", "--zero", "3"]),
+        ("pp", &["--mesh", "pp=2", "--microbatch", "1"]),
+    ] {
+        lab.ok(&[&base[..], &["4", "-o", name], mesh].concat());
+        let got = losses(&lab, &[&[name, "--steps", "3"], &steps[..]].concat());
+        for (a, b) in got.iter().zip(&want) {
+            assert!((a - b).abs() < 2e-6 * b.abs(), "{name}: {got:?} {want:?}");
+        }
+    }
+    // Each row alone, by a learning rate that changes nothing.
+    lab.ok(&[&base[..], &["1", "-o", "alone", "--lr", "1e-30"]].concat());
+    let each = losses(&lab, &[&["alone", "--steps", "4"], &steps[..]].concat());
+    let sum: f64 = each.iter().zip(&scores).map(|(l, n)| l * n).sum();
+    let mean = sum / scores[..4].iter().sum::<f64>();
+    assert!((mean - want[0]).abs() < 1e-6 * mean, "{each:?} {scores:?} {want:?}");
+}
+
+/// What is wrong with a line is said with its number.
+#[test]
+fn lines_that_are_no_examples_are_errors() {
+    let lab = Lab::new("chats-lines");
+    lab.write("t.jinja", "{% for m in messages %}{% if m.content == 'no' %}{{ raise_exception('roles must alternate') }}{% endif %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}");
+    let good = r#"{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}"#;
+    let tokenizer = tokenizer();
+    let refuses = |status: i32, code: &str, line: &str, words: &str| {
+        lab.write("train.jsonl", format!("{good}\r\n\n{line}\n"));
+        let args = ["data", "train.jsonl", "--tokenizer", &tokenizer, "--chat-template", "t.jinja"];
+        let said = lab.refuses(&args, status, code);
+        assert!(said.contains(words), "{line}: no `{words}` in {said}");
+        assert!(said.contains("--> train.jsonl:3\n"), "{line}: {said}");
+    };
+    for (line, words) in [
+        (
+            r#"{"messages": [{"role": "user" "content": "a"}]}"#,
+            "not JSON: expected `,` or `}` at column 31",
+        ),
+        (r#"{"messages": []},"#, "not JSON: trailing characters at column 17"),
+        (r#"{"messages": ["#, "not JSON: EOF while parsing a list at column 14"),
+        (
+            r#"{"prompt": "a", "completion": "b"}"#,
+            "it has `prompt` and `completion`, the first example has `messages`",
+        ),
+        (
+            r#"{"instruction": "a", "output": "b"}"#,
+            "it has `instruction` and `output`, the first example has `messages`",
+        ),
+        (r#"{"messages": [{"role": "user"}]}"#, "`messages[0]` has no `content`"),
+        (
+            r#"{"messages": [{"role": "human", "content": "a"}]}"#,
+            "role `human`: user, assistant, system or tool",
+        ),
+        (
+            r#"{"messages": [{"from": "human", "value": "a"}]}"#,
+            "`messages[0]` has `from`, and no `role`",
+        ),
+        (r#"{"messages": [{"content": "a"}]}"#, "`messages[0]` has no `role`"),
+        (
+            r#"{"messages": [{"role": "user", "content": 1}]}"#,
+            "`content` of `messages[0]` is not a string",
+        ),
+        (r#"{"messages": ["a"]}"#, "`messages[0]` is not an object"),
+        (r#"{"messages": []}"#, "`messages` has no message"),
+        (r#"{"messages": "a"}"#, "`messages` is not a list"),
+        (
+            r#"{"messages": [{"role": "user", "content": "a"}], "tools": "x"}"#,
+            "`tools` is a text that is not JSON",
+        ),
+        (
+            r#"{"messages": [{"role": "user", "content": "a"}], "tools": {}}"#,
+            "`tools` is not a list",
+        ),
+        (
+            r#"{"messages": [{"role": "user", "content": "a"}], "chat_template_kwargs": []}"#,
+            "`chat_template_kwargs` is not an object",
+        ),
+        (
+            r#"{"messages": [{"role": "user", "content": "no"}]}"#,
+            "the template refuses line 3: roles must alternate",
+        ),
+        ("{\"messages\": [{\"role\": \"user\", \"content\": \"\u{f8f0}\"}]}", "kept for marks"),
+        ("[]", "the example is not an object"),
+        ("\"a\"", "the example is not an object"),
+    ] {
+        refuses(2, "data", line, words);
+    }
+    for (line, words) in [
+        (r#"{"prompt": "a", "chosen": "b", "rejected": "c"}"#, "preference data: DPO is not built"),
+        (
+            r#"{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}"#,
+            "a part of type `image_url`",
+        ),
+    ] {
+        refuses(4, "not-built", line, words);
+    }
+    let deep = format!("{{\"messages\": {}", "[".repeat(100_000));
+    refuses(2, "data", &deep, "not JSON: recursion limit exceeded");
+}
+
+/// What is no file of examples is refused with what to do.
+#[test]
+fn files_that_are_no_examples_are_errors() {
+    let (lab, model) = lab("chats-files");
+    let tokenizer = tokenizer();
+    let says = |name: &str, bytes: &[u8], words: &[&str]| {
+        lab.write(name, bytes);
+        let said = lab.refuses(&["data", name, "--tokenizer", &tokenizer], 2, "data");
+        words.iter().for_each(|w| assert!(said.contains(w), "{name}: no `{w}` in {said}"));
+    };
+    says("e.jsonl", b"", &["e.jsonl is empty"]);
+    says("n.jsonl", b"\n \r\n", &["n.jsonl is empty"]);
+    says("u.jsonl", b"\xff\xfe{\0", &["it is UTF-16", "iconv -f utf-16"]);
+    says("b.jsonl", b"{\"text\": \"\xff\"}", &["not JSON", "b.jsonl:1"]);
+    for (name, bytes, words) in [
+        ("a.json", "{\"text\": \"a b\"}", "one array of examples"),
+        ("a.json", "[{\"text\": \"a b\"}\n,\n]", "nothing before `]`"),
+        ("a.json", "[\n{\"text\": \"a b\"}", "the file ends within its array"),
+        ("a.json", "[{\"text\": \"a b\"}] x", "something follows the array"),
+        ("a.json", "[{\"text\": \"a b\"} {\"text\": \"a b\"}]", "not JSON: trailing characters"),
+        ("a.json", "[,{\"text\": \"a b\"}]", "nothing before `,`"),
+        ("a.json", "[]", "a.json is empty"),
+    ] {
+        says(name, bytes.as_bytes(), &[words]);
+    }
+    says(
+        "x.parquet",
+        b"PAR1",
+        &[
+            "pandas.read_parquet(\"x.parquet\")",
+            "to_json(\"x.jsonl\", orient=\"records\", lines=True",
+        ],
+    );
+    says("x.csv", b"a,b", &["pandas.read_csv(\"x.csv\")"]);
+    lab.ok(&["compile", &model, "--seq", "16", "-o", "out"]);
+    let run = |more: &[&str], code: &str, words: &str| {
+        let said = lab.refuses(&[&["run", "out", "--steps", "1"], more].concat(), 2, code);
+        assert!(said.contains(words), "no `{words}` in {said}");
+    };
+    lab.write("t.jsonl", "{\"text\": \"a b\"}");
+    run(&["--data", "x.parquet"], "data", "pandas.read_parquet");
+    run(
+        &["--data", "t.jsonl"],
+        "data",
+        "no --tokenizer: the plan's model folder has no tokenizer.json",
+    );
+    run(
+        &["--data", "t.jsonl", "--tokenizer", &tokenizer, "--data-order", "random"],
+        "flag",
+        "once in an epoch",
+    );
+    run(
+        &["--data", "t.jsonl", "--tokenizer", &tokenizer, "--loss-on", "assistant"],
+        "flag",
+        "a text has no turns",
+    );
+    run(&["--data", "bytes:t.jsonl", "--split-turns"], "flag", "no examples are given");
+    run(&["--data", "jsonl:none/*.jsonl", "--tokenizer", &tokenizer], "data", "no file matches");
+    lab.ok(&["compile", &model, "--seq", "16", "--documents", "eod=1", "-o", "eod"]);
+    let said =
+        lab.refuses(&["run", "eod", "--data", "t.jsonl", "--tokenizer", &tokenizer], 2, "data");
+    assert!(said.contains("the plan cuts rows at token 1"), "{said}");
+}
+
+/// Files as people have them: marks, ends of lines, empty lines, long lines, arrays, several files.
+#[test]
+fn files_are_read_as_they_are() {
+    let lab = Lab::new("chats-read");
+    let texts = ["One.\r\nTwo.", "Grüße 🎉 漢字 \u{200f}", "[{\"a\": 1}, ]\\\"", "x"];
+    let line = |t: &&str| json!({ "text": t, "n": [1, {}] }).to_string();
+    let lines: Vec<String> = texts.iter().map(line).collect();
+    let tokens = |v: &Json| -> Vec<Json> {
+        v["shown"].as_array().expect("rows").iter().map(|r| r["tokens"].clone()).collect()
+    };
+    lab.write("plain.jsonl", lines.join("\n"));
+    let want = tokens(&shown(&lab, "plain.jsonl", &[]));
+    assert_eq!(want.len(), 4);
+    lab.write("windows.jsonl", format!("\u{feff}{}\r\n", lines.join("\r\n\r\n")));
+    lab.write("array.json", format!("\u{feff} [\n {} ]\n", lines.join(" ,\n\t")));
+    lab.write("d/1.jsonl", lines[..2].join("\n"));
+    lab.write("d/2.jsonl", format!("\u{feff}{}", lines[2..].join("\n")));
+    for file in ["windows.jsonl", "array.json", "jsonl:d/*.jsonl"] {
+        assert_eq!(tokens(&shown(&lab, file, &[])), want, "{file}");
+    }
+    let cat =
+        ["1", "2"].map(|n| std::fs::read_to_string(lab.path(&format!("d/{n}.jsonl"))).unwrap());
+    lab.write("cat.jsonl", cat.join("\n"));
+    assert_eq!(tokens(&shown(&lab, "cat.jsonl", &[])), want);
+    // A line of 300 KB is one text, cut into rows.
+    let long = "many words ".repeat(27_000);
+    lab.write("long.jsonl", json!({ "text": long }).to_string());
+    let all = shown(&lab, "long.jsonl", &["--seq", "512"]);
+    assert!(all["rows"].as_u64() > Some(50) && all["cut"] == 1, "{}", all["rows"]);
+    for (how, rows) in [("truncate", 1), ("split", all["rows"].as_u64().unwrap_or(0))] {
+        let cut = shown(&lab, "long.jsonl", &["--seq", "512", "--too-long", how]);
+        assert_eq!(cut["rows"], rows, "{how}");
+    }
+    for (how, words) in [("drop", "too long"), ("error", "a row has 512")] {
+        let args =
+            ["data", "long.jsonl", "--tokenizer", &tokenizer(), "--seq", "512", "--too-long", how];
+        let said = lab.refuses(&args, 2, "data");
+        assert!(said.contains(words), "{said}");
+    }
+}

@@ -306,3 +306,45 @@ fn files_are_read_as_they_are() {
         assert!(said.contains(words), "{said}");
     }
 }
+
+/// Tokens, and what of them an assistant generates, are those of transformers' `apply_chat_template`.
+#[test]
+fn masks_are_those_of_transformers() {
+    let lab = Lab::new("chats-masks");
+    let folder = format!("{FIXTURES}/data/chats");
+    let read = |name: &str| -> Json {
+        let text = std::fs::read(format!("{folder}/{name}")).expect("a fixture");
+        serde_json::from_slice(&text).expect("JSON")
+    };
+    let (cases, masks) = (read("cases.json"), read("masks.json"));
+    let mut n = 0;
+    for (name, chats) in masks.as_object().expect("templates") {
+        let names: Vec<&String> = chats.as_object().expect("chats").keys().collect();
+        let line = |chat: &&String| {
+            let mut line = json!({ "messages": cases["chats"][*chat] });
+            if cases["with_tools"].as_array().expect("names").iter().any(|c| c == *chat) {
+                line["tools"] = cases["tools"].clone();
+            }
+            line.to_string()
+        };
+        lab.write("all.jsonl", names.iter().map(line).collect::<Vec<_>>().join("\n"));
+        let template = format!("{folder}/templates/{name}.jinja");
+        let args = ["data", "all.jsonl", "--tokenizer", &folder, "--chat-template", &template];
+        let out = lab.ok(&[&args[..], &["--show", "99", "--format", "json"]].concat());
+        let got: Json = serde_json::from_slice(&out.stdout).expect("JSON");
+        for (chat, row) in names.iter().zip(got["shown"].as_array().expect("rows")) {
+            let (want, of) = (&chats[*chat], |x: &Json| x.as_array().expect("numbers").len());
+            assert_eq!(row["tokens"], want["ids"], "{name} {chat}");
+            let marks: Vec<u8> = row["scored"]
+                .as_array()
+                .expect("marks")
+                .iter()
+                .map(|x| u8::from(*x == true))
+                .collect();
+            assert_eq!(json!(marks), want["mask"], "{name} {chat}: {}", row["shown"]);
+            assert!(marks.contains(&1) && of(&row["tokens"]) == marks.len());
+            n += 1;
+        }
+    }
+    assert!(n > 30, "{n}");
+}

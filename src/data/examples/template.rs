@@ -66,6 +66,13 @@ impl Template {
         env.set_formatter(format);
         env.add_filter("tojson", |v: Value, kw| python::tojson(&v, kw));
         env.add_filter("string", |v: Value| python::text(&v));
+        env.add_filter("trim", |v: Value, chars: Option<String>| {
+            let text = python::text(&v)?;
+            Ok::<String, Error>(match chars {
+                None => text.trim().into(),
+                Some(all) => text.trim_matches(|c| all.contains(c)).into(),
+            })
+        });
         env.add_test("iterable", |v: Value| {
             !v.is_none() && !v.is_undefined() && v.try_iter().is_ok()
         });
@@ -236,3 +243,6 @@ pub fn special_tokens(config: &Json) -> Map<String, Json> {
     }
     out
 }
+
+#[cfg(test)]
+mod tests;

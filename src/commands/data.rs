@@ -1,6 +1,6 @@
 //! `shardc data`: examples as a run would read them, without a plan.
 
-use crate::data::{Order, Picks, Reading, Setup, open_examples};
+use crate::data::{Order, Picks, Reading, Setup, YesNo, open_examples};
 use crate::hub;
 use crate::terminal::{json_line, show};
 use serde_json::json;
@@ -35,7 +35,7 @@ pub fn data(how: &Show, as_json: bool) -> Result<i32> {
         tokenizer: &hub::resolved(&how.tokenizer)?,
         vocab: i32::MAX as usize,
         seq,
-        pack: false,
+        pack: how.reading.pack == Some(YesNo::Yes),
         reading: &how.reading,
         show: how.show,
     };
@@ -45,7 +45,7 @@ pub fn data(how: &Show, as_json: bool) -> Result<i32> {
         let mut out = e.stats.json();
         if how.seq.is_some() {
             out["rows"] = e.rows_of(&picks, 1.0).into();
-            out["full"] = e.full(&picks, false).into();
+            out["full"] = e.full(&picks, e.pack).into();
             out["full_packed"] = e.full(&picks, true).into();
         }
         let one = |s: &crate::data::Sample| json!({ "place": s.place, "tokens": s.ids, "scored": s.scored, "shown": s.shown });

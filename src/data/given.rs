@@ -1,8 +1,10 @@
 //! Data that a run is given: what they are by their name, and what examples need besides.
 
 use super::examples::{Examples, Row, Setup};
+use super::reading::YesNo;
 use super::{Data, Order, Reading, columns, globs};
 use shardc_ir::diag::{Diag, Result};
+use shardc_ir::documents::Documents;
 use shardc_ir::func::{Fill, InputRow};
 use shardc_ir::plan::Settings;
 use shardc_runtime::Numbers;
@@ -72,17 +74,27 @@ impl Source<'_> {
             return Data::open(self.flag, spec, self.tokenizer, self.settings.vocab);
         }
         let s = self.settings;
-        if let Some(d) = s.documents {
+        if let Some(Documents::Ends(d)) = s.documents {
             return Err(Diag::new("data", format!("the plan cuts rows at token {}", d.end))
                 .at(format!("{} {spec}", self.flag))
-                .rule("the end of a text may stand within a chat: documents of examples are known by their rows")
-                .help("compile without --documents"));
+                .rule(
+                    "the end of a text may stand within a chat: where examples are, their rows say",
+                )
+                .help("compile with --documents rows"));
+        }
+        let segments = s.documents == Some(Documents::ROWS);
+        let pack = self.reading.pack.map_or(segments, |pack| pack == YesNo::Yes);
+        if pack && !segments {
+            return Err(Diag::new("data", "a packed row needs segments")
+                .at("--pack yes")
+                .rule("examples of a row do not attend to each other")
+                .help("compile with --documents rows, or run with --pack no"));
         }
         let setup = Setup {
             tokenizer: &self.own_tokenizer()?,
             vocab: s.vocab,
             seq: s.seq,
-            pack: false,
+            pack,
             reading: self.reading,
             show: 1,
         };
@@ -124,6 +136,11 @@ pub fn open_examples(flag: &str, spec: &str, setup: &Setup) -> Result<Examples> 
         }
     };
     Examples::open(&paths, setup)
+}
+
+/// A count for people: from a million on with one digit behind the point.
+pub fn number(n: u64) -> String {
+    if n < 1_000_000 { n.to_string() } else { format!("{:.1} M", n as f64 / 1e6) }
 }
 
 /// The numbers of an input for rows of examples.

@@ -20,9 +20,10 @@ mod tokens;
 use columns::Columns;
 pub use date::Date;
 pub use examples::{Examples, Sample, Setup, Stats};
+pub use given::number;
 pub use given::{Source, are_examples, default_order, open_examples};
 pub use order::{Order, Picks};
-pub use reading::{LossOn, Reading, TooLong};
+pub use reading::{LossOn, Reading, Recipe, TooLong, YesNo};
 use shardc_ir::diag::{Diag, Result, count};
 use shardc_ir::files;
 use shardc_ir::func::{Fill, InputRow, Reads};
@@ -181,12 +182,13 @@ impl Data {
         }
     }
 
-    /// Whether an input is filled by these data: a mask only by a column, since without one nothing is padding.
+    /// Whether an input is filled by these data: a mask and segments only by a column or examples, since without
+    /// one nothing is padding.
     fn fills(&self, row: &InputRow) -> bool {
         match (row.input.fill, self) {
-            (Fill::Mask, Data::Columns(c)) => c.has(row),
-            (Fill::Mask, Data::Examples(_)) => row.input.tokens() == Some(1),
-            (Fill::Mask, _) => false,
+            (Fill::Mask | Fill::Segments, Data::Columns(c)) => c.has(row),
+            (Fill::Mask | Fill::Segments, Data::Examples(_)) => row.input.tokens() == Some(1),
+            (Fill::Mask | Fill::Segments, _) => false,
             (fill, _) => fill.is_data(),
         }
     }

@@ -1,7 +1,7 @@
 //! Where the data of a run come from.
 
 use super::Run;
-use crate::data::{Data, Order, Picks, Source as From};
+use crate::data::{Data, Order, Picks, Recipe, Source as From};
 use shardc_ir::diag::{Diag, Result, count};
 use shardc_ir::func::{Fill, InputRow};
 use shardc_ir::plan::Settings;
@@ -73,6 +73,31 @@ impl Feed {
         match &self.from {
             Source::Data(d) => d.batch(table, &self.picks, step as u32, s.global_batch),
             Source::Batch(d) => d.whole(table, (self.picks.seed, step as u32), s.global_batch),
+        }
+    }
+
+    /// Rows of so many epochs.
+    ///
+    /// # Errors
+    /// `flag` for data that are drawn, and have none.
+    pub fn rows(&self, table: &[InputRow], epochs: f64) -> Result<u64> {
+        match (&self.from, self.picks.order) {
+            (Source::Data(Data::Examples(e)), _) => Ok(e.rows_of(&self.picks, epochs)),
+            (Source::Data(d), Order::Shuffled | Order::Sequential) => {
+                let rows = d.epoch(table, &self.picks)?.unwrap_or(0);
+                Ok((rows as f64 * epochs).ceil() as u64)
+            }
+            _drawn => Err(Diag::new("flag", "data that are drawn at random have no epochs")
+                .at(format!("--epochs {epochs}"))
+                .help("add --data-order shuffled, or use --steps")),
+        }
+    }
+
+    /// How examples became rows.
+    pub fn recipe(&self) -> Option<Recipe> {
+        match &self.from {
+            Source::Data(Data::Examples(e)) => Some(e.recipe()),
+            _other => None,
         }
     }
 

@@ -1,6 +1,6 @@
 //! Examples without a tokenizer: they are refused.
 
-use super::{Picks, Reading};
+use super::{Picks, Reading, Recipe};
 use serde_json::Value as Json;
 use shardc_ir::diag::{Diag, Result};
 use std::path::{Path, PathBuf};
@@ -73,6 +73,10 @@ impl Examples {
     /// # Errors
     /// None.
     pub fn batch(&self, _: &Picks, _: impl Iterator<Item = u64>) -> Result<Vec<Row>> {
+        match self.never {}
+    }
+
+    pub fn recipe(&self) -> Recipe {
         match self.never {}
     }
 

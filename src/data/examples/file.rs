@@ -1,10 +1,12 @@
 //! Files of examples: one in each line, or the elements of one array. They are read once from the beginning to the end,
 //! and then from where each example is.
 
+use ruzstd::decoding::StreamingDecoder;
+use ruzstd::decoding::errors::{FrameDecoderError, ReadFrameHeaderError};
 use shardc_ir::diag::{Diag, Result, bytes};
-use shardc_ir::files;
+use shardc_ir::files::{self, make};
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, Read};
+use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
@@ -61,8 +63,15 @@ impl Files {
     pub fn open(paths: &[PathBuf]) -> Result<Files> {
         let (mut all, mut before) = (vec![], 0);
         for path in paths {
-            let (file, size) = files::open(path)?;
+            let (mut file, mut size) = files::open(path)?;
             let name = path.to_string_lossy().to_lowercase();
+            let name = match name.strip_suffix(".zst") {
+                None => name,
+                Some(name) => {
+                    (file, size) = unpacked(path, file)?;
+                    name.into()
+                }
+            };
             let mut head = [0; 2];
             let n = file.read_at(&mut head, 0).map_err(|e| unreadable(path, &e))?;
             let wrong = |what: &str| Diag::new("data", what).at(path.display().to_string());
@@ -137,6 +146,50 @@ impl Files {
             .at(format!("{}: byte {}", one.path.display(), spot.at - one.before))
             .help("leave the file as it is while a run reads it, and resume")
     }
+}
+
+/// What a file of zstd has, in one that nobody sees and that goes when it is closed: places in the packed one cannot be
+/// read. Frames follow each other; those to be skipped are.
+fn unpacked(path: &Path, packed: File) -> Result<(File, u64)> {
+    let fail = |e: io::Error| files::io_error("cannot unpack the examples", path, &e);
+    let broken = |e: &dyn std::fmt::Display| {
+        Diag::new("data", format!("it is no zstd: {e}"))
+            .at(path.display().to_string())
+            .help("pack it again: zstd FILE.jsonl")
+    };
+    let (folder, name) = (std::env::temp_dir(), make::beside("examples"));
+    let folder = std::fs::canonicalize(&folder).map_err(fail)?;
+    let folder = make::Folder::open(&folder).map_err(fail)?;
+    let to = folder.private_file(&name).map_err(fail)?;
+    let from = folder.read(&name);
+    folder.remove(&name);
+    let (from, mut to) = (from.map_err(fail)?, BufWriter::with_capacity(1 << 18, to));
+    let mut packed = BufReader::with_capacity(1 << 18, packed);
+    while !packed.fill_buf().map_err(fail)?.is_empty() {
+        let mut frame = match StreamingDecoder::new(&mut packed) {
+            Ok(frame) => frame,
+            Err(FrameDecoderError::ReadFrameHeaderError(ReadFrameHeaderError::SkipFrame {
+                length,
+                ..
+            })) => {
+                let mut skipped = (&mut packed).take(length.into());
+                io::copy(&mut skipped, &mut io::sink()).map_err(fail)?;
+                continue;
+            }
+            Err(e) => return Err(broken(&e)),
+        };
+        io::copy(&mut frame, &mut to).map_err(|e| match e.kind() {
+            io::ErrorKind::StorageFull => fail(e),
+            _other => broken(&e),
+        })?;
+        let said = frame.decoder.get_checksum_from_data();
+        if said.is_some() && said != frame.decoder.get_calculated_checksum() {
+            return Err(broken(&"its checksum differs"));
+        }
+    }
+    to.flush().map_err(fail)?;
+    let size = from.metadata().map_err(fail)?.len();
+    Ok((from, size))
 }
 
 fn unreadable(path: &Path, e: &io::Error) -> Diag {

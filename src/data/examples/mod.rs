@@ -11,7 +11,7 @@ mod stats;
 mod template;
 
 use super::order::{Order, Picks};
-use super::{Reading, TooLong, short};
+use super::{Reading, Recipe, TooLong, short};
 use coder::{Coded, Coder};
 use file::{Files, Spot};
 use pack::{Deal, Lens, Rows};
@@ -236,6 +236,23 @@ impl Examples {
         labels.rotate_left(1);
         labels.iter_mut().last().into_iter().for_each(|l| *l = IGNORED);
         Row { ids, targets: labels, segments }
+    }
+
+    /// How they became rows.
+    pub fn recipe(&self) -> Recipe {
+        let r = &self.coder.reading;
+        Recipe {
+            file: self.hash[..16].into(),
+            template: self.coder.template.as_ref().map(|t| t.hash[..16].into()),
+            tokenizer: self.coder.hash.clone(),
+            seq: self.seq,
+            pack: self.pack,
+            too_long: long(r, self.shape),
+            loss_on: r.loss_on,
+            split_turns: r.split_turns,
+            date: r.date(),
+            rows: self.arrangement(),
+        }
     }
 
     /// What tells these examples from others.

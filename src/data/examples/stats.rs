@@ -2,6 +2,7 @@
 
 use super::coder::Coded;
 use super::shape::{Example, Shape};
+use crate::data::number;
 use serde_json::{Value as Json, json};
 use shardc_ir::diag::count;
 
@@ -124,11 +125,6 @@ impl Stats {
 /// `1234 tokens`, `9.8 M tokens`.
 fn tokens(n: u64) -> String {
     if n == 1 { "1 token".into() } else { format!("{} tokens", number(n)) }
-}
-
-/// A count for people: from a million on with one digit behind the point.
-pub fn number(n: u64) -> String {
-    if n < 1_000_000 { n.to_string() } else { format!("{:.1} M", n as f64 / 1e6) }
 }
 
 /// The text of tokens, what is scored in brackets, in one line; of a long one the beginning and the end.

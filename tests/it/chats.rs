@@ -590,3 +590,53 @@ fn epochs_are_steps() {
     let said = lab.refuses(&["run", "e", "--data", data], 2, "data");
     assert!(said.contains("no column `segments`"), "{said}");
 }
+
+/// The commands of docs/finetune.md, one after the other as they stand, on a small model: the loss falls, and the folder at
+/// their end is a model.
+#[test]
+fn fine_tuning_as_the_docs_have_it() {
+    let (lab, model) = lab("finetune");
+    let long =
+        lab.config("llama_mha", json!({ "vocab_size": 320, "max_position_embeddings": 512 }));
+    assert_eq!(model, long);
+    lab.ok(&["compile", &long, "--seq", "16", "--global-batch", "1", "-o", "first"]);
+    lab.ok(&["run", "first", "--steps", "1", "--lr", "1e-30", "--save", "my-model"]);
+    chats(&lab, "train.jsonl");
+    chats(&lab, "all.jsonl");
+    let some: String = std::fs::read_to_string(lab.path("all.jsonl"))
+        .unwrap()
+        .lines()
+        .take(11)
+        .map(|l| l.to_owned() + "\n")
+        .collect();
+    lab.write("test.jsonl", some);
+    for name in ["tokenizer.json", "tokenizer_config.json"] {
+        std::fs::copy(format!("{FIXTURES}/data/chats/{name}"), lab.path("my-model").join(name))
+            .expect("a file");
+    }
+    std::fs::rename(lab.path("t.jinja"), lab.path("my-model/chat_template.jinja")).expect("a file");
+    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/finetune.md");
+    let page = std::fs::read_to_string(page).expect("a page");
+    let mut losses = vec![];
+    let mut ran = 0;
+    for line in page.lines().filter(|l| l.starts_with("shardc ")) {
+        let words: Vec<&str> = line.split_whitespace().skip(1).collect();
+        let out = lab.ok(&words);
+        let printed = String::from_utf8(out.stdout).expect("text");
+        if line.contains("--eval-only") {
+            let loss = printed.strip_prefix("loss ").and_then(|l| l.split(' ').next());
+            losses.push(loss.expect("a loss").parse::<f64>().expect("a number"));
+        }
+        if words[0] == "data" {
+            let shown = page.split("```text\n").nth(1).and_then(|b| b.split("\n```").next());
+            let same = shown.expect("what it prints").lines().zip(printed.lines());
+            same.for_each(|(a, b)| assert!(b.starts_with(a.trim_end_matches('…')), "{a}\n{b}"));
+        }
+        ran += 1;
+    }
+    assert_eq!((ran, losses.len()), (6, 2));
+    assert!(losses[1] < losses[0] - 0.2, "{losses:?}");
+    assert!(
+        lab.path("tuned/model.safetensors").is_file() && lab.path("tuned/tokenizer.json").is_file()
+    );
+}

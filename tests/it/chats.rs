@@ -2,6 +2,7 @@
 
 use crate::lab::*;
 use serde_json::{Value as Json, json};
+use shardc_testing::taken;
 
 fn tokenizer() -> String {
     format!("{FIXTURES}/data/tokenizer")
@@ -184,6 +185,10 @@ fn lines_that_are_no_examples_are_errors() {
             "the template refuses line 3: roles must alternate",
         ),
         ("{\"messages\": [{\"role\": \"user\", \"content\": \"\u{f8f0}\"}]}", "kept for marks"),
+        (
+            r#"{"messages": [], "tools": [12345678901234567890123]}"#,
+            "the number 12345678901234567890… has more digits",
+        ),
         ("[]", "the example is not an object"),
         ("\"a\"", "the example is not an object"),
     ] {
@@ -639,4 +644,91 @@ fn fine_tuning_as_the_docs_have_it() {
     assert!(
         lab.path("tuned/model.safetensors").is_file() && lab.path("tuned/tokenizer.json").is_file()
     );
+}
+
+/// Programs of strangers: each ends soon, with a text or with an error, and takes no more memory than there is.
+#[test]
+fn hostile_templates_end() {
+    let lab = Lab::new("chats-hostile");
+    lab.write("c.jsonl", r#"{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}"#);
+    let again = |what: &str| {
+        format!(
+            "{{% set n = namespace(x='ab') %}}{{% for i in range(999) %}}{{% set n.x = {what} %}}{{% endfor %}}"
+        )
+    };
+    let memory = [
+        "n.x ~ n.x",
+        "n.x + n.x",
+        "n.x | replace('', n.x)",
+        "[n.x, n.x] | join",
+        "[n.x, n.x] | string",
+    ]
+    .map(again);
+    let loops = "{% for a in range(99999) %}".repeat(4) + &"{% endfor %}".repeat(4);
+    let deep = format!("{{{{ {}1{} }}}}", "[".repeat(5000), "]".repeat(5000));
+    let blocks = "{% if true %}".repeat(5000) + &"{% endif %}".repeat(5000);
+    let parens = format!("{{{{ {}1{} }}}}", "(".repeat(5000), ")".repeat(5000));
+    let nots = format!("{{{{ {} 1 }}}}", "not ".repeat(50_000));
+    let adds = format!("{{{{ 1{} }}}}", " + 1".repeat(50_000));
+    let dots = format!("{{{{ a{} }}}}", ".a".repeat(50_000));
+    let more = [
+        "{% set n = namespace(x=[]) %}{% for i in range(9999) %}{% set n.x = n.x + ['x' * 99999999] %}{% endfor %}",
+        "{% set n = namespace(x=[1]) %}{% for i in range(99) %}{% set n.x = n.x + n.x %}{% endfor %}{{ n.x }}",
+        "{% set n = namespace(x='ab') %}{% for i in range(99) %}{% set n.x %}{{ n.x }}{{ n.x }}{% endset %}{% endfor %}",
+        "{{ 'a'.replace('', 'x' * 99999999).replace('x', 'x' * 99999999) }}",
+        "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+        "{% set n = namespace(x=[]) %}{% for i in range(99999) %}{% set n.x = [n.x] %}{% endfor %}{{ n.x }}",
+        "{% set n = namespace(x=[]) %}{% for i in range(99999) %}{% set n.x = [n.x] %}{% endfor %}{{ n.x | tojson }}",
+        "{% set n = namespace(x=[]) %}{% for i in range(99999) %}{% set n.x = [n.x] %}{% endfor %}{{ n.x == [n.x] }}",
+        "{% set n = namespace(x={}) %}{% for i in range(99999) %}{% set n.x = {'a': n.x} %}{% endfor %}{{ n.x ~ 'a' }}",
+        "{{ 'x' * 99999999999 }}",
+        "{{ [1, 2] * 18446744073709551615 }}",
+        "{{ range(99999999999) }}",
+        "{% for i in range(0, 9223372036854775807, 2) %}{% endfor %}",
+        "{{ 'x' | indent(999999999) }}",
+        "{{ '%099999999999d' | format(1) }}",
+        "{{ ([1] * 1000000) | batch(1) | list | length }}",
+        "{{ [1] | slice(99999999) | list }}",
+        "{{ 1.5 | round(999999999) }}",
+        "{{ 9 ** 9 ** 9 ** 9 }}",
+        "{{ -9223372036854775808 // -1 }}",
+        "{{ 1 % 0 }}",
+        "{{ 'a'.zfill(99999999999) }}",
+        "{{ 'a'.ljust(99999999999) }}",
+        "{{ 'abc'[99999999999:-99999999999:-1] }}",
+        "{{ messages | tojson(indent=99999999) }}",
+        "{{ messages | tojson(indent=-1) }}",
+        "{{ messages | tojson(separators=['a']) }}",
+        "{{ messages | tojson(foo=1) }}",
+        "{{ strftime_now('%') }}",
+        "{% include 'chat' %}",
+        "{% import '/etc/passwd' as x %}",
+        "{% generation %}",
+        "{% endgeneration %}",
+        "{% generation %}{% generation %}a{% endgeneration %}{% endgeneration %}",
+        "{{ debug() }}",
+        &loops,
+        &deep,
+        &blocks,
+        &parens,
+        &nots,
+        &adds,
+        &dots,
+    ];
+    let all = more.into_iter().chain(memory.iter().map(|s| &**s));
+    for (_, source) in all.enumerate().filter(|(i, _)| taken(*i, 6)) {
+        lab.write("t.jinja", source);
+        let since = std::time::Instant::now();
+        let args = ["data", "c.jsonl", "--tokenizer", &tokenizer(), "--chat-template", "t.jinja"];
+        let out = lab.shardc(&args);
+        let said = String::from_utf8_lossy(&out.stderr).into_owned();
+        println!(
+            "{:>6} ms {:?} {source:.60}: {said:.200}",
+            since.elapsed().as_millis(),
+            out.status.code()
+        );
+        assert!(since.elapsed().as_secs() < 25, "{source:.90}: {said}");
+        assert!(matches!(out.status.code(), Some(0 | 2)), "{source:.90}: {said}");
+        assert!(!said.contains("bug"), "{source:.90}: {said}");
+    }
 }

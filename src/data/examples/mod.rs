@@ -5,6 +5,7 @@ mod coder;
 mod file;
 mod pack;
 mod python;
+mod room;
 mod shape;
 mod spans;
 mod stats;
@@ -15,6 +16,8 @@ use super::{Reading, Recipe, TooLong, short};
 use coder::{Coded, Coder};
 use file::{Files, Spot};
 use pack::{Deal, Lens, Rows};
+pub use room::guarded;
+use room::roomy;
 use shape::{Reader, Shape};
 use shardc_frontends::batch::IGNORED;
 use shardc_ir::diag::{Diag, Result, count};
@@ -103,6 +106,10 @@ impl Examples {
     /// # Errors
     /// `data`, `chat-mask`, `chat-bos`, `tokenizer`, `token-range`, `io`.
     pub fn open(paths: &[PathBuf], setup: &Setup) -> Result<Examples> {
+        roomy(|| Examples::read(paths, setup))
+    }
+
+    fn read(paths: &[PathBuf], setup: &Setup) -> Result<Examples> {
         let files = Files::open(paths)?;
         let coder = Coder::open(setup.tokenizer, setup.vocab, setup.reading)?;
         let (mut reader, mut group) = (Reader::default(), Group::default());
@@ -186,7 +193,7 @@ impl Examples {
     pub fn batch(&self, picks: &Picks, rows: impl Iterator<Item = u64>) -> Result<Vec<Row>> {
         let deal = self.deal(picks);
         let of: Vec<Vec<usize>> = rows.map(|row| self.rows.row(&self.index, deal, row).1).collect();
-        let mut coded = self.coded(&of.concat())?.into_iter();
+        let mut coded = roomy(|| self.coded(&of.concat()))?.into_iter();
         Ok(of.iter().map(|row| self.row(coded.by_ref().take(row.len()))).collect())
     }
 
@@ -401,3 +408,6 @@ impl Pass<'_> {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;

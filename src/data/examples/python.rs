@@ -16,11 +16,15 @@ fn fail(what: &str) -> Error {
 
 /// Goes one deeper, and checks what is there so far.
 fn deeper(depth: usize, out: &str) -> Result<usize, Error> {
-    match (depth < DEEPEST, out.len() < LONGEST) {
-        (true, true) => Ok(depth + 1),
-        (false, _) => Err(fail("lists and dicts are nested too deeply")),
-        (_, false) => Err(fail("a value is longer than 64 MiB")),
+    short(out)?;
+    match depth < DEEPEST {
+        true => Ok(depth + 1),
+        false => Err(fail("lists and dicts are nested too deeply")),
     }
+}
+
+fn short(out: &str) -> Result<(), Error> {
+    if out.len() < LONGEST { Ok(()) } else { Err(fail("a value is longer than 64 MiB")) }
 }
 
 /// A float as `repr` writes it: the shortest digits that read back, an exponent of two digits from 1e16 on and below
@@ -75,6 +79,7 @@ fn repr(v: &Value, out: &mut String, depth: usize) -> Result<(), Error> {
             for (i, x) in v.try_iter()?.enumerate() {
                 out.push_str(if i > 0 { ", " } else { "" });
                 repr(&x, out, depth)?;
+                short(out)?;
             }
             out.push(']');
         }
@@ -86,6 +91,7 @@ fn repr(v: &Value, out: &mut String, depth: usize) -> Result<(), Error> {
                 repr(&k, out, depth)?;
                 out.push_str(": ");
                 repr(&v.get_item(&k)?, out, depth)?;
+                short(out)?;
             }
             out.push('}');
         }
@@ -186,7 +192,8 @@ impl Dumps {
             }),
             ValueKind::String => self.string(v.as_str().unwrap_or_default(), out),
             ValueKind::Seq | ValueKind::Iterable => {
-                let all: Vec<Value> = v.try_iter()?.collect();
+                // One byte at least is written of each.
+                let all: Vec<Value> = v.try_iter()?.take(LONGEST).collect();
                 self.many(('[', ']'), all.len(), out, depth, |i, out, depth| {
                     self.value(&all[i], out, depth)
                 })?;
@@ -224,6 +231,7 @@ impl Dumps {
             out.push_str(if i > 0 { &self.comma } else { "" });
             self.line(out, within);
             one(i, out, within)?;
+            short(out)?;
         }
         if n > 0 {
             self.line(out, depth);

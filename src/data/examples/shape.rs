@@ -104,6 +104,11 @@ impl Reader {
     /// `data`, without the place.
     pub fn read(&mut self, line: &[u8]) -> Result<Example> {
         let json: Json = serde_json::from_slice(line).map_err(|e| not_json(&e))?;
+        if let Some(digits) = long_number(line) {
+            return Err(wrong(format!("the number {digits}… has more digits than are kept"))
+                .rule("whole numbers have 64 bits: Python would write all digits into the text of a chat")
+                .help("write it as a string"));
+        }
         if has_marks(&json) {
             return Err(wrong("it has the characters U+F8F0 or U+F8F1, which are kept for marks")
                 .help("take them out: they are of no script"));
@@ -148,6 +153,29 @@ impl Reader {
             )),
         }
     }
+}
+
+/// How a whole number begins that 64 bits do not hold, outside of strings.
+fn long_number(line: &[u8]) -> Option<String> {
+    let (mut text, mut escaped, mut from) = (false, false, None);
+    for (i, &b) in line.iter().enumerate().chain([(line.len(), &b' ')]) {
+        match b {
+            _ if text && escaped => escaped = false,
+            b'\\' if text => escaped = true,
+            b'"' => text = !text,
+            b'-' | b'0'..=b'9' if !text && from.is_none() => from = Some(i),
+            b'0'..=b'9' | b'.' | b'e' | b'E' | b'+' | b'-' if !text => {}
+            _ => {
+                let number = from.take().and_then(|from| std::str::from_utf8(&line[from..i]).ok());
+                let whole = |n: &&str| n.bytes().all(|b| b == b'-' || b.is_ascii_digit());
+                let long = |n: &&str| n.parse::<i64>().is_err() && n.parse::<u64>().is_err();
+                if let Some(n) = number.filter(|n| !text && n.len() > 18 && whole(n) && long(n)) {
+                    return Some(n.chars().take(20).collect());
+                }
+            }
+        }
+    }
+    None
 }
 
 /// What the parser says, with the column of the line.

@@ -4,17 +4,21 @@
 //! A template is a stranger's program. It may take so many steps and write so much; it reads no file and no clock.
 
 use super::python;
+use super::room::timed;
 use crate::data::Date;
 use minijinja::value::ValueKind;
 use minijinja::{Environment, Error, ErrorKind, Output, State, Value};
 use serde_json::{Map, Value as Json, json};
+use shardc_runtime::memory::Memory;
 use std::io;
 use std::ops::Range;
 
 /// Most steps of the engine for one text.
-const FUEL: u64 = 10_000_000;
+pub const FUEL: u64 = 2_000_000;
 /// Longest text that a template may write, in bytes.
 const LONGEST: usize = 64 << 20;
+/// Most memory for one text, in bytes.
+const MEMORY: usize = 1 << 30;
 /// Where a span of `{% generation %}` begins and ends in what is written, until it is taken out: characters for private
 /// use.
 const MARKS: [char; 2] = ['\u{f8f0}', '\u{f8f1}'];
@@ -82,7 +86,7 @@ impl Template {
         env.add_function("strftime_now", move |f: String| {
             date.strftime(&f).map_err(|e| Error::new(ErrorKind::InvalidOperation, e))
         });
-        let (marked, tags) = marked(source);
+        let (marked, tags) = marked(source)?;
         env.add_template_owned("chat", marked).map_err(|e| said(&e))?;
         let hash = blake3::hash(source.as_bytes()).to_hex().to_string();
         Ok(Template { env, tags, hash, globals })
@@ -99,11 +103,14 @@ impl Template {
         all.insert("tools".into(), chat.tools.clone());
         all.insert("documents".into(), Json::Null);
         all.insert("add_generation_prompt".into(), chat.prompt.into());
-        let mut out = Limited(vec![]);
         let template = self.env.get_template("chat").map_err(|e| said(&e))?;
-        let done = template.render_captured_to(Value::from_serialize(&all), &mut out).map(drop);
-        done.map_err(|e| said(&e))?;
-        let text = String::from_utf8(out.0).map_err(|e| e.to_string())?;
+        let work = || {
+            let mut out = Limited(vec![]);
+            let done = template.render_captured_to(Value::from_serialize(&all), &mut out).map(drop);
+            done.map_err(|e| said(&e))?;
+            String::from_utf8(out.0).map_err(|e| e.to_string())
+        };
+        let text = timed(|| Memory::within(MEMORY, work))?;
         Ok(unmarked(&text))
     }
 }
@@ -157,21 +164,29 @@ fn aliased(message: &Json) -> Json {
 
 /// The template with marks in place of its tags of generation, and whether it has any. The tags stay blocks, so that
 /// what is trimmed around them is.
-fn marked(source: &str) -> (String, bool) {
-    let (mut out, mut rest, mut found) = (String::new(), source, false);
-    while let Some(at) = rest.find("{%") {
-        let Some(end) = rest[at..].find("%}").map(|n| at + n) else { break };
+///
+/// # Errors
+/// For tags that do not follow each other in turn.
+fn marked(source: &str) -> Result<(String, bool), String> {
+    let (mut out, mut rest, mut found, mut open) = (String::new(), source, false, false);
+    while let Some(at) = rest.find("{%").into_iter().chain(rest.find("{#")).min() {
+        let close = if rest[at..].starts_with("{#") { "#}" } else { "%}" };
+        let Some(end) = rest[at + 2..].find(close).map(|n| at + 2 + n) else { break };
         let inner = &rest[at + 2..end];
-        let word = inner.trim_matches(['-', '+']).trim();
-        let mark = match word {
-            "generation" => Some(MARKS[0]),
-            "endgeneration" => Some(MARKS[1]),
+        let mark = match inner.trim_matches(['-', '+']).trim() {
+            "generation" if close == "%}" => Some(MARKS[0]),
+            "endgeneration" if close == "%}" => Some(MARKS[1]),
             _other => None,
         };
         match mark {
             None => out.push_str(&rest[..end + 2]),
             Some(mark) => {
-                found = true;
+                let begins = mark == MARKS[0];
+                if begins == open {
+                    let word = if begins { "generation" } else { "endgeneration" };
+                    return Err(format!("a tag `{word}` is where none can be"));
+                }
+                (found, open) = (true, begins);
                 let side = |c: Option<char>| match c {
                     Some(c @ ('-' | '+')) => c.to_string(),
                     _none => String::new(),
@@ -184,7 +199,7 @@ fn marked(source: &str) -> (String, bool) {
         rest = &rest[end + 2..];
     }
     out.push_str(rest);
-    (out, found)
+    if open { Err("a tag `generation` is not closed".into()) } else { Ok((out, found)) }
 }
 
 /// A text without marks, and the bytes of it between them.

@@ -37,6 +37,7 @@ use proof::Prove;
 use report::Report;
 use shardc_frontends::{Balance, Facts, Model, Shape};
 use shardc_ir::diag::{Diag, Result, count};
+use shardc_ir::documents::Documents;
 use shardc_ir::func::Module;
 use shardc_ir::hardware::Hardware;
 use shardc_ir::mesh::{AtomSet, Mesh};
@@ -63,7 +64,7 @@ pub fn shape(o: &Options) -> Shape {
     let balance = Balance { aux: b.aux, z: b.z, load: b.rate != 0.0 };
     let (batch, dropout) = (o.microbatch_rows(), o.dropout);
     let packed = o.documents.is_some();
-    let padded = o.documents.is_some_and(|d| d.padding.is_some());
+    let padded = o.documents.is_some_and(Documents::pads);
     Shape { batch, seq: o.seq, mode: o.mode, balance, dropout, mtp: o.mtp, packed, padded }
 }
 

@@ -17,6 +17,10 @@ fn main() -> ExitCode {
     Memory::reserve();
     // A panic is a bug of ours, whichever thread it is in.
     std::panic::set_hook(Box::new(|info| {
+        // But of what a template does.
+        if shardc::data::guarded() {
+            return;
+        }
         say_error(format!(
             "bug: {info}\nplease report it with the command that led here (exit status 101)"
         ));

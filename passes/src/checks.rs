@@ -4,6 +4,7 @@ use crate::autodiff::recompute::Recompute;
 use crate::options::Options;
 use crate::places::by_place;
 use shardc_ir::diag::{Diag, Result};
+use shardc_ir::documents::Documents;
 use shardc_ir::func::{Fill, Func, Input, Node, Port, Role, RoleKind, Value, ValueMap};
 use shardc_ir::mesh::{Mesh, PIPELINE};
 use shardc_ir::ops::{Gradient, Kind, Op};
@@ -94,8 +95,8 @@ pub fn may_be_dealt(f: &Func, seq: usize) -> bool {
 /// # Errors
 /// `flag` for one that it does not have.
 pub fn check_documents(o: &Options, vocab: usize) -> Result<()> {
-    let all = o.documents.iter().flat_map(|d| [Some(d.end), d.padding]).flatten();
-    match all.into_iter().find(|&t| usize::try_from(t).is_ok_and(|t| t >= vocab)) {
+    let mut all = o.documents.iter().flat_map(|d| d.tokens());
+    match all.find(|&t| usize::try_from(t).is_ok_and(|t| t >= vocab)) {
         None => Ok(()),
         Some(t) => Err(Diag::new("flag", format!("the model has no token {t}"))
             .at("--documents")
@@ -223,7 +224,7 @@ fn check_arguments(f: &Func, o: &Options) -> Result<()> {
             "leave --documents out, or compile the folder of the model".into(),
         );
     }
-    if o.documents.is_some_and(|d| d.padding.is_some())
+    if o.documents.is_some_and(Documents::pads)
         && let Some(n) = f.nodes.iter().find(|n| chooses_for_all(f, n))
     {
         return bad(

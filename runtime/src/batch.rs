@@ -3,7 +3,7 @@
 use crate::engine::{Engine, out_of_arena};
 use crate::wiring::{Slot, Wiring};
 use shardc_ir::diag::{Diag, Result};
-use shardc_ir::documents::Documents;
+use shardc_ir::documents::{Documents, Places};
 use shardc_ir::func::{Fill, Func, Input, InputRow, RoleKind, inputs};
 use shardc_ir::loss_scale::LOSS_SCALE;
 use shardc_ir::plan::Settings;
@@ -101,12 +101,16 @@ fn documents(s: &Settings, table: &[InputRow], columns: &mut Columns) {
         return;
     };
     let tokens = tokens.clone();
-    if let Some(r) = row(Fill::Labels).filter(|r| r.of_tokens())
-        && let Some(Numbers::I32(labels)) = columns.get_mut(&*r.name)
-    {
-        documents.ignore(&tokens, labels);
-    }
-    let [segments, offsets] = documents.places(&tokens, s.seq);
+    let given = match row(Fill::Segments).and_then(|r| columns.remove(&*r.name)) {
+        Some(Numbers::I32(x)) => Some(x),
+        _none => None,
+    };
+    let labels = row(Fill::Labels).filter(|r| r.of_tokens());
+    let labels = match labels.and_then(|r| columns.get_mut(&*r.name)) {
+        Some(Numbers::I32(x)) => Some(&mut x[..]),
+        _none => None,
+    };
+    let Places { segments, offsets } = documents.places(&tokens, given.as_deref(), labels, s.seq);
     if let Some(r) = row(Fill::Count) {
         let count = Documents::count(&segments, s.microbatches) as f32;
         columns.insert(r.name.to_string(), Numbers::F32(vec![count]));

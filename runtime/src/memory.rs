@@ -23,7 +23,12 @@ static ENDS: AtomicBool = AtomicBool::new(false);
 thread_local! {
     /// It is this thread.
     static ENDING: Cell<bool> = const { Cell::new(false) };
+    /// Bytes that this thread may take, if somebody says how many.
+    static LEFT: Cell<Option<isize>> = const { Cell::new(None) };
 }
+
+/// Exit status where a stranger's program takes too much: that of a mistake of use.
+const TOO_MUCH: i32 = 2;
 
 /// Exit status of an error of the environment, as of `no-memory`.
 const STATUS: i32 = 5;
@@ -38,6 +43,38 @@ impl Memory {
             // SAFETY: it came from there with this layout, and the swap gave it to nobody else.
             unsafe { System.dealloc(before, RESERVE) };
         }
+    }
+}
+
+impl Memory {
+    /// Does work of this thread that may take so many bytes, such as a stranger's program. If it takes more, one line
+    /// says so, and the process ends: nothing can be undone within an allocation. It counts where this is the
+    /// allocator of the process.
+    pub fn within<T>(bytes: usize, work: impl FnOnce() -> T) -> T {
+        /// Takes the bound away however the work ends.
+        struct Bound;
+        impl Drop for Bound {
+            fn drop(&mut self) {
+                LEFT.set(None);
+            }
+        }
+        LEFT.set(Some(bytes as isize));
+        let _bound = Bound;
+        work()
+    }
+}
+
+/// Counts bytes that are taken, or, if there are fewer than none, given back.
+fn count(bytes: isize) {
+    let Some(left) = LEFT.get() else { return };
+    let left = left.saturating_sub(bytes);
+    LEFT.set(Some(left));
+    if left < 0 {
+        LEFT.set(None);
+        let line = "error[data]: the chat template takes more than 1 GiB of memory for one chat\n   \
+                    = help: give another one: --chat-template FILE\n";
+        let _ = rustix::io::write(std::io::stderr(), line.as_bytes());
+        end(TOO_MUCH);
     }
 }
 
@@ -80,18 +117,22 @@ fn refused(bytes: usize) -> ! {
 // SAFETY: each function does what that of `System` does, or does not return.
 unsafe impl GlobalAlloc for Memory {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        count(layout.size() as isize);
         // SAFETY: what the caller promises is what `System` asks for.
         given(unsafe { System.alloc(layout) }, layout.size())
     }
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        count(layout.size() as isize);
         // SAFETY: as above.
         given(unsafe { System.alloc_zeroed(layout) }, layout.size())
     }
     unsafe fn realloc(&self, p: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        count(size as isize - layout.size() as isize);
         // SAFETY: as above.
         given(unsafe { System.realloc(p, layout, size) }, size)
     }
     unsafe fn dealloc(&self, p: *mut u8, layout: Layout) {
+        count(-(layout.size() as isize));
         // SAFETY: as above.
         unsafe { System.dealloc(p, layout) }
     }

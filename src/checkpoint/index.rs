@@ -3,7 +3,7 @@
 use super::base::BaseModel;
 use super::step_of;
 use crate::SCHEMA;
-use crate::data::Order;
+use crate::data::{Order, Recipe};
 use crate::plan_dir::{self, Stored};
 use crate::seal;
 use serde::{Deserialize, Serialize};
@@ -68,6 +68,9 @@ pub struct RunState {
     /// What tells its data from others.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub data: Option<String>,
+    /// How its examples became rows, if it has examples.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub recipe: Option<Recipe>,
 }
 
 fn is_none(n: &usize) -> bool {

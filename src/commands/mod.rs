@@ -2,6 +2,7 @@
 
 pub mod check;
 pub mod compile;
+pub mod data;
 pub mod diff;
 pub mod doctor;
 pub mod explain;
@@ -106,6 +107,8 @@ pub enum Command {
     },
     /// Print shell completions
     Completions { shell: clap_complete::Shell },
+    /// Show how examples (chats, prompts with completions, texts) become tokens, and which of them are scored
+    Data(data::Show),
     /// Report which optional tools and libraries this machine has, and how to get the missing ones
     Doctor,
     /// Convert a torch.export archive (.pt2) to a text model (.ir)
@@ -216,6 +219,7 @@ fn command(cli: Cli) -> Result<i32> {
         }
         Command::Completions { shell } => Ok(shell::completions(shell)),
         Command::Man { of } => shell::man(of.as_deref()),
+        Command::Data(what) => data::data(&what, json),
         Command::Doctor => doctor::doctor(json),
         Command::Import(how) => import::import(&how),
         Command::Opt { program, pass, output, flags } => {

@@ -1,6 +1,7 @@
 //! `shardc run`: executes a plan, ranks as threads of this process or as processes of a job.
 
 mod dump;
+mod evaluation;
 mod events;
 mod feed;
 mod keep;
@@ -14,7 +15,7 @@ mod words;
 use super::saving::{CHECKPOINTS, HowToSave, apart, place_of};
 use crate::checkpoint::{self, LeftOut};
 use crate::cluster::{self, Connections, Job, Transport};
-use crate::data::{Data, Picks, is_text};
+use crate::data::{Reading, Source, are_examples, is_text};
 use crate::hub;
 use crate::plan_dir;
 use crate::proof::Outcome;
@@ -23,6 +24,7 @@ use crate::terminal::{note, warn};
 use clap::builder::{PossibleValuesParser, RangedU64ValueParser, TypedValueParser};
 use dump::observed;
 pub use dump::parameter;
+use evaluation::Evaluation;
 use feed::Feed;
 use keep::Keeper;
 use metrics::Metrics;
@@ -49,22 +51,36 @@ pub struct Run {
     /// Folder with an adapter, as PEFT writes it, for a plan with adapters [default: a new one]
     #[arg(long, value_name = "DIR", requires = "weights", conflicts_with = "resume")]
     pub adapter: Option<PathBuf>,
-    /// Training data: a file of tokens (.bin of Megatron, llm.c or nanoGPT, .npy), text:GLOB with --tokenizer,
-    /// bytes:GLOB with one token per byte, or columns: FILE.safetensors, or NAME=FILE.npy,.. [default: random
-    /// data]
+    /// Training data: examples (FILE.jsonl with messages, prompts with completions, or texts; FILE.json; jsonl:GLOB),
+    /// a file of tokens (.bin of Megatron, llm.c or nanoGPT, .npy), text:GLOB with --tokenizer, bytes:GLOB with one
+    /// token per byte, or columns: FILE.safetensors, or NAME=FILE.npy,.. [default: random data]
     #[arg(long)]
     pub data: Option<String>,
-    /// Tokenizer for text: a folder with tokenizer.json, or that file
+    /// Tokenizer for text and examples: a folder with tokenizer.json, or that file [default: of examples that of
+    /// --weights, or of the model's folder]
     #[arg(long, value_name = "PATH")]
     pub tokenizer: Option<PathBuf>,
-    /// Evaluation data, whose loss is shown every --eval-every steps, and once if there is no step to take (--steps 0)
+    #[command(flatten)]
+    pub reading: Reading,
+    /// Evaluation data, whose loss is shown every --eval-every steps, and once if there is no step to take (--steps 0):
+    /// of examples that of all rows, else of one batch
     #[arg(long, value_name = "DATA")]
     pub eval_data: Option<String>,
     /// Steps between evaluations [default: 10]
     #[arg(long, value_name = "N", requires = "eval_data", value_parser = clap::value_parser!(u64).range(1..))]
     pub eval_every: Option<u64>,
+    /// Evaluate once on all rows of --eval-data, and train nothing
+    #[arg(long, requires = "eval_data", conflicts_with_all = ["data", "batch", "steps", "epochs", "save", "trace", "metrics"])]
+    pub eval_only: bool,
     #[command(flatten)]
     pub given: Given,
+    /// How often all rows of --data are taken, in place of --steps: 2, or 0.5. The total steps of a learning rate that
+    /// changes follow from it
+    #[arg(long, value_name = "N", conflicts_with = "steps", requires = "data", value_parser = epochs)]
+    pub epochs: Option<f64>,
+    /// Take the data from their beginning, although a checkpoint was written in the middle of others
+    #[arg(long, requires_all = ["resume", "data"])]
+    pub data_restart: bool,
     /// Number of the last step, counted from the start of training [default: 10]
     #[arg(long)]
     pub steps: Option<usize>,
@@ -143,6 +159,7 @@ impl Run {
         say(self.save_every.map(|n| format!("--save-every {n}")));
         say(self.adapter.as_ref().map(|_| "--adapter".into()));
         say(self.eval_data.as_ref().map(|_| "--eval-data".into()));
+        say(self.eval_only.then(|| "--eval-only".into()));
         let every = self.eval_every.unwrap_or(EVAL_EVERY);
         say(self.eval_data.as_ref().map(|_| format!("--eval-every {every}")));
         say(self.dump.as_ref().map(|_| "--dump".into()));
@@ -155,6 +172,12 @@ fn words() -> impl TypedValueParser<Value = Transport> {
     let of = |word: String| Transport::ALL.into_iter().find(|t| t.name() == word);
     PossibleValuesParser::new(Transport::ALL.map(Transport::name))
         .map(move |word| of(word).expect("one of the words"))
+}
+
+/// A number of epochs.
+fn epochs(text: &str) -> std::result::Result<f64, String> {
+    let n = text.parse::<f64>().ok().filter(|n| n.is_finite() && *n > 0.0 && *n <= 1e9);
+    n.ok_or_else(|| "it is a number above 0, for example 2 or 0.5".into())
 }
 
 /// Who multiplies matrices on a device.
@@ -205,8 +228,6 @@ pub enum Kernels {
 /// Steps between evaluations, where nobody says.
 const EVAL_EVERY: u64 = 10;
 
-/// Every evaluation sees the batch of this step number, which no training step has.
-const EVALUATION: u32 = u32::MAX;
 /// Refuses what does not go together.
 fn check(how: &Run, transport: Transport) -> Result<()> {
     match (&how.save, how.save_every) {
@@ -238,7 +259,15 @@ fn check(how: &Run, transport: Transport) -> Result<()> {
                 .help("give each a file of its own"));
         }
     }
-    let text = [&how.data, &how.eval_data].into_iter().flatten().any(|d| is_text(d));
+    let given = || [&how.data, &how.eval_data].into_iter().flatten();
+    let examples = given().any(|d| are_examples(d));
+    if let Some(flag) = how.reading.given().filter(|_| !examples) {
+        return Err(Diag::new("flag", "no examples are given")
+            .at(flag)
+            .rule("it says how lines of JSON are read: --data FILE.jsonl")
+            .help("add --data FILE.jsonl, or leave it out"));
+    }
+    let text = examples || given().any(|d| is_text(d));
     if let Some(tokenizer) = how.tokenizer.as_ref().filter(|_| !text) {
         return Err(Diag::new("flag", "no text is given for the tokenizer")
             .at(format!("--tokenizer {}", tokenizer.display()))
@@ -361,12 +390,43 @@ fn run_in(dir: &Path, how: &Run, job: Option<&Job>, as_json: bool) -> Result<i32
     let left = LeftOut::of(stored, start.base(plan)?)?;
     let done = if let Start::Resumed(s, _) = &start { s.step } else { 0 };
     let keeps = place.as_ref().filter(|_| leads);
-    let mut run = how.given.begin(stored, &start, job)?;
+    let mut run = how.given.begin(stored, &start, how.data.as_deref(), job)?;
+    if how.data_restart {
+        run.rows = 0;
+    }
+    let reading = how.reading.dated(run.recipe.as_ref().map(|r| r.date));
     let keeper = keeps.map(|to| Keeper::open(dir, to, how, (stored, &left), done));
     let keeper = keeper.transpose()?;
     let table = inputs(&plan.module);
-    let steps = how.steps.unwrap_or(if s.mode == Mode::Infer { 1 } else { 10 });
-    let feed = Feed::open(how, s, &table, run.picks(done))?;
+    let source = |flag| Source {
+        flag,
+        tokenizer: how.tokenizer.as_deref(),
+        folders: how
+            .weights
+            .iter()
+            .cloned()
+            .chain(stored.origin.iter().map(PathBuf::from))
+            .collect(),
+        settings: s,
+        reading: &reading,
+    };
+    if how.eval_only && s.mode == Mode::Infer {
+        return Err(Diag::new("no-evaluation", "the plan was compiled without a loss")
+            .at("--eval-only")
+            .help("compile it with --mode train"));
+    }
+    let feed = Feed::open(how, &source("--data"), &table, run.picks(done))?;
+    let steps = match (how.epochs, how.eval_only) {
+        (_, true) => done,
+        (None, _) => how.steps.unwrap_or(if s.mode == Mode::Infer { 1 } else { 10 }),
+        (Some(n), _) => {
+            let left = feed.rows(&table, n)?.saturating_sub(run.rows);
+            done + usize::try_from(left.div_ceil(s.global_batch as u64)).unwrap_or(usize::MAX)
+        }
+    };
+    if how.epochs.is_some() {
+        run.lr = how.given.over(run.lr, steps)?;
+    }
     if leads {
         words::random(stored, &start, (&feed, steps > done), &table).iter().for_each(note);
     }
@@ -374,19 +434,24 @@ fn run_in(dir: &Path, how: &Run, job: Option<&Job>, as_json: bool) -> Result<i32
         job.same("flags", &how.of_all(steps))?;
         job.same("the data", &feed.mark())?;
     }
-    let other = run.takes(&feed, &start).filter(|_| leads);
-    warn(&other.map(settings::otherwise).into_iter().collect::<Vec<_>>());
+    let other = run.takes(&feed, &start, how.data_restart)?;
+    if leads {
+        warn(&other.into_iter().map(settings::otherwise).collect::<Vec<_>>());
+    }
     if leads && how.data.as_deref().is_some_and(is_text) {
         note(format!("text {}", feed.mark()));
     }
-    if let Some(said) = feed.epoch(s, &table)?.filter(|_| leads) {
-        note(said);
+    if leads {
+        feed.told(s, &table)?.iter().for_each(note);
     }
-    let open = |d| Data::open("--eval-data", d, how.tokenizer.as_deref(), s.vocab);
+    let open = |d| {
+        let data = source("--eval-data").open(d)?;
+        data.fit(&table, s)?;
+        Evaluation::open(data, &table, s, how.eval_only)
+    };
     let eval = how.eval_data.as_deref().map(open).transpose()?;
-    eval.iter().try_for_each(|d| d.fit(&table, s))?;
     let of_steps = || feed.made_labels(&table).filter(|_| steps > done);
-    let made = of_steps().or_else(|| eval.as_ref()?.made_labels(&table)).filter(|_| leads);
+    let made = of_steps().or_else(|| eval.as_ref()?.data().made_labels(&table)).filter(|_| leads);
     made.map(words::made_labels).iter().for_each(note);
     if let (Some(job), Some(d)) = (job, &eval) {
         job.same("the evaluation data", &d.mark())?;
@@ -397,7 +462,7 @@ fn run_in(dir: &Path, how: &Run, job: Option<&Job>, as_json: bool) -> Result<i32
     }
     if !leads {
         let batch = |step| match (step, &eval) {
-            (0, Some(d)) => d.batch(&table, &Picks::random(s.seed), EVALUATION, s.global_batch),
+            (0, Some(e)) => e.batch(&table, s),
             _ => feed.batch(&table, s, step),
         };
         let dir = place.as_ref().map_or(Path::new(""), |p| p.path());

@@ -4,6 +4,7 @@ use super::{ends, npy, short};
 use half::f16;
 use shardc_frontends::batch::{IGNORED, tensors};
 use shardc_ir::diag::{Diag, Result};
+use shardc_ir::documents::Documents;
 use shardc_ir::files;
 use shardc_ir::func::{Fill, InputRow, Reads};
 use shardc_ir::plan::{Mode, Settings};
@@ -210,7 +211,10 @@ impl Columns {
     /// # Errors
     /// `data` for the first of them.
     pub fn refuse_unread(&self, table: &[InputRow], s: &Settings) -> Result<()> {
-        let read: Vec<&InputRow> = table.iter().filter(|r| is_read(r)).collect();
+        // Where tokens part documents, no column says where they are.
+        let parts = s.documents == Some(Documents::ROWS);
+        let given = |r: &&InputRow| is_read(r) && (parts || r.input.fill != Fill::Segments);
+        let read: Vec<&InputRow> = table.iter().filter(given).collect();
         let found = read.iter().filter_map(|r| Some((*r, self.of(r)?.0)));
         let taken: Vec<(&InputRow, &str)> = found.map(|(r, a)| (r, &*a.name)).collect();
         let scored = s.mode == Mode::Train || table.iter().any(|r| r.input.fill == Fill::Labels);
@@ -241,7 +245,7 @@ impl Columns {
                 let name = &row.name;
                 d.help(format!("take one of them out of the data: `{name}` is read from `{column}`"))
             }
-            (None, true) if s.documents.is_some_and(|d| d.padding.is_some()) => d
+            (None, true) if s.documents.is_some_and(Documents::pads) => d
                 .help("take it out of the data: the plan knows padding by its token (--documents)"),
             (None, true) => d
                 .help("rows without padding: take it out of the file")
@@ -258,7 +262,7 @@ impl Columns {
         let mut rows: Option<(usize, &str)> = None;
         for row in table.iter().filter(|r| is_read(r)) {
             let Some((a, _)) = self.of(row) else {
-                if row.input.fill == Fill::Mask {
+                if matches!(row.input.fill, Fill::Mask | Fill::Segments) {
                     continue;
                 }
                 let known: Vec<&str> = self.arrays.keys().take(8).map(String::as_str).collect();
@@ -370,9 +374,9 @@ impl Columns {
     }
 }
 
-/// Whether the user's columns fill an input; a mask, if they have one.
+/// Whether the user's columns fill an input; a mask and segments, if they have some.
 fn is_read(row: &InputRow) -> bool {
-    row.input.fill.is_data() && row.input.fill != Fill::Random
+    row.input.fill == Fill::Segments || row.input.fill.is_data() && row.input.fill != Fill::Random
 }
 
 impl Array {

@@ -1,15 +1,29 @@
-//! Training data: files of tokens, text, bytes of files, columns, or random numbers.
+//! Training data: files of tokens, text, bytes of files, columns, examples such as chats, or random numbers.
 
 mod columns;
+mod date;
+#[cfg(feature = "tokenizers")]
+mod examples;
+#[cfg(not(feature = "tokenizers"))]
+#[path = "examples/absent.rs"]
+mod examples;
+mod given;
+mod globs;
 mod npy;
 mod order;
+mod reading;
 mod text;
 #[cfg(feature = "tokenizers")]
 mod tokenizer;
 mod tokens;
 
 use columns::Columns;
+pub use date::Date;
+pub use examples::{Examples, Sample, Setup, Stats, guarded};
+pub use given::number;
+pub use given::{Source, are_examples, default_order, open_examples};
 pub use order::{Order, Picks};
+pub use reading::{LossOn, Reading, Recipe, TooLong, YesNo};
 use shardc_ir::diag::{Diag, Result, count};
 use shardc_ir::files;
 use shardc_ir::func::{Fill, InputRow, Reads};
@@ -31,6 +45,7 @@ pub enum Data {
     Tokens(TokenFile),
     Text(Text),
     Columns(Columns),
+    Examples(Box<Examples>),
     /// Random numbers: for timing, and where nothing is given. Whole ones are below this.
     Random {
         vocab: usize,
@@ -78,10 +93,10 @@ impl Data {
             (_, Some(e)) if e == "bin" || e == "npy" => {
                 TokenFile::open(Path::new(spec)).map(Data::Tokens)
             }
-            _ => Err(wrong(format!("`{spec}` is not a kind of data")).help(
-                "use FILE.bin, FILE.npy, text:GLOB, bytes:GLOB, FILE.safetensors or NAME=FILE.npy, for \
+            _ => Err(given::table(spec).unwrap_or_else(|| wrong(format!("`{spec}` is not a kind of data")).help(
+                "use FILE.jsonl, FILE.bin, FILE.npy, text:GLOB, bytes:GLOB, FILE.safetensors or NAME=FILE.npy, for \
                  example bytes:src/*.rs",
-            )),
+            ))),
         }
     }
 
@@ -114,6 +129,7 @@ impl Data {
             }
             Data::Text(t) => t.mark(),
             Data::Columns(c) => c.mark(),
+            Data::Examples(e) => e.mark(),
             Data::Random { vocab } => format!("of {vocab} random tokens"),
         }
     }
@@ -133,7 +149,7 @@ impl Data {
     /// The input whose labels are made of the tokens, although its model does not move labels.
     pub fn made_labels<'t>(&self, table: &'t [InputRow]) -> Option<&'t InputRow> {
         let causal = table.iter().find(|r| r.input.reads == Reads::Causal);
-        causal.filter(|_| !matches!(self, Data::Columns(_) | Data::Random { .. }))
+        causal.filter(|_| matches!(self, Data::Bytes(_) | Data::Tokens(_) | Data::Text(_)))
     }
 
     /// Checks that these data fill what a model takes.
@@ -166,11 +182,13 @@ impl Data {
         }
     }
 
-    /// Whether an input is filled by these data: a mask only by a column, since without one nothing is padding.
+    /// Whether an input is filled by these data: a mask and segments only by a column or examples, since without
+    /// one nothing is padding.
     fn fills(&self, row: &InputRow) -> bool {
         match (row.input.fill, self) {
-            (Fill::Mask, Data::Columns(c)) => c.has(row),
-            (Fill::Mask, _) => false,
+            (Fill::Mask | Fill::Segments, Data::Columns(c)) => c.has(row),
+            (Fill::Mask | Fill::Segments, Data::Examples(_)) => row.input.tokens() == Some(1),
+            (Fill::Mask | Fill::Segments, _) => false,
             (fill, _) => fill.is_data(),
         }
     }
@@ -197,6 +215,12 @@ impl Data {
             }
             _other => vec![],
         };
+        let examples = match self {
+            Data::Examples(e) => {
+                e.batch(picks, (0..rows).map(|r| picks.number((step, rows), r)))?
+            }
+            _other => vec![],
+        };
         let mut tokens: Option<(usize, Vec<i32>, Vec<i32>)> = None;
         let mut out = shardc_runtime::Columns::new();
         for row in table.iter().filter(|r| self.fills(r)) {
@@ -208,6 +232,7 @@ impl Data {
                     random(row, s, (seed, step), n, below)
                 }
                 Data::Columns(c) => c.read(row, &chosen)?,
+                Data::Examples(_) => given::numbers(row, &examples)?,
                 _tokens => {
                     let seq = row.elements();
                     if tokens.as_ref().is_none_or(|t| t.0 != seq) {
@@ -228,10 +253,11 @@ impl Data {
     ///
     /// # Errors
     /// `data` if columns do not fill what the model takes.
-    pub fn epoch(&self, table: &[InputRow]) -> Result<Option<u64>> {
+    pub fn epoch(&self, table: &[InputRow], picks: &Picks) -> Result<Option<u64>> {
         let tokens = match self {
             Data::Random { .. } => return Ok(None),
             Data::Columns(c) => return Ok(Some(c.check(table)? as u64)),
+            Data::Examples(e) => return Ok(Some(e.rows_of(picks, 1.0))),
             Data::Bytes(b) => b.len() as u64,
             Data::Tokens(t) => t.count,
             Data::Text(t) => t.tokens.len() as u64,
@@ -286,7 +312,7 @@ impl Data {
                     let (all, start) = (&t.tokens, first(t.tokens.len() as u64) as usize);
                     (0..=seq).map(|i| all[(start + i) % all.len()]).collect()
                 }
-                Data::Columns(_) | Data::Random { .. } => vec![0; seq + 1],
+                Data::Columns(_) | Data::Examples(_) | Data::Random { .. } => vec![0; seq + 1],
             };
             ids.extend_from_slice(&tokens[..seq]);
             targets.extend_from_slice(&tokens[1..]);
@@ -348,15 +374,9 @@ fn random(row: &InputRow, s: Stream, (seed, step): (u64, u32), n: usize, vocab: 
     }
 }
 
-/// The files that a glob names and that hold something, sorted by path; `**` crosses folders; hidden
-/// folders and `target` are left out.
+/// The files that a glob names and that hold something.
 fn read(pattern: &str, wrong: &dyn Fn(String) -> Diag) -> Result<Vec<(PathBuf, Vec<u8>)>> {
-    let root: PathBuf = pattern.split('/').take_while(|p| !p.contains(['*', '?'])).collect();
-    let root = if pattern.starts_with('/') { Path::new("/").join(root) } else { root };
-    let start = if root.as_os_str().is_empty() { PathBuf::from(".") } else { root };
-    let mut paths = vec![];
-    collect(&start, pattern.trim_start_matches("./"), 0, &mut paths);
-    paths.sort();
+    let paths = globs::named(pattern);
     let (mut files, mut left) = (vec![], MAX_BYTES);
     for path in paths {
         let (file, len) = files::open(&path)?;
@@ -379,55 +399,10 @@ fn read(pattern: &str, wrong: &dyn Fn(String) -> Diag) -> Result<Vec<(PathBuf, V
     Ok(files)
 }
 
-fn collect(dir: &Path, pattern: &str, depth: usize, out: &mut Vec<PathBuf>) {
-    // Whatever else a user names is refused when it is opened.
-    let named = !pattern.contains(['*', '?']);
-    if depth == 0 && dir.exists() && (named || !dir.is_dir()) {
-        out.push(dir.to_path_buf());
-        return;
-    }
-    let Ok(entries) = std::fs::read_dir(dir) else { return };
-    for e in entries.flatten() {
-        let name = e.file_name();
-        let hidden = name.to_string_lossy().starts_with('.') || name == "target";
-        let Ok(kind) = e.file_type() else { continue };
-        if hidden || depth > 32 {
-            continue;
-        }
-        let path = e.path();
-        if kind.is_dir() {
-            collect(&path, pattern, depth + 1, out);
-        } else if matches(pattern, path.to_string_lossy().trim_start_matches("./"))
-            && !path.is_dir()
-        {
-            out.push(path);
-        }
-    }
-}
-
-/// Globs by path segment; `**` stands for any number of segments.
-fn matches(pattern: &str, path: &str) -> bool {
-    fn go(p: &[&str], t: &[&str]) -> bool {
-        match (p.first(), t.first()) {
-            (None, None) => true,
-            (Some(&"**"), _) => go(&p[1..], t) || (!t.is_empty() && go(p, &t[1..])),
-            (Some(g), Some(s)) => shardc_ir::names::glob(g, s) && go(&p[1..], &t[1..]),
-            _ => false,
-        }
-    }
-    go(&pattern.split('/').collect::<Vec<_>>(), &path.split('/').collect::<Vec<_>>())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use shardc_ir::func::Input;
-
-    #[test]
-    fn globs_match_by_segment() {
-        assert!(matches("**/*.rs", "src/commands/run.rs") && matches("**/*.rs", "main.rs"));
-        assert!(!matches("*.rs", "src/main.rs") && matches("src/*", "src/a.b"));
-    }
 
     #[test]
     fn targets_follow_tokens() {

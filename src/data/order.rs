@@ -70,8 +70,13 @@ impl Picks {
         (Stream::new(self.seed, "data", step).uniform(row as u64) * n as f64) as u64
     }
 
-    fn in_turn(&self, (step, rows): (u32, usize), row: usize, n: u64) -> u64 {
-        let at = self.taken((step as usize).saturating_sub(1), rows).saturating_add(row as u64);
+    /// The number since training began of row `row` of the `rows` of a step.
+    pub fn number(&self, (step, rows): (u32, usize), row: usize) -> u64 {
+        self.taken((step as usize).saturating_sub(1), rows).saturating_add(row as u64)
+    }
+
+    fn in_turn(&self, of: (u32, usize), row: usize, n: u64) -> u64 {
+        let at = self.number(of, row);
         let (epoch, at) = (at / n.max(1), at % n.max(1));
         match self.order {
             Order::Shuffled => shuffled(self.seed, epoch, at, n),
@@ -88,7 +93,7 @@ pub fn pieces(n: u64, seq: usize) -> u64 {
 /// What stands at place `i` of 0..n in the order of an epoch: a Feistel network over as many bits as hold n,
 /// an even number of them, through which what falls outside goes again (cycle walking; Black and Rogaway,
 /// 2002, "Ciphers with arbitrary finite domains"). No table, whatever n is.
-fn shuffled(seed: u64, epoch: u64, i: u64, n: u64) -> u64 {
+pub fn shuffled(seed: u64, epoch: u64, i: u64, n: u64) -> u64 {
     let half = (64 - n.saturating_sub(1).leading_zeros()).div_ceil(2).max(1);
     let mask = (1u64 << half) - 1;
     let h = stream("data order") ^ seed;

@@ -7,6 +7,7 @@ use shardc_ir::diag::{Diag, Result};
 use shardc_ir::files;
 use std::panic::{self, AssertUnwindSafe};
 use std::path::{Path, PathBuf};
+use tokenizers::Encoding;
 use tokenizers::models::ModelWrapper;
 
 /// Longest tokenizer.json that is read; the largest that are known have 35 MB.
@@ -36,11 +37,30 @@ fn call<T>(path: &Path, work: impl FnOnce() -> tokenizers::Result<T>) -> Result<
     Err(wrong(path, format!("the tokenizer cannot be used: {what}")))
 }
 
+/// A tokenizer, and what is known of it.
+pub struct Opened {
+    pub tokenizer: Bounded,
+    /// The token that ends a text.
+    pub end: Option<u32>,
+    /// Special tokens, as they are written.
+    pub specials: Vec<String>,
+    /// Its file.
+    pub bytes: Vec<u8>,
+}
+
 /// The tokenizer of a folder or file, and its token for the end of a text.
 ///
 /// # Errors
 /// `tokenizer`.
 pub fn open(place: &Path) -> Result<(Bounded, Option<u32>)> {
+    open_whole(place).map(|o| (o.tokenizer, o.end))
+}
+
+/// The tokenizer of a folder or file.
+///
+/// # Errors
+/// `tokenizer`.
+pub fn open_whole(place: &Path) -> Result<Opened> {
     let path = if place.is_dir() { &place.join("tokenizer.json") } else { place };
     if !path.exists() {
         return Err(wrong(path, "the file does not exist")
@@ -59,7 +79,14 @@ pub fn open(place: &Path) -> Result<(Bounded, Option<u32>)> {
     tokenizer.with_truncation(None).map_err(|e| wrong(path, e.to_string()))?;
     tokenizer.with_padding(None);
     let end = end(&tokenizer, &path.with_file_name("tokenizer_config.json"))?;
-    Ok((tokenizer, end))
+    let added = tokenizer.get_added_tokens_decoder();
+    let mut specials: Vec<String> = added
+        .values()
+        .filter(|t| t.special && !t.content.is_empty())
+        .map(|t| t.content.clone())
+        .collect();
+    specials.sort();
+    Ok(Opened { tokenizer, end, specials, bytes })
 }
 
 /// `eos_token` of tokenizer_config.json, or else a token that is usually called so.
@@ -95,11 +122,32 @@ pub fn ids(
         })
     });
     let texts = texts.collect::<Result<Vec<&str>>>()?;
-    let done = call(place, || {
-        let done = tokenizer.encode_batch_fast(texts, true);
-        // The library goes on where a text cannot be normalized.
+    let done = checked(tokenizer, place, || tokenizer.encode_batch_fast(texts, true))?;
+    Ok(done.iter().map(|e| e.get_ids().to_vec()).collect())
+}
+
+/// Texts as tokens with the bytes that each is, and with the tokens that the tokenizer adds, if they are wanted.
+///
+/// # Errors
+/// `tokenizer`.
+pub fn encode(
+    tokenizer: &Bounded,
+    place: &Path,
+    texts: Vec<&str>,
+    adds: bool,
+) -> Result<Vec<Encoding>> {
+    checked(tokenizer, place, || tokenizer.encode_batch(texts, adds))
+}
+
+/// What the library makes of texts. It goes on where one cannot be normalized.
+fn checked(
+    tokenizer: &Bounded,
+    place: &Path,
+    work: impl FnOnce() -> tokenizers::Result<Vec<Encoding>>,
+) -> Result<Vec<Encoding>> {
+    call(place, || {
+        let done = work();
         let failed = tokenizer.get_normalizer().and_then(|n| n.failure());
         failed.map_or(done, |why| Err(why.into()))
-    })?;
-    Ok(done.iter().map(|e| e.get_ids().to_vec()).collect())
+    })
 }

@@ -333,16 +333,19 @@ fn links_of(mut hw: Hardware, o: &Options, path: &str) -> Result<Hardware> {
 }
 
 pub(super) fn read_documents(o: &mut Options, g: &Given) -> Result<()> {
-    o.documents = Some(documents(g.text())?);
+    o.documents = Some(match g.text() {
+        "rows" => Documents::ROWS,
+        tokens => documents(tokens)?,
+    });
     Ok(())
 }
 
-/// Reads `eod=ID` or `eod=ID,pad=ID`.
+/// Reads tokens: `eod=ID` or `eod=ID,pad=ID`.
 fn documents(text: &str) -> Result<Documents> {
     let wrong = |what: String| {
         Diag::new("flag", what)
             .at(format!("--documents {text}"))
-            .rule("eod=ID, the token that ends a document, or eod=ID,pad=ID")
+            .rule("rows, or eod=ID, the token that ends a document, or eod=ID,pad=ID")
             .help("give the ids of the tokenizer, for example --documents eod=2,pad=0")
     };
     let (mut end, mut padding) = (None, None);
@@ -360,7 +363,7 @@ fn documents(text: &str) -> Result<Documents> {
         }
     }
     let end = end.ok_or_else(|| wrong("no token ends a document".into()))?;
-    Ok(Documents { end, padding })
+    Ok(Documents::ends(end, padding))
 }
 
 /// Adapters as those of a folder that PEFT wrote.
@@ -417,7 +420,7 @@ mod tests {
 
     #[test]
     fn tokens_of_documents_are_read_or_refused() {
-        let of = |end, padding| Ok(Documents { end, padding });
+        let of = |end, padding| Ok(Documents::ends(end, padding));
         assert_eq!(documents("eod=2").map_err(|d| d.message), of(2, None));
         assert_eq!(documents("pad=0, eod=2").map_err(|d| d.message), of(2, Some(0)));
         assert_eq!(documents("eod=2,pad=2").map_err(|d| d.message), of(2, Some(2)));

@@ -5,6 +5,7 @@ use super::options::{read_documents, read_dropout};
 use super::shown::{lower, trained, trains};
 use super::spec::{Kind, OptionSpec, TRAINERS, idle, key, lack, row, word};
 use crate::export::Target::{Nanotron, Torchtitan};
+use shardc_ir::documents::Documents;
 use shardc_ir::plan::{Dropout, Mode};
 use shardc_ir::types::DType;
 use shardc_passes::options::Options;
@@ -143,16 +144,19 @@ pub const OPTIONS: &[OptionSpec] = &[
     },
     OptionSpec {
         flag: "documents",
-        value: "eod=ID",
+        value: "rows|eod=ID",
         help: "Document masking for packed rows: tokens attend only within their document, and \
-               positions restart. eod=ID is the end-of-document token; eod=ID,pad=ID also names \
-               the padding token",
+               positions restart. rows: the data say where documents are, as examples do; \
+               eod=ID is the end-of-document token; eod=ID,pad=ID also names the padding token",
         default: "a row is one document",
         set: read_documents,
         keys: &[key("documents", "experts").trained()],
         rows: &[row("Step", "documents per row", |s| {
-            let end = s.options.documents.map(|d| d.end);
-            Some(end.map_or("1".into(), |end| format!("masked, each ends with token {end}")))
+            Some(match s.options.documents {
+                None => "1".into(),
+                Some(Documents::Given(_)) => "masked, as the data say".into(),
+                Some(Documents::Ends(d)) => format!("masked, each ends with token {}", d.end),
+            })
         })],
         lacks: &[lack(TRAINERS, |o| o.documents.is_some(), "document masking (--documents)")],
         ..RUN

@@ -12,7 +12,7 @@ use crate::plan_dir::Stored;
 use crate::report::bytes;
 use crate::search::price::flops;
 use shardc_ir::diag::{Diag, Result};
-use shardc_ir::documents::Documents;
+use shardc_ir::documents::{Documents, PADDING, Places};
 use shardc_ir::func::{Fill, InputRow, Port, Role, RoleKind, StateInit, StateName, inputs};
 use shardc_ir::interp::{Precision, State, gather, run_step};
 use shardc_ir::loss_scale::LOSS_SCALE;
@@ -253,14 +253,14 @@ fn batch(s: &Stored, source: &Source, step: usize) -> Result<Batch> {
     let mut numbers = data.batch(&table, &Picks::random(SEED), step as u32, o.global_batch)?;
     let mut places = match o.documents {
         Some(d) => documents(d, &table, o.seq, &mut numbers),
-        None => [vec![], vec![]],
+        None => Places { segments: vec![], offsets: vec![] },
     };
-    let count = Documents::count(&places[0], o.microbatches());
+    let count = Documents::count(&places.segments, o.microbatches());
     let scored = |depths: usize| {
         let name = table.iter().find(|r| r.input.fill == Fill::Labels).map(|r| &*r.name);
         let Some(Numbers::I32(labels)) = name.and_then(|n| numbers.get(n)) else { return vec![] };
         let in_row = |i: usize| (i % o.seq.max(1)) as i32;
-        let offset = |i: usize| places[1].get(i).copied().unwrap_or_else(|| in_row(i));
+        let offset = |i: usize| places.offsets.get(i).copied().unwrap_or_else(|| in_row(i));
         Documents::scored(labels, offset, depths, o.microbatches())
     };
     let depths = table.iter().find(|r| r.input.fill == Fill::Scored).map_or(0, |r| r.elements());
@@ -288,8 +288,8 @@ fn batch(s: &Stored, source: &Source, step: usize) -> Result<Batch> {
             }
             _given => {
                 let given = match own.fill {
-                    Fill::Segments => Some(Numbers::I32(std::mem::take(&mut places[0]))),
-                    Fill::Offsets => Some(Numbers::I32(std::mem::take(&mut places[1]))),
+                    Fill::Segments => Some(Numbers::I32(std::mem::take(&mut places.segments))),
+                    Fill::Offsets => Some(Numbers::I32(std::mem::take(&mut places.offsets))),
                     _data => numbers.remove(&*row.name),
                 };
                 let numbers: Vec<f64> = match given {
@@ -313,23 +313,26 @@ fn batch(s: &Stored, source: &Source, step: usize) -> Result<Batch> {
     Ok(Batch { inputs: all, labels })
 }
 
-/// Ends documents here and there; segments and offsets of tokens, and labels that are scored.
-fn documents(d: Documents, table: &[InputRow], seq: usize, all: &mut Columns) -> [Vec<i32>; 2] {
+/// Ends documents here and there, and pads; segments and offsets of tokens, and labels that are scored.
+fn documents(d: Documents, table: &[InputRow], seq: usize, all: &mut Columns) -> Places {
     let name = |fill| table.iter().find(|r| r.input.fill == fill).map(|r| &*r.name);
     let mut tokens = match name(Fill::Tokens).and_then(|n| all.remove(n)) {
         Some(Numbers::I32(x)) => x,
-        _none => return [vec![], vec![]],
+        _none => return Places { segments: vec![], offsets: vec![] },
     };
+    let mut given: Vec<i32> = (0..tokens.len()).map(|i| ((i + 3) / 7) as i32).collect();
     for i in (0..tokens.len()).filter(|i| i % 7 == 3) {
-        tokens[i] = d.end;
+        tokens[i] = d.tokens().next().unwrap_or(tokens[i]);
     }
     for i in (8..tokens.len()).step_by(11) {
-        tokens[i] = d.padding.unwrap_or(tokens[i]);
+        tokens[i] = d.tokens().nth(1).unwrap_or(tokens[i]);
+        given[i] = PADDING;
     }
-    if let Some(Numbers::I32(labels)) = name(Fill::Labels).and_then(|n| all.get_mut(n)) {
-        d.ignore(&tokens, labels);
-    }
-    let places = d.places(&tokens, seq);
+    let labels = match name(Fill::Labels).and_then(|n| all.get_mut(n)) {
+        Some(Numbers::I32(labels)) => Some(&mut labels[..]),
+        _none => None,
+    };
+    let places = d.places(&tokens, Some(&given), labels, seq);
     if let Some(name) = name(Fill::Tokens) {
         all.insert(name.to_string(), Numbers::I32(tokens));
     }

@@ -229,7 +229,7 @@ fn an_epoch_reads_every_piece_once() {
         ids.expect("tokens").chunks(16).map(|r| r[0]).collect()
     };
     // 100 pieces of tokens and a last label: 6 of 16, and 4 tokens that are not read.
-    assert_eq!(data.epoch(&table).expect("an epoch"), Some(6));
+    assert_eq!(data.epoch(&table, &Picks::random(0)).expect("an epoch"), Some(6));
     assert_eq!(rows(Order::Sequential, 1, 4), [0, 16, 32, 48]);
     assert_eq!(rows(Order::Sequential, 2, 4), [64, 80, 0, 16]);
     let epochs: Vec<Vec<i32>> = (1..=3).map(|s| rows(Order::Shuffled, s, 6)).collect();

@@ -3,7 +3,7 @@
 
 use crate::fixture::*;
 use shardc_frontends::Model;
-use shardc_ir::documents::Documents;
+use shardc_ir::documents::{Documents, Ends};
 use shardc_ir::func::RoleKind;
 use shardc_ir::ops::Op;
 use shardc_ir::plan::Mode;
@@ -16,11 +16,11 @@ use shardc_prove::Verdict;
 use shardc_runtime::StepBatch;
 
 /// As `tests/fixtures/make.py` packs them.
-const PACKED: Documents = Documents { end: 2, padding: Some(0) };
+const PACKED: Ends = Ends { end: 2, padding: Some(0) };
 const MODELS: [&str; 2] = ["llama_packed", "gpt2_packed"];
 
 fn packed(o: Options) -> Options {
-    Options { documents: Some(PACKED), ..o }
+    Options { documents: Some(Documents::Ends(PACKED)), ..o }
 }
 
 /// The definition of every op against transformers: loss, logits, every gradient.
@@ -209,7 +209,7 @@ fn a_text_without_segments_is_refused() {
     let model = Fixture::open("llama_packed").model(&packed(options(&[], false, 8)));
     let d = try_compile(&model, &options(&[], false, 8)).expect_err("refused");
     assert!(d.code == "source" && d.message.contains("--documents"), "{d}");
-    let beyond = Documents { end: 32, padding: None };
+    let beyond = Documents::ends(32, None);
     let o = Options { documents: Some(beyond), ..options(&[], false, 8) };
     let d = try_compile(&model, &o).expect_err("refused");
     assert!(d.code == "flag" && d.message.contains("no token 32"), "{d}");

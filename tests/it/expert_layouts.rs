@@ -114,7 +114,7 @@ fn laid_out_is_the_same() {
 #[test]
 fn documents_and_zigzag() {
     let fx = Fixture::open("deepseek_v3");
-    let documents = Some(Documents { end: 3, padding: None });
+    let documents = Some(Documents::ends(3, None));
     let o = Options { documents, cp_mode: CpMode::Ring, ..on(&MESHES[6]) };
     let source = source_of(&fx.model(&o));
     let laid = laid_out(source.clone(), &o).unwrap();

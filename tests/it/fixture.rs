@@ -182,9 +182,8 @@ impl Fixture {
         let numbers = |v: &[i32]| v.iter().map(|&x| f64::from(x)).collect();
         let mut targets = self.targets();
         if let Some(d) = documents {
-            d.ignore(&self.input_ids, &mut targets);
-            let [segments, offsets] = d.places(&self.input_ids, SEQ);
-            for (name, x) in [("segments", segments), ("offsets", offsets)] {
+            let p = d.places(&self.input_ids, None, Some(&mut targets), SEQ);
+            for (name, x) in [("segments", p.segments), ("offsets", p.offsets)] {
                 state.inputs.insert(name.into(), Tensor::new(&[ROWS, SEQ], numbers(&x)));
             }
         }

@@ -8,6 +8,7 @@ mod bad_input;
 mod bad_layouts;
 mod balance;
 mod bases;
+mod chats;
 mod checkpoints;
 mod chosen;
 mod chunks;

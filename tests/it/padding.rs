@@ -2,7 +2,7 @@
 //! transformers with a mask; the same on every mesh.
 
 use crate::fixture::*;
-use shardc_ir::documents::Documents;
+use shardc_ir::documents::{Documents, Ends};
 use shardc_ir::func::{Fill, Role, RoleKind};
 use shardc_ir::interp::State;
 use shardc_ir::ops::Op;
@@ -14,14 +14,14 @@ use shardc_prove::Verdict;
 use shardc_runtime::StepBatch;
 
 /// As `tests/fixtures/make.py` masks rows; no document ends.
-const PADDED: Documents = Documents { end: 2, padding: Some(0) };
+const PADDED: Ends = Ends { end: 2, padding: Some(0) };
 
 /// What keeps experts in balance, all of it or without the auxiliary loss.
 const ALL_THREE: Balance = Balance { aux: Some(0.03), z: 0.02, rate: 0.01 };
 const LINEAR: Balance = Balance { aux: Some(0.0), ..ALL_THREE };
 
 fn padded(o: Options) -> Options {
-    Options { documents: Some(PADDED), ..o }
+    Options { documents: Some(Documents::Ends(PADDED)), ..o }
 }
 
 /// Tokens of a fixture of which none is padding or ends a document.
@@ -263,12 +263,13 @@ fn the_end_of_documents_may_pad() {
         row.get_mut(end + 1..).into_iter().flatten().for_each(|t| *t = 0);
     }
     let ends = |t: &i32| if *t == 0 { PADDED.end } else { *t };
-    let other = Documents { end: PADDED.end, padding: Some(PADDED.end) };
+    let other = Ends { end: PADDED.end, padding: Some(PADDED.end) };
     let (same, seq): (Vec<i32>, _) = (ids.iter().map(ends).collect(), SEQ);
     assert_eq!(other.places(&same, seq), PADDED.places(&ids, seq));
     let numbers = |ids: &[i32], documents| {
         let o = options(&[("dp_shard", 2)], false, 2);
-        let o = Options { documents: Some(documents), balance: ALL_THREE, ep: 2, ..o };
+        let o =
+            Options { documents: Some(Documents::Ends(documents)), balance: ALL_THREE, ep: 2, ..o };
         let model = fx.model(&o);
         // Labels as they are in data: what is not scored is found by the documents.
         let row = |r: &[i32]| r[1..].iter().copied().chain([-100]).collect::<Vec<_>>();
@@ -304,7 +305,7 @@ fn a_batch_of_padding_has_no_loss() {
 #[test]
 fn a_program_whose_padding_chooses_is_refused() {
     let packed = |padding| Options {
-        documents: Some(Documents { padding, ..PADDED }),
+        documents: Some(Documents::Ends(Ends { padding, ..PADDED })),
         ..options(&[], false, 8)
     };
     let of = |name: &str| Fixture::open(name).model(&packed(None));
@@ -328,13 +329,17 @@ fn without_padding_nothing_is_asked() {
         let counts = m.funcs[0].args.iter().filter(|a| a.fills(Fill::Count)).count();
         (selects, counts)
     };
-    let ends = Some(Documents { end: 2, padding: None });
+    let ends = Some(Documents::ends(2, None));
     for name in ["qwen3_moe", "deepseek_v3"] {
         assert_eq!(asks(name, None, Mode::Train), (0, 0), "{name}");
         assert_eq!(asks(name, ends, Mode::Train), (0, 0), "{name}");
-        assert_eq!(asks(name, Some(PADDED), Mode::Train), (2, 1), "{name}");
-        assert_eq!(asks(name, Some(PADDED), Mode::Infer), (2, 0), "{name}");
+        assert_eq!(asks(name, Some(Documents::Ends(PADDED)), Mode::Train), (2, 1), "{name}");
+        assert_eq!(asks(name, Some(Documents::Ends(PADDED)), Mode::Infer), (2, 0), "{name}");
     }
     let of = |documents| text::print(&of("llama_packed", documents, Mode::Train));
-    assert_eq!(of(ends), of(Some(PADDED)), "without experts padding changes nothing");
+    assert_eq!(
+        of(ends),
+        of(Some(Documents::Ends(PADDED))),
+        "without experts padding changes nothing"
+    );
 }

@@ -125,6 +125,9 @@ fn what_is_printed_is_as_the_schemas_have_it() {
         c.run("explain", &["explain", "1.plan", what]);
     }
     c.run("doctor", &["doctor"]);
+    let texts = c.lab.write("t.jsonl", "{\"text\": \"Two words.\"}\n").display().to_string();
+    let tokenizer = format!("{FIXTURES}/data/tokenizer");
+    c.run("data", &["data", &texts, "--tokenizer", &tokenizer, "--seq", "16"]);
     for launcher in ["slurm", "k8s", "mpirun", "torchrun"] {
         c.run("launch-script", &["launch-script", "0.plan", "--for", launcher]);
     }

@@ -83,7 +83,7 @@ const TWO_MORE: &[Feature] = &[
         ("documents cp=2 all-gather", |o| {
             mesh(o, &[("cp", 2)]);
             o.cp_mode = CpMode::AllGather;
-            o.documents = Some(Documents { end: 2, padding: Some(0) });
+            o.documents = Some(Documents::ends(2, Some(0)));
         }),
     ),
     (
@@ -154,7 +154,7 @@ const FOUR_MORE: &[Feature] = &[
         ("documents cp=4 ring", |o| {
             mesh(o, &[("cp", 4)]);
             o.cp_mode = CpMode::Ring;
-            o.documents = Some(Documents { end: 2, padding: Some(0) });
+            o.documents = Some(Documents::ends(2, Some(0)));
         }),
     ),
     ("llama_gqa", ("tp=4, uneven vocabulary", |o| mesh(o, &[("tp", 4)]))),

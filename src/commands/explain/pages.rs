@@ -8,8 +8,9 @@ macro_rules! pages {
 
 /// Code and page of every diagnostic, by code.
 pub const PAGES: &[(&str, &str)] = pages! {
-    "activation" "adapter" "archive" "archive-version" "arguments" "arity" "assumed-sizes" "attribute" "batch-not-divisible"
-    "batch-shape" "c-compiler" "checkpoint" "cluster" "collective" "config" "config-file" "cross-node"
+    "activation" "adapter" "archive" "archive-version" "arguments" "arity" "assumed-sizes" "attribute"
+    "batch-not-divisible" "batch-shape" "c-compiler" "chat-bos" "chat-mask" "checkpoint" "cluster" "collective" "config"
+    "config-file" "cross-node"
     "cuda-compile" "cuda-driver" "cuda-limit" "data" "deadlock" "device" "dropout-ignored"
     "evaluated-shape" "expert-width-not-divisible" "experts-mesh" "experts-need-1d" "experts-not-divisible" "export"
     "file" "flag" "frozen" "grid-not-divisible" "hardware" "heads-not-divisible" "idle-axis" "import-dims" "import-input"

@@ -1,8 +1,8 @@
 //! Where the data of a run come from.
 
 use super::Run;
-use crate::data::{Data, Order, Picks};
-use shardc_ir::diag::{Result, count};
+use crate::data::{Data, Order, Picks, Recipe, Source as From};
+use shardc_ir::diag::{Diag, Result, count};
 use shardc_ir::func::{Fill, InputRow};
 use shardc_ir::plan::Settings;
 use shardc_runtime::Columns;
@@ -20,7 +20,8 @@ enum Source {
 }
 
 impl Feed {
-    pub fn open(how: &Run, s: &Settings, table: &[InputRow], picks: Picks) -> Result<Feed> {
+    pub fn open(how: &Run, source: &From, table: &[InputRow], picks: Picks) -> Result<Feed> {
+        let s = source.settings;
         let fits = |d: Data, spec: &str| {
             d.fit(table, s).map_err(|e| if e.place.is_some() { e } else { e.at(spec) })?;
             Ok(d)
@@ -33,7 +34,12 @@ impl Feed {
                 Source::Batch(d)
             }
             (None, Some(spec)) => {
-                let d = Data::open("--data", spec, how.tokenizer.as_deref(), s.vocab)?;
+                let d = source.open(spec)?;
+                if matches!(d, Data::Examples(_)) && picks.order == Order::Random {
+                    return Err(Diag::new("flag", "examples are taken once in an epoch")
+                        .at("--data-order random")
+                        .help("use shuffled or sequential, or leave it out"));
+                }
                 Source::Data(fits(d, spec)?)
             }
             (None, None) => Source::Data(Data::Random { vocab: s.vocab }),
@@ -70,21 +76,51 @@ impl Feed {
         }
     }
 
-    /// What is told of epochs, where data are taken in turn.
+    /// Rows of so many epochs.
+    ///
+    /// # Errors
+    /// `flag` for data that are drawn, and have none.
+    pub fn rows(&self, table: &[InputRow], epochs: f64) -> Result<u64> {
+        match (&self.from, self.picks.order) {
+            (Source::Data(Data::Examples(e)), _) => Ok(e.rows_of(&self.picks, epochs)),
+            (Source::Data(d), Order::Shuffled | Order::Sequential) => {
+                let rows = d.epoch(table, &self.picks)?.unwrap_or(0);
+                Ok((rows as f64 * epochs).ceil() as u64)
+            }
+            _drawn => Err(Diag::new("flag", "data that are drawn at random have no epochs")
+                .at(format!("--epochs {epochs}"))
+                .help("add --data-order shuffled, or use --steps")),
+        }
+    }
+
+    /// How examples became rows.
+    pub fn recipe(&self) -> Option<Recipe> {
+        match &self.from {
+            Source::Data(Data::Examples(e)) => Some(e.recipe()),
+            _other => None,
+        }
+    }
+
+    /// What is told of the data before the first step: of examples all that was counted, and of an epoch, where data are
+    /// taken in turn.
     ///
     /// # Errors
     /// `data` if columns do not fill what the model takes.
-    pub fn epoch(&self, s: &Settings, table: &[InputRow]) -> Result<Option<String>> {
-        let (Order::Shuffled | Order::Sequential, Source::Data(d)) = (self.picks.order, &self.from)
-        else {
-            return Ok(None);
+    pub fn told(&self, s: &Settings, table: &[InputRow]) -> Result<Vec<String>> {
+        let d = match (&self.from, self.picks.order) {
+            (Source::Data(Data::Examples(e)), _) => {
+                let rows = e.told_rows(&self.picks, Some(s.global_batch));
+                return Ok([e.told(), rows].concat());
+            }
+            (Source::Data(d), Order::Shuffled | Order::Sequential) => d,
+            _drawn => return Ok(vec![]),
         };
-        let steps = |rows| rows as f64 / s.global_batch as f64;
         let said = |rows| {
             let all = count(rows as usize, "row", "rows");
-            format!("an epoch has {all}, which is {:.1} steps", steps(rows))
+            let steps = rows as f64 / s.global_batch as f64;
+            format!("an epoch has {all}, which is {steps:.1} steps")
         };
-        Ok(d.epoch(table)?.map(said))
+        Ok(d.epoch(table, &self.picks)?.map(said).into_iter().collect())
     }
 
     /// Whether nothing is given.

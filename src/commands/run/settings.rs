@@ -5,7 +5,7 @@ use super::Start;
 use super::feed::Feed;
 use crate::checkpoint::RunState;
 use crate::cluster::Job;
-use crate::data::{Order, Picks};
+use crate::data::{Order, Picks, Recipe, default_order};
 use crate::flags::Rate;
 use crate::flags::spec::keys;
 use crate::plan_dir::Stored;
@@ -25,7 +25,7 @@ pub struct Given {
     #[arg(long, value_name = "N", conflicts_with = "batch")]
     pub data_seed: Option<u64>,
     /// Order of data rows: random (random offsets), shuffled (each row once per epoch), or sequential [default:
-    /// random]
+    /// shuffled for examples and columns, random for the rest]
     #[arg(long, value_name = "ORDER", hide_possible_values = true, requires = "data")]
     pub data_order: Option<Order>,
 }
@@ -55,19 +55,53 @@ impl Given {
         }
     }
 
+    /// The learning rate of so many steps, where nobody says how many there are.
+    ///
+    /// # Errors
+    /// `flag` if they are too few.
+    pub fn over(&self, lr: LrSchedule, steps: usize) -> Result<LrSchedule> {
+        let given = self.rate.words().iter().any(|w| w.starts_with("--total-steps"));
+        match lr {
+            LrSchedule::WarmupCosine { lr, warmup, floor, .. } if !given => {
+                if warmup >= steps {
+                    let what =
+                        format!("--warmup {warmup} is not below the {steps} steps of --epochs");
+                    return Err(Diag::new("flag", what)
+                        .at(format!("--warmup {warmup}"))
+                        .help(format!("for example --warmup {}", steps / 10)));
+                }
+                Ok(LrSchedule::WarmupCosine { lr, warmup, total: steps, floor })
+            }
+            _other => Ok(lr),
+        }
+    }
+
     /// What the run begins with, but for its data: what flags say, or the checkpoint that it goes on from, or the plan,
     /// in this order. What is not as the plan or the checkpoint has it is told by the process that leads.
     ///
     /// # Errors
     /// `flag`, and `plans-differ` of processes with other flags.
-    pub fn begin(&self, stored: &Stored, start: &Start, job: Option<&Job>) -> Result<RunState> {
+    pub fn begin(
+        &self,
+        stored: &Stored,
+        start: &Start,
+        data: Option<&str>,
+        job: Option<&Job>,
+    ) -> Result<RunState> {
         let s = &stored.plan.settings;
         let (saved, done) = match start {
             Start::Resumed(saved, _) => (saved.run.as_ref(), saved.step),
             _new => (None, 0),
         };
         let rows = (done as u64).saturating_mul(s.global_batch as u64);
-        let plan = RunState { lr: s.lr, order: Order::default(), seed: s.seed, rows, data: None };
+        let plan = RunState {
+            lr: s.lr,
+            order: default_order(data),
+            seed: s.seed,
+            rows,
+            data: None,
+            recipe: None,
+        };
         let was = saved.unwrap_or(&plan);
         let lr = self.rate.over(was.lr)?;
         self.check(s.mode, lr)?;
@@ -77,6 +111,7 @@ impl Given {
             seed: self.data_seed.unwrap_or(was.seed),
             rows: was.rows,
             data: None,
+            recipe: was.recipe.clone(),
         };
         let (order, seed) = (run.order, run.seed);
         if let Some(job) = job {
@@ -132,9 +167,39 @@ fn replaced(plan: &Options, then: &Options) -> Vec<String> {
 }
 
 impl RunState {
-    /// These data from now on; what to tell where a checkpoint's run had others.
-    pub(super) fn takes(&mut self, feed: &Feed, start: &Start) -> Option<String> {
-        let now = feed.mark();
+    /// These data from now on; what to tell where a checkpoint's run had others. With `restart` they are taken from
+    /// their beginning.
+    ///
+    /// # Errors
+    /// `resume` for examples of which the number of a row means another one.
+    pub(super) fn takes(
+        &mut self,
+        feed: &Feed,
+        start: &Start,
+        restart: bool,
+    ) -> Result<Vec<String>> {
+        let (now, recipe) = (feed.mark(), feed.recipe());
+        if let (Some(then), Some(own)) = (&self.recipe, &recipe) {
+            let other = own.differs(then);
+            let said = |(what, now, then): &(&str, String, String)| {
+                format!("{what} {now} ({then} {WRITTEN})")
+            };
+            let all: Vec<String> = other.iter().map(said).collect();
+            let rows = other.iter().any(|(what, ..)| Recipe::ROWS.contains(what));
+            if rows && !restart && self.rows > 0 {
+                let d = Diag::new(
+                    "resume",
+                    "rows of these data are others than those of the checkpoint",
+                )
+                .rule("a run goes on behind the last row that was taken")
+                .help("give the data and the flags of the run that saved")
+                .help("or take the data from their beginning: --data-restart");
+                return Err(all.into_iter().fold(d, Diag::why));
+            }
+            (self.data, self.recipe) = (Some(now), recipe);
+            return Ok(all);
+        }
+        self.recipe = recipe;
         let said = match start {
             Start::Resumed(saved, _) => {
                 let then = saved.run.as_ref().and_then(|run| run.data.as_ref());
@@ -144,7 +209,7 @@ impl RunState {
             _new => None,
         };
         self.data = Some(now);
-        said
+        Ok(said.into_iter().collect())
     }
 
     /// What is not as it was: a line for each.

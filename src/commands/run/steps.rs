@@ -1,13 +1,14 @@
 //! The steps of a run, as the process that leads it takes them: train, show, save, evaluate.
 
 use super::dump::dump;
+use super::evaluation::{Evaluation, Sums};
 use super::feed::Feed;
 use super::keep::Keeper;
 use super::metrics::{Metrics, Step};
-use super::{EVAL_EVERY, EVALUATION, Run, trace};
+use super::{EVAL_EVERY, Run, trace};
 use crate::checkpoint::RunState;
 use crate::cluster::Job;
-use crate::data::{Data, Picks};
+use crate::data::number;
 use crate::plan_dir::Stored;
 use crate::signals;
 use crate::terminal::{Progress, Volume, note, talks, warn};
@@ -29,7 +30,7 @@ pub(super) struct Leader<'a> {
     pub run: RunState,
     pub table: Vec<InputRow>,
     pub feed: Feed,
-    pub eval: Option<Data>,
+    pub eval: Option<Evaluation>,
     pub trace: Option<trace::Trace>,
     pub metrics: Vec<Metrics>,
     /// Ends before what it saves to is let go.
@@ -47,6 +48,7 @@ impl Leader<'_> {
         let bar = bar(steps, self.as_json);
         let labels = |r: &InputRow| r.input.fill == Fill::Labels;
         let scores = s.mode == Mode::Train && self.table.iter().any(labels);
+        let only = self.how.eval_only;
         let files = [&self.how.save, &self.how.dump, &self.how.trace, &self.how.metrics];
         let keeps = files.iter().any(|to| to.is_some()) || self.how.tensorboard.is_some();
         let mut out = Progress::new(keeps);
@@ -110,7 +112,7 @@ impl Leader<'_> {
         }
         bar.finish_and_clear();
         idle.told(at - done).iter().for_each(note);
-        if done >= steps && !alone {
+        if done >= steps && !alone && !only {
             let are = count(done, "step is", "steps are");
             note(format!("nothing to do: {are} done, and --steps is {steps}"));
         }
@@ -159,18 +161,33 @@ impl Leader<'_> {
     /// What is said of an evaluation after a step, if it is due and there are data for it.
     fn evaluation(&mut self, step: usize, due: bool) -> Result<Option<String>> {
         let s = &self.stored.plan.settings;
-        let Some(d) = self.eval.as_ref().filter(|_| due) else { return Ok(None) };
-        let columns = d.batch(&self.table, &Picks::random(s.seed), EVALUATION, s.global_batch)?;
-        let batch = StepBatch { columns, observe: false };
-        let result = self.session.evaluate(&batch)?;
+        let Some(e) = self.eval.as_ref().filter(|_| due) else { return Ok(None) };
         let scores = self.table.iter().any(|r| r.input.fill == Fill::Labels);
-        if scores && result.tokens == 0 && !self.warned {
+        let mut all = Sums::default();
+        for _ in 0..e.batches {
+            let columns = e.batch(&self.table, s)?;
+            let result = self.session.evaluate(&StepBatch { columns, observe: false })?;
+            all.add(result.loss, result.tokens, scores);
+        }
+        if scores && all.tokens == 0 && !self.warned {
             self.warned = true;
             let what = "no token of the evaluation has a label: its loss says nothing";
             warn(&[no_labels(what.into()).help(LOOK)]);
         }
-        let loss = result.loss;
+        let loss = all.mean().map(|x| x as f32);
         self.metrics.iter_mut().for_each(|m| m.evaluation(step, loss));
+        if self.how.eval_only {
+            let (loss, tokens) = (all.mean().unwrap_or(f64::NAN), all.tokens);
+            return Ok(Some(match self.as_json {
+                true => json!({ "step": step, "eval_loss": loss, "perplexity": loss.exp(), "tokens": tokens })
+                    .to_string(),
+                false => format!(
+                    "loss {loss:.4}  perplexity {:.3}  {} scored tokens",
+                    loss.exp(),
+                    number(tokens as u64)
+                ),
+            }));
+        }
         Ok(Some(match self.as_json {
             true => json!({ "step": step, "eval_loss": loss }).to_string(),
             false => format!("step {step:>5}  evaluation loss {:.4}", loss.unwrap_or(f32::NAN)),

@@ -253,6 +253,14 @@ fn commands_of_the_docs_run() {
     for name in ["my-model.pt2", "model.pt2"] {
         std::fs::copy(&archive, lab.0.join(name)).expect("a file");
     }
+    let chats = Path::new(crate::lab::FIXTURES).join("data/chats");
+    std::fs::copy(chats.join("tokenizer.json"), lab.path("my-model/tokenizer.json"))
+        .expect("a file");
+    let template = chats.join("templates/qwen2_5_training.jinja");
+    std::fs::copy(template, lab.path("my-model/chat_template.jinja")).expect("a file");
+    let turn = |role: &str| serde_json::json!({ "role": role, "content": "Some words." });
+    let chat = serde_json::json!({ "messages": [turn("user"), turn("assistant")] });
+    lab.write("train.jsonl", chat.to_string());
     lab.ok(&["compile", "my-model", "--mesh", "tp=2", "-o", "PLAN"]);
     let mut ran = 0;
     for (path, page) in pages() {

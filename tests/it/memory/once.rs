@@ -59,5 +59,5 @@ fn tables_that_are_not_the_same_for_all_stay() {
     };
     assert_eq!(of(1, None), [4, 0]);
     assert_eq!(of(4, None), [0, 4]);
-    assert_eq!(of(4, Some(Documents { end: 0, padding: None })), [4, 0]);
+    assert_eq!(of(4, Some(Documents::ends(0, None))), [4, 0]);
 }

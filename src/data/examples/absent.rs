@@ -1,0 +1,99 @@
+//! Examples without a tokenizer: they are refused.
+
+use super::{Picks, Reading, Recipe};
+use serde_json::Value as Json;
+use shardc_ir::diag::{Diag, Result};
+use std::path::{Path, PathBuf};
+
+/// Nothing of strangers is done.
+pub fn guarded() -> bool {
+    false
+}
+
+/// Examples of files: none can be opened.
+pub struct Examples {
+    pub pack: bool,
+    pub stats: Stats,
+    pub samples: Vec<Sample>,
+    never: Never,
+}
+
+enum Never {}
+
+/// What a pass over all examples has counted.
+pub struct Stats(Never);
+
+impl Stats {
+    /// The numbers as JSON.
+    pub fn json(&self) -> Json {
+        match self.0 {}
+    }
+}
+
+/// A row of a batch, `seq` numbers each.
+pub struct Row {
+    pub ids: Vec<i32>,
+    pub targets: Vec<i32>,
+    pub segments: Vec<i32>,
+}
+
+/// An example as it is shown.
+pub struct Sample {
+    pub place: String,
+    pub ids: Vec<i32>,
+    pub scored: Vec<bool>,
+    pub shown: String,
+}
+
+/// What examples are opened with.
+pub struct Setup<'a> {
+    pub tokenizer: &'a Path,
+    pub vocab: usize,
+    pub seq: usize,
+    pub pack: bool,
+    pub reading: &'a Reading,
+    pub show: usize,
+}
+
+impl Examples {
+    /// Refuses.
+    ///
+    /// # Errors
+    /// `not-built`.
+    pub fn open(_: &[PathBuf], setup: &Setup) -> Result<Examples> {
+        Err(Diag::new("not-built", "this shardc was built without tokenizers")
+            .at(setup.tokenizer.display().to_string())
+            .help("cargo build --release builds with them: leave --no-default-features out")
+            .help("or tokenize the examples with Python, to columns input_ids and labels: docs/data.md"))
+    }
+
+    pub fn rows_of(&self, _: &Picks, _: f64) -> u64 {
+        match self.never {}
+    }
+
+    pub fn full(&self, _: &Picks, _: bool) -> f64 {
+        match self.never {}
+    }
+
+    /// # Errors
+    /// None.
+    pub fn batch(&self, _: &Picks, _: impl Iterator<Item = u64>) -> Result<Vec<Row>> {
+        match self.never {}
+    }
+
+    pub fn recipe(&self) -> Recipe {
+        match self.never {}
+    }
+
+    pub fn mark(&self) -> String {
+        match self.never {}
+    }
+
+    pub fn told(&self) -> Vec<String> {
+        match self.never {}
+    }
+
+    pub fn told_rows(&self, _: &Picks, _: Option<usize>) -> Vec<String> {
+        match self.never {}
+    }
+}

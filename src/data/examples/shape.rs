@@ -1,0 +1,329 @@
+//! An example of a line of JSON: a chat, a prompt with its completion, or a text.
+
+use super::template::has_marks;
+use serde_json::{Map, Value as Json};
+use shardc_ir::diag::{Diag, Result};
+use std::collections::BTreeSet;
+
+/// What the examples of a file are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Shape {
+    Messages,
+    Conversations,
+    Pairs,
+    Texts,
+}
+
+impl Shape {
+    /// The keys that make it.
+    fn keys(self) -> &'static [&'static str] {
+        match self {
+            Shape::Messages => &["messages"],
+            Shape::Conversations => &["conversations"],
+            Shape::Pairs => &["prompt", "completion"],
+            Shape::Texts => &["text"],
+        }
+    }
+
+    /// Other keys that are read.
+    fn more(self) -> &'static [&'static str] {
+        match self {
+            Shape::Texts => &[],
+            _chats => &["tools", "chat_template_kwargs"],
+        }
+    }
+
+    /// What one of its examples is called, and several.
+    pub fn words(self) -> (&'static str, &'static str) {
+        match self {
+            Shape::Messages | Shape::Conversations => ("chat", "chats"),
+            Shape::Pairs => ("prompt with its completion", "prompts with completions"),
+            Shape::Texts => ("text", "texts"),
+        }
+    }
+}
+
+/// One example.
+#[derive(Clone, Debug)]
+pub enum Example {
+    Chat(Chat),
+    Pair { prompt: String, completion: String },
+    Text(String),
+}
+
+/// Messages, of which the first `prompt` are the prompt, if the example says so.
+#[derive(Clone, Debug)]
+pub struct Chat {
+    pub messages: Vec<Json>,
+    pub prompt: Option<usize>,
+    pub tools: Json,
+    pub kwargs: Map<String, Json>,
+}
+
+impl Chat {
+    /// The role of a message.
+    pub fn role(message: &Json) -> &str {
+        message["role"].as_str().unwrap_or_default()
+    }
+
+    /// Whether a message is one of an assistant that may be scored.
+    pub fn scores(message: &Json) -> bool {
+        Chat::role(message) == "assistant" && message["train"] != Json::Bool(false)
+    }
+}
+
+const SHAPES: &str = "an example is {\"messages\": […]}, {\"conversations\": […]}, {\"prompt\": …, \"completion\": …} or {\"text\": …}";
+
+fn wrong(what: impl Into<String>) -> Diag {
+    Diag::new("data", what).rule(SHAPES)
+}
+
+/// Keys as a sentence has them.
+fn listed(keys: &[&str]) -> String {
+    let all: Vec<String> = keys.iter().take(8).map(|k| format!("`{k}`")).collect();
+    match &all[..] {
+        [] => "nothing".into(),
+        [one] => one.clone(),
+        [some @ .., last] => format!("{} and {last}", some.join(", ")),
+    }
+}
+
+/// Reads examples of a file one after another.
+#[derive(Default)]
+pub struct Reader {
+    /// What the first one is.
+    pub shape: Option<Shape>,
+    /// Keys that are not read.
+    pub unused: BTreeSet<String>,
+}
+
+impl Reader {
+    /// The example of a line.
+    ///
+    /// # Errors
+    /// `data`, without the place.
+    pub fn read(&mut self, line: &[u8]) -> Result<Example> {
+        let json: Json = serde_json::from_slice(line).map_err(|e| not_json(&e))?;
+        if let Some(digits) = long_number(line) {
+            return Err(wrong(format!("the number {digits}… has more digits than are kept"))
+                .rule("whole numbers have 64 bits: Python would write all digits into the text of a chat")
+                .help("write it as a string"));
+        }
+        if has_marks(&json) {
+            return Err(wrong("it has the characters U+F8F0 or U+F8F1, which are kept for marks")
+                .help("take them out: they are of no script"));
+        }
+        let Json::Object(all) = json else {
+            return Err(wrong("the example is not an object")
+                .help("write {\"messages\": [{\"role\": \"user\", \"content\": \"…\"}, …]}"));
+        };
+        let shape = self.shape_of(&all)?;
+        let known = |k: &str| shape.keys().contains(&k) || shape.more().contains(&k);
+        self.unused.extend(all.keys().filter(|k| !known(k)).cloned());
+        // What a table of thousand columns is called is of no use.
+        while self.unused.len() > 64 {
+            self.unused.pop_last();
+        }
+        example(shape, all)
+    }
+
+    fn shape_of(&mut self, all: &Map<String, Json>) -> Result<Shape> {
+        let has = |keys: &[&str]| keys.iter().all(|k| all.get(*k).is_some_and(|v| !v.is_null()));
+        let shapes = [Shape::Messages, Shape::Conversations, Shape::Pairs, Shape::Texts];
+        let found = shapes.into_iter().find(|s| has(s.keys()));
+        let keys: Vec<&str> = all.keys().map(String::as_str).collect();
+        if has(&["chosen", "rejected"]) {
+            return Err(Diag::new("not-built", "preference data: DPO is not built")
+                .rule(SHAPES)
+                .help("to train on the better answers alone: {\"prompt\": …, \"completion\": the chosen one}"));
+        }
+        match (found, self.shape) {
+            (Some(now), None) => {
+                self.shape = Some(now);
+                Ok(now)
+            }
+            (Some(now), Some(first)) if now == first => Ok(now),
+            (now, Some(first)) => {
+                let has = now.map_or(listed(&keys), |s| listed(s.keys()));
+                let what = format!("it has {has}, the first example has {}", listed(first.keys()));
+                Err(wrong(what).help("write examples of different shapes to different files"))
+            }
+            (None, None) => Err(wrong(format!("it has {}", listed(&keys))).help(
+                "rename keys, for example: jq -c '{prompt: .instruction, completion: .output}'",
+            )),
+        }
+    }
+}
+
+/// How a whole number begins that 64 bits do not hold, outside of strings.
+fn long_number(line: &[u8]) -> Option<String> {
+    let (mut text, mut escaped, mut from) = (false, false, None);
+    for (i, &b) in line.iter().enumerate().chain([(line.len(), &b' ')]) {
+        match b {
+            _ if text && escaped => escaped = false,
+            b'\\' if text => escaped = true,
+            b'"' => text = !text,
+            b'-' | b'0'..=b'9' if !text && from.is_none() => from = Some(i),
+            b'0'..=b'9' | b'.' | b'e' | b'E' | b'+' | b'-' if !text => {}
+            _ => {
+                let number = from.take().and_then(|from| std::str::from_utf8(&line[from..i]).ok());
+                let whole = |n: &&str| n.bytes().all(|b| b == b'-' || b.is_ascii_digit());
+                let long = |n: &&str| n.parse::<i64>().is_err() && n.parse::<u64>().is_err();
+                if let Some(n) = number.filter(|n| !text && n.len() > 18 && whole(n) && long(n)) {
+                    return Some(n.chars().take(20).collect());
+                }
+            }
+        }
+    }
+    None
+}
+
+/// What the parser says, with the column of the line.
+fn not_json(e: &serde_json::Error) -> Diag {
+    let text = e.to_string();
+    let what = text.split(" at line ").next().unwrap_or_default();
+    wrong(format!("not JSON: {what} at column {}", e.column()))
+        .help("a line is one object: python3 -m json.tool --json-lines FILE says the same")
+}
+
+fn example(shape: Shape, mut all: Map<String, Json>) -> Result<Example> {
+    let mut take = |key: &str| all.remove(key).unwrap_or(Json::Null);
+    let (tools, kwargs) = (tools(take("tools"))?, take("chat_template_kwargs"));
+    let kwargs = match kwargs {
+        Json::Object(all) => all,
+        Json::Null => Map::new(),
+        _other => {
+            return Err(wrong("`chat_template_kwargs` is not an object")
+                .help("write {\"enable_thinking\": false}"));
+        }
+    };
+    let chat = |messages, prompt| Example::Chat(Chat { messages, prompt, tools, kwargs });
+    match shape {
+        Shape::Messages => Ok(chat(messages("messages", take("messages"))?, None)),
+        Shape::Conversations => Ok(chat(turns(take("conversations"))?, None)),
+        Shape::Texts => match take("text") {
+            Json::String(text) => Ok(Example::Text(text)),
+            _other => Err(wrong("`text` is not a string").help("write {\"text\": \"…\"}")),
+        },
+        Shape::Pairs => match (take("prompt"), take("completion")) {
+            (Json::String(prompt), Json::String(completion)) => {
+                Ok(Example::Pair { prompt, completion })
+            }
+            (prompt @ Json::Array(_), completion @ Json::Array(_)) => {
+                let mut both = messages("prompt", prompt)?;
+                let n = both.len();
+                both.extend(messages("completion", completion)?);
+                Ok(chat(both, Some(n)))
+            }
+            _other => Err(wrong(
+                "`prompt` and `completion` are not both strings or both lists of messages",
+            )
+            .help("write two strings, or two lists of {\"role\", \"content\"}")),
+        },
+    }
+}
+
+/// A list of tools, which tables often keep as a text of JSON.
+fn tools(v: Json) -> Result<Json> {
+    let v = match v {
+        Json::String(text) => serde_json::from_str(&text).map_err(|e| {
+            wrong(format!("`tools` is a text that is not JSON: {e}")).help("write a list")
+        })?,
+        v => v,
+    };
+    match v {
+        Json::Null | Json::Array(_) => Ok(v),
+        _other => Err(wrong("`tools` is not a list").help("write [{\"type\": \"function\", …}]")),
+    }
+}
+
+const ROLES: [&str; 5] = ["user", "assistant", "system", "tool", "developer"];
+
+/// A list of messages with what they must have.
+fn messages(key: &str, v: Json) -> Result<Vec<Json>> {
+    let Json::Array(all) = v else {
+        return Err(
+            wrong(format!("`{key}` is not a list")).help("write [{\"role\": …, \"content\": …}]")
+        );
+    };
+    if all.is_empty() {
+        return Err(wrong(format!("`{key}` has no message")).help("take the line out"));
+    }
+    for (i, m) in all.iter().enumerate() {
+        let (at, help) =
+            (format!("`{key}[{i}]`"), "write {\"role\": \"user\", \"content\": \"…\"}");
+        if !m.is_object() {
+            return Err(wrong(format!("{at} is not an object")).help(help));
+        }
+        match m["role"].as_str() {
+            Some(role) if ROLES.contains(&role) => {}
+            Some(role) => {
+                return Err(wrong(format!("role `{role}`: user, assistant, system or tool"))
+                    .why(format!("it is that of {at}"))
+                    .help("rename the role"));
+            }
+            None if m.get("from").is_some() => {
+                return Err(wrong(format!("{at} has `from`, and no `role`"))
+                    .help("call the list `conversations`, whose turns have `from` and `value`"));
+            }
+            None => return Err(wrong(format!("{at} has no `role`")).help(help)),
+        }
+        match m.get("content") {
+            None if m.get("tool_calls").is_some() => {}
+            None => return Err(wrong(format!("{at} has no `content`")).help(help)),
+            Some(Json::String(_) | Json::Null) => {}
+            Some(Json::Array(parts)) => {
+                let other = parts.iter().find(|p| p["type"] != "text" || !p["text"].is_string());
+                if let Some(part) = other {
+                    let of = part["type"].as_str().unwrap_or("none");
+                    return Err(Diag::new("not-built", format!("{at} has a part of type `{of}`"))
+                        .rule("parts of a content are {\"type\": \"text\", \"text\": \"…\"}")
+                        .help("leave such chats out: only text is built"));
+                }
+            }
+            Some(_other) => {
+                return Err(wrong(format!("`content` of {at} is not a string or a list of parts"))
+                    .help(help));
+            }
+        }
+    }
+    Ok(all)
+}
+
+/// Turns of `conversations`, as messages.
+fn turns(v: Json) -> Result<Vec<Json>> {
+    let help = "write {\"from\": \"human\", \"value\": \"…\"}";
+    let Json::Array(all) = v else {
+        return Err(wrong("`conversations` is not a list").help(help));
+    };
+    if all.is_empty() {
+        return Err(wrong("`conversations` has no turn").help("take the line out"));
+    }
+    let one = |(i, turn): (usize, Json)| {
+        let at = format!("`conversations[{i}]`");
+        let (Some(from), Some(value)) = (turn["from"].as_str(), turn["value"].as_str()) else {
+            let d = wrong(format!("{at} has no `from` and `value` that are strings"));
+            return Err(match turn.get("role") {
+                Some(_) => {
+                    d.help("call the list `messages`, whose messages have `role` and `content`")
+                }
+                None => d.help(help),
+            });
+        };
+        let role = match from {
+            "human" | "user" => "user",
+            "gpt" | "assistant" => "assistant",
+            "system" => "system",
+            other => {
+                return Err(wrong(format!("from `{other}`: human, gpt or system"))
+                    .why(format!("it is that of {at}"))
+                    .help("write calls of functions as `messages`, with `tool_calls` and the role tool"));
+            }
+        };
+        let mut m = Map::new();
+        m.insert("role".into(), role.into());
+        m.insert("content".into(), value.into());
+        Ok(Json::Object(m))
+    };
+    all.into_iter().enumerate().map(one).collect()
+}

@@ -1,0 +1,166 @@
+//! What is told of examples before they are trained on.
+
+use super::coder::Coded;
+use super::shape::{Example, Shape};
+use crate::data::number;
+use serde_json::{Value as Json, json};
+use shardc_ir::diag::count;
+
+/// What a pass over all examples has counted.
+#[derive(Clone, Debug, Default)]
+pub struct Stats {
+    pub shape: Option<Shape>,
+    pub examples: usize,
+    /// Messages of chats.
+    pub turns: usize,
+    /// Tokens of all examples, before any is cut.
+    pub tokens: u64,
+    /// Tokens that are scored in an epoch.
+    pub scored: u64,
+    /// Tokens of each.
+    pub lens: Vec<u32>,
+    /// Examples that were cut at the end of a row, or into several.
+    pub cut: usize,
+    /// Those that are left out as too long, and as nothing of them is scored.
+    pub long: usize,
+    pub unscored: usize,
+    /// Tokens on both sides of a border of what is scored.
+    pub straddling: usize,
+    /// Keys that are not read.
+    pub unused: Vec<String>,
+}
+
+impl Stats {
+    /// Counts an example.
+    pub fn example(&mut self, e: &Example) {
+        self.examples += 1;
+        if let Example::Chat(chat) = e {
+            self.turns += chat.messages.len();
+        }
+    }
+
+    /// Counts its tokens, or those of a turn of it.
+    pub fn coded(&mut self, c: &Coded) {
+        self.tokens += c.ids.len() as u64;
+        self.lens.push(c.ids.len() as u32);
+        self.straddling += c.straddling;
+    }
+
+    /// The least length, the median, the one that 95 % do not exceed, and the most.
+    pub fn lengths(&self) -> [u32; 4] {
+        let mut all = self.lens.clone();
+        all.sort_unstable();
+        let at = |share: f64| {
+            let i = (share * all.len() as f64).ceil() as usize;
+            all.get(i.saturating_sub(1)).copied().unwrap_or(0)
+        };
+        [at(0.0), at(0.5), at(0.95), at(1.0)]
+    }
+
+    /// How many of what, and the tokens: `18432 chats, 61205 turns`.
+    pub fn what(&self) -> String {
+        let (one, many) = self.shape.map_or(("example", "examples"), Shape::words);
+        let all = count(self.examples, one, many);
+        match self.turns {
+            0 => all,
+            n => format!("{all}, {}", count(n, "turn", "turns")),
+        }
+    }
+
+    /// Lines on tokens, and on what was cut or left out.
+    pub fn lines(&self, kept: u64) -> Vec<String> {
+        let [least, median, most95, most] = self.lengths();
+        let share = 100.0 * self.scored as f64 / (kept.max(1)) as f64;
+        let mut out = vec![format!(
+            "{}, {} scored ({share:.0} %); length {least} / {median} / {most95} / {most} (least, median, 95 %, most)",
+            tokens(self.tokens),
+            number(self.scored)
+        )];
+        let of = |n: usize, what: &str| {
+            (n > 0).then(|| {
+                format!("{n} {what} ({:.1} %)", 100.0 * n as f64 / self.examples.max(1) as f64)
+            })
+        };
+        let cut: Vec<String> = [
+            of(self.cut, "cut"),
+            of(self.long, "too long and left out"),
+            of(self.unscored, "without a scored token left out"),
+        ]
+        .into_iter()
+        .flatten()
+        .collect();
+        if !cut.is_empty() {
+            out.push(cut.join(", "));
+        }
+        if self.straddling > 0 {
+            let tokens = count(self.straddling, "token lies", "tokens lie");
+            out.push(format!("{tokens} on both sides of a border of what is scored"));
+        }
+        if !self.unused.is_empty() {
+            let keys: Vec<&str> = self.unused.iter().take(8).map(String::as_str).collect();
+            let more = if self.unused.len() > 8 { ", …" } else { "" };
+            out.push(format!("keys not used: {}{more}", keys.join(", ")));
+        }
+        out
+    }
+
+    /// The same as JSON.
+    pub fn json(&self) -> Json {
+        let [least, median, most95, most] = self.lengths();
+        json!({
+            "examples": self.examples,
+            "turns": self.turns,
+            "tokens": self.tokens,
+            "scored": self.scored,
+            "length": { "least": least, "median": median, "p95": most95, "most": most },
+            "cut": self.cut,
+            "too_long": self.long,
+            "unscored": self.unscored,
+            "straddling": self.straddling,
+            "unused": self.unused,
+        })
+    }
+}
+
+/// `1234 tokens`, `9.8 M tokens`.
+fn tokens(n: u64) -> String {
+    if n == 1 { "1 token".into() } else { format!("{} tokens", number(n)) }
+}
+
+/// The text of tokens, what is scored in brackets, in one line; of a long one the beginning and the end.
+pub fn shown(c: &Coded, end: impl Fn(i32) -> String) -> String {
+    let mut out = String::new();
+    let mut open = false;
+    let mut at = 0;
+    let line = |s: &str| s.replace("\r\n", "\n").replace('\n', "⏎").replace('\t', "⇥");
+    let part = |a: usize, b: usize| line(c.text.get(a..b).unwrap_or_default());
+    for ((&id, &scored), &(from, to)) in c.ids.iter().zip(&c.scored).zip(&c.bytes) {
+        if scored != open {
+            if scored && from > at {
+                out += &part(at, from);
+                at = from;
+            }
+            out.push(if scored { '[' } else { ']' });
+            open = scored;
+        }
+        if from == to {
+            // It is not of the text: the tokenizer adds it.
+            out += &end(id);
+        } else if to > at {
+            // Of several tokens of one character the first one shows it.
+            out += &part(at, to);
+            at = to;
+        }
+    }
+    if open {
+        out.push(']');
+    }
+    const MOST: usize = 1200;
+    let n = out.chars().count();
+    if n > MOST {
+        let (a, b): (String, String) =
+            (out.chars().take(MOST / 2).collect(), out.chars().skip(n - MOST / 2).collect());
+        return format!("{a} … {} characters … {b}", n - MOST);
+    }
+    out
+}

@@ -1,0 +1,734 @@
+//! Examples as training data: chats, prompts with completions and texts in lines of JSON.
+
+use crate::lab::*;
+use serde_json::{Value as Json, json};
+use shardc_testing::taken;
+
+fn tokenizer() -> String {
+    format!("{FIXTURES}/data/tokenizer")
+}
+
+/// A lab with a model of 512 tokens.
+fn lab(name: &str) -> (Lab, String) {
+    let lab = Lab::new(name);
+    let own = json!({ "vocab_size": 512, "max_position_embeddings": 128 });
+    let model = lab.config("llama_mha", own);
+    (lab, model)
+}
+
+/// The losses of a run, as JSON, step by step.
+fn losses(lab: &Lab, args: &[&str]) -> Vec<f64> {
+    let out = lab.ok(&[&["run"], args, &["--threads", "1", "--format", "json"]].concat());
+    let lines = String::from_utf8(out.stdout).expect("text");
+    let one = |l: &str| serde_json::from_str::<Json>(l).expect("JSON")["loss"].as_f64();
+    lines.lines().filter_map(one).collect()
+}
+
+/// What `shardc data` shows of a file.
+fn shown(lab: &Lab, file: &str, more: &[&str]) -> Json {
+    let args = ["data", file, "--tokenizer", &tokenizer(), "--format", "json", "--show", "99"];
+    let out = lab.ok(&[&args, more].concat());
+    serde_json::from_slice(&out.stdout).expect("JSON")
+}
+
+/// Pairs of very different lengths.
+const PAIRS: [(&str, &str); 8] = [
+    ("Q: one?\nA:", " 1"),
+    ("Q: what is there to say of a long question?\nA:", " Little."),
+    ("", "Nothing before it: all but the first is scored."),
+    ("Q: Grüße 🎉?\nA:", " Ja 🎉"),
+    ("Q: two?\nA:", " It is two, or three, or four, and never five."),
+    ("a", "b"),
+    ("Tell me\r\nmore", ".\r\nNo."),
+    (
+        "Q:",
+        " A long answer that is cut off at the end of a row of as many tokens as there are in it, and more.",
+    ),
+];
+
+fn pairs(lab: &Lab) {
+    let line = |(p, c): &(&str, &str)| json!({ "prompt": p, "completion": c }).to_string();
+    lab.write("pairs.jsonl", PAIRS.iter().map(line).collect::<Vec<_>>().join("\n"));
+}
+
+/// A column of whole numbers as an .npy file.
+fn npy(lab: &Lab, name: &str, rows: &[Vec<i32>]) {
+    let shape = format!("({}, {})", rows.len(), rows[0].len());
+    let mut head = format!("{{'descr': '<i4', 'fortran_order': False, 'shape': {shape}, }}");
+    while (head.len() + 11) % 64 != 0 {
+        head.push(' ');
+    }
+    head.push('\n');
+    let mut bytes = b"\x93NUMPY\x01\x00".to_vec();
+    bytes.extend((head.len() as u16).to_le_bytes());
+    bytes.extend(head.as_bytes());
+    bytes.extend(rows.iter().flatten().flat_map(|x| x.to_le_bytes()));
+    lab.write(name, bytes);
+}
+
+/// Examples train as columns of their tokens do, bit for bit, on any mesh and with any microbatches to rounding; the loss
+/// of a batch is the sum over its scored tokens divided by their number.
+#[test]
+fn examples_train_as_their_columns_do() {
+    let (lab, model) = lab("chats-columns");
+    pairs(&lab);
+    let seq = 24;
+    let all = shown(&lab, "pairs.jsonl", &["--seq", "24"]);
+    let (mut ids, mut labels) = (vec![], vec![]);
+    for row in all["shown"].as_array().expect("rows") {
+        let token = |x: &Json| x.as_i64().expect("a token") as i32;
+        let mut own: Vec<i32> =
+            row["tokens"].as_array().expect("tokens").iter().map(token).collect();
+        let scored =
+            row["scored"].as_array().expect("marks").iter().map(|x| x.as_bool() == Some(true));
+        let mut marks: Vec<i32> =
+            own.iter().zip(scored).map(|(t, s)| if s { *t } else { -100 }).collect();
+        // The end of a text is the padding of a tokenizer that has none.
+        own.resize(seq, 1);
+        marks.resize(seq, -100);
+        ids.push(own);
+        labels.push(marks);
+    }
+    assert_eq!(ids.len(), PAIRS.len());
+    npy(&lab, "ids.npy", &ids);
+    npy(&lab, "labels.npy", &labels);
+    let scores: Vec<f64> =
+        labels.iter().map(|l| l.iter().filter(|x| **x >= 0).count() as f64).collect();
+    assert!(scores.iter().any(|n| *n == 2.0) && scores.iter().any(|n| *n > 18.0), "{scores:?}");
+    let base = ["compile", &model, "--seq", "24", "--global-batch"];
+    let steps =
+        ["--data", "pairs.jsonl", "--tokenizer", &tokenizer(), "--data-order", "sequential"];
+    let columns = ["--data", "input_ids=ids.npy,labels=labels.npy", "--data-order", "sequential"];
+    lab.ok(&[&base[..], &["4", "-o", "one"]].concat());
+    let want = losses(&lab, &[&["one", "--steps", "3"], &columns[..]].concat());
+    assert_eq!(losses(&lab, &[&["one", "--steps", "3"], &steps[..]].concat()), want);
+    for (name, mesh) in [
+        ("dp", &["--mesh", "dp=2", "--microbatch", "1"][..]),
+        ("tp", &["--mesh", "tp=2", "--sp", "--microbatch", "2"]),
+        ("zero", &["--mesh", "dp=4", "--zero", "3"]),
+        ("pp", &["--mesh", "pp=2", "--microbatch", "1"]),
+    ] {
+        lab.ok(&[&base[..], &["4", "-o", name], mesh].concat());
+        let got = losses(&lab, &[&[name, "--steps", "3"], &steps[..]].concat());
+        for (a, b) in got.iter().zip(&want) {
+            assert!((a - b).abs() < 2e-6 * b.abs(), "{name}: {got:?} {want:?}");
+        }
+    }
+    // Each row alone, by a learning rate that changes nothing.
+    lab.ok(&[&base[..], &["1", "-o", "alone", "--lr", "1e-30"]].concat());
+    let each = losses(&lab, &[&["alone", "--steps", "4"], &steps[..]].concat());
+    let sum: f64 = each.iter().zip(&scores).map(|(l, n)| l * n).sum();
+    let mean = sum / scores[..4].iter().sum::<f64>();
+    assert!((mean - want[0]).abs() < 1e-6 * mean, "{each:?} {scores:?} {want:?}");
+}
+
+/// What is wrong with a line is said with its number.
+#[test]
+fn lines_that_are_no_examples_are_errors() {
+    let lab = Lab::new("chats-lines");
+    lab.write("t.jinja", "{% for m in messages %}{% if m.content == 'no' %}{{ raise_exception('roles must alternate') }}{% endif %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}");
+    let good = r#"{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}"#;
+    let tokenizer = tokenizer();
+    let refuses = |status: i32, code: &str, line: &str, words: &str| {
+        lab.write("train.jsonl", format!("{good}\r\n\n{line}\n"));
+        let args = ["data", "train.jsonl", "--tokenizer", &tokenizer, "--chat-template", "t.jinja"];
+        let said = lab.refuses(&args, status, code);
+        assert!(said.contains(words), "{line}: no `{words}` in {said}");
+        assert!(said.contains("--> train.jsonl:3\n"), "{line}: {said}");
+    };
+    for (line, words) in [
+        (
+            r#"{"messages": [{"role": "user" "content": "a"}]}"#,
+            "not JSON: expected `,` or `}` at column 31",
+        ),
+        (r#"{"messages": []},"#, "not JSON: trailing characters at column 17"),
+        (r#"{"messages": ["#, "not JSON: EOF while parsing a list at column 14"),
+        (
+            r#"{"prompt": "a", "completion": "b"}"#,
+            "it has `prompt` and `completion`, the first example has `messages`",
+        ),
+        (
+            r#"{"instruction": "a", "output": "b"}"#,
+            "it has `instruction` and `output`, the first example has `messages`",
+        ),
+        (r#"{"messages": [{"role": "user"}]}"#, "`messages[0]` has no `content`"),
+        (
+            r#"{"messages": [{"role": "human", "content": "a"}]}"#,
+            "role `human`: user, assistant, system or tool",
+        ),
+        (
+            r#"{"messages": [{"from": "human", "value": "a"}]}"#,
+            "`messages[0]` has `from`, and no `role`",
+        ),
+        (r#"{"messages": [{"content": "a"}]}"#, "`messages[0]` has no `role`"),
+        (
+            r#"{"messages": [{"role": "user", "content": 1}]}"#,
+            "`content` of `messages[0]` is not a string",
+        ),
+        (r#"{"messages": ["a"]}"#, "`messages[0]` is not an object"),
+        (r#"{"messages": []}"#, "`messages` has no message"),
+        (r#"{"messages": "a"}"#, "`messages` is not a list"),
+        (
+            r#"{"messages": [{"role": "user", "content": "a"}], "tools": "x"}"#,
+            "`tools` is a text that is not JSON",
+        ),
+        (
+            r#"{"messages": [{"role": "user", "content": "a"}], "tools": {}}"#,
+            "`tools` is not a list",
+        ),
+        (
+            r#"{"messages": [{"role": "user", "content": "a"}], "chat_template_kwargs": []}"#,
+            "`chat_template_kwargs` is not an object",
+        ),
+        (
+            r#"{"messages": [{"role": "user", "content": "no"}]}"#,
+            "the template refuses line 3: roles must alternate",
+        ),
+        ("{\"messages\": [{\"role\": \"user\", \"content\": \"\u{f8f0}\"}]}", "kept for marks"),
+        (
+            r#"{"messages": [], "tools": [12345678901234567890123]}"#,
+            "the number 12345678901234567890… has more digits",
+        ),
+        ("[]", "the example is not an object"),
+        ("\"a\"", "the example is not an object"),
+    ] {
+        refuses(2, "data", line, words);
+    }
+    for (line, words) in [
+        (r#"{"prompt": "a", "chosen": "b", "rejected": "c"}"#, "preference data: DPO is not built"),
+        (
+            r#"{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}"#,
+            "a part of type `image_url`",
+        ),
+    ] {
+        refuses(4, "not-built", line, words);
+    }
+    let deep = format!("{{\"messages\": {}", "[".repeat(100_000));
+    refuses(2, "data", &deep, "not JSON: recursion limit exceeded");
+}
+
+/// What is no file of examples is refused with what to do.
+#[test]
+fn files_that_are_no_examples_are_errors() {
+    let (lab, model) = lab("chats-files");
+    let tokenizer = tokenizer();
+    let says = |name: &str, bytes: &[u8], words: &[&str]| {
+        lab.write(name, bytes);
+        let said = lab.refuses(&["data", name, "--tokenizer", &tokenizer], 2, "data");
+        words.iter().for_each(|w| assert!(said.contains(w), "{name}: no `{w}` in {said}"));
+    };
+    says("e.jsonl", b"", &["e.jsonl is empty"]);
+    says("n.jsonl", b"\n \r\n", &["n.jsonl is empty"]);
+    says("u.jsonl", b"\xff\xfe{\0", &["it is UTF-16", "iconv -f utf-16"]);
+    says("b.jsonl", b"{\"text\": \"\xff\"}", &["not JSON", "b.jsonl:1"]);
+    for (name, bytes, words) in [
+        ("a.json", "{\"text\": \"a b\"}", "one array of examples"),
+        ("a.json", "[{\"text\": \"a b\"}\n,\n]", "nothing before `]`"),
+        ("a.json", "[\n{\"text\": \"a b\"}", "the file ends within its array"),
+        ("a.json", "[{\"text\": \"a b\"}] x", "something follows the array"),
+        ("a.json", "[{\"text\": \"a b\"} {\"text\": \"a b\"}]", "not JSON: trailing characters"),
+        ("a.json", "[,{\"text\": \"a b\"}]", "nothing before `,`"),
+        ("a.json", "[]", "a.json is empty"),
+    ] {
+        says(name, bytes.as_bytes(), &[words]);
+    }
+    says(
+        "x.parquet",
+        b"PAR1",
+        &[
+            "pandas.read_parquet(\"x.parquet\")",
+            "to_json(\"x.jsonl\", orient=\"records\", lines=True",
+        ],
+    );
+    says("x.csv", b"a,b", &["pandas.read_csv(\"x.csv\")"]);
+    lab.ok(&["compile", &model, "--seq", "16", "-o", "out"]);
+    let run = |more: &[&str], code: &str, words: &str| {
+        let said = lab.refuses(&[&["run", "out", "--steps", "1"], more].concat(), 2, code);
+        assert!(said.contains(words), "no `{words}` in {said}");
+    };
+    lab.write("t.jsonl", "{\"text\": \"a b\"}");
+    run(&["--data", "x.parquet"], "data", "pandas.read_parquet");
+    run(
+        &["--data", "t.jsonl"],
+        "data",
+        "no --tokenizer: the plan's model folder has no tokenizer.json",
+    );
+    run(
+        &["--data", "t.jsonl", "--tokenizer", &tokenizer, "--data-order", "random"],
+        "flag",
+        "once in an epoch",
+    );
+    run(
+        &["--data", "t.jsonl", "--tokenizer", &tokenizer, "--loss-on", "assistant"],
+        "flag",
+        "a text has no turns",
+    );
+    run(&["--data", "bytes:t.jsonl", "--split-turns"], "flag", "no examples are given");
+    run(&["--data", "jsonl:none/*.jsonl", "--tokenizer", &tokenizer], "data", "no file matches");
+    lab.ok(&["compile", &model, "--seq", "16", "--documents", "eod=1", "-o", "eod"]);
+    let said =
+        lab.refuses(&["run", "eod", "--data", "t.jsonl", "--tokenizer", &tokenizer], 2, "data");
+    assert!(said.contains("the plan cuts rows at token 1"), "{said}");
+}
+
+/// What `tests/fixtures/data/chats/texts.jsonl.zst` has: `zstd` of the first two lines, `zstd --no-check` of the rest.
+const TEXTS: &str =
+    "{\"text\": \"One of some.\"}\n{\"text\": \"Two of some.\"}\n{\"text\": \"Three of some.\"}\n";
+
+/// Files as people have them: marks, ends of lines, empty lines, long lines, arrays, several files.
+#[test]
+fn files_are_read_as_they_are() {
+    let lab = Lab::new("chats-read");
+    let texts = ["One.\r\nTwo.", "Grüße 🎉 漢字 \u{200f}", "[{\"a\": 1}, ]\\\"", "x"];
+    let line = |t: &&str| json!({ "text": t, "n": [1, {}] }).to_string();
+    let lines: Vec<String> = texts.iter().map(line).collect();
+    let tokens = |v: &Json| -> Vec<Json> {
+        v["shown"].as_array().expect("rows").iter().map(|r| r["tokens"].clone()).collect()
+    };
+    lab.write("plain.jsonl", lines.join("\n"));
+    let want = tokens(&shown(&lab, "plain.jsonl", &[]));
+    assert_eq!(want.len(), 4);
+    lab.write("windows.jsonl", format!("\u{feff}{}\r\n", lines.join("\r\n\r\n")));
+    lab.write("array.json", format!("\u{feff} [\n {} ]\n", lines.join(" ,\n\t")));
+    lab.write("d/1.jsonl", lines[..2].join("\n"));
+    lab.write("d/2.jsonl", format!("\u{feff}{}", lines[2..].join("\n")));
+    for file in ["windows.jsonl", "array.json", "jsonl:d/*.jsonl"] {
+        assert_eq!(tokens(&shown(&lab, file, &[])), want, "{file}");
+    }
+    let cat =
+        ["1", "2"].map(|n| std::fs::read_to_string(lab.path(&format!("d/{n}.jsonl"))).unwrap());
+    lab.write("cat.jsonl", cat.join("\n"));
+    assert_eq!(tokens(&shown(&lab, "cat.jsonl", &[])), want);
+    // Packed, as zstd packs it: frames with and without checksums, and one to be skipped.
+    let fixture =
+        std::fs::read(format!("{FIXTURES}/data/chats/texts.jsonl.zst")).expect("a fixture");
+    lab.write("texts.jsonl", TEXTS);
+    lab.write("texts.jsonl.zst", &fixture);
+    assert_eq!(
+        tokens(&shown(&lab, "texts.jsonl.zst", &[])),
+        tokens(&shown(&lab, "texts.jsonl", &[]))
+    );
+    let flipped = |at: usize| {
+        let mut bad = fixture.clone();
+        bad[at] ^= 1;
+        bad
+    };
+    let short = |n: usize| fixture[..n].to_vec();
+    for bad in [flipped(0), flipped(25), short(3), short(30), short(fixture.len() - 1)] {
+        lab.write("texts.jsonl.zst", bad);
+        let said =
+            lab.refuses(&["data", "texts.jsonl.zst", "--tokenizer", &tokenizer()], 2, "data");
+        assert!(said.contains("it is no zstd"), "{said}");
+    }
+    // A line of 300 KB is one text, cut into rows.
+    let long = "many words ".repeat(27_000);
+    lab.write("long.jsonl", json!({ "text": long }).to_string());
+    let all = shown(&lab, "long.jsonl", &["--seq", "512"]);
+    assert!(all["rows"].as_u64() > Some(50) && all["cut"] == 1, "{}", all["rows"]);
+    for (how, rows) in [("truncate", 1), ("split", all["rows"].as_u64().unwrap_or(0))] {
+        let cut = shown(&lab, "long.jsonl", &["--seq", "512", "--too-long", how]);
+        assert_eq!(cut["rows"], rows, "{how}");
+    }
+    for (how, words) in [("drop", "too long"), ("error", "a row has 512")] {
+        let args =
+            ["data", "long.jsonl", "--tokenizer", &tokenizer(), "--seq", "512", "--too-long", how];
+        let said = lab.refuses(&args, 2, "data");
+        assert!(said.contains(words), "{said}");
+    }
+}
+
+/// Tokens, and what of them an assistant generates, are those of transformers' `apply_chat_template`.
+#[test]
+fn masks_are_those_of_transformers() {
+    let lab = Lab::new("chats-masks");
+    let folder = format!("{FIXTURES}/data/chats");
+    let read = |name: &str| -> Json {
+        let text = std::fs::read(format!("{folder}/{name}")).expect("a fixture");
+        serde_json::from_slice(&text).expect("JSON")
+    };
+    let (cases, masks) = (read("cases.json"), read("masks.json"));
+    let mut n = 0;
+    for (name, chats) in masks.as_object().expect("templates") {
+        let names: Vec<&String> = chats.as_object().expect("chats").keys().collect();
+        let line = |chat: &&String| {
+            let mut line = json!({ "messages": cases["chats"][*chat] });
+            if cases["with_tools"].as_array().expect("names").iter().any(|c| c == *chat) {
+                line["tools"] = cases["tools"].clone();
+            }
+            line.to_string()
+        };
+        lab.write("all.jsonl", names.iter().map(line).collect::<Vec<_>>().join("\n"));
+        let template = format!("{folder}/templates/{name}.jinja");
+        let args = ["data", "all.jsonl", "--tokenizer", &folder, "--chat-template", &template];
+        let out = lab.ok(&[&args[..], &["--show", "99", "--format", "json"]].concat());
+        let got: Json = serde_json::from_slice(&out.stdout).expect("JSON");
+        for (chat, row) in names.iter().zip(got["shown"].as_array().expect("rows")) {
+            let (want, of) = (&chats[*chat], |x: &Json| x.as_array().expect("numbers").len());
+            assert_eq!(row["tokens"], want["ids"], "{name} {chat}");
+            let marks: Vec<u8> = row["scored"]
+                .as_array()
+                .expect("marks")
+                .iter()
+                .map(|x| u8::from(*x == true))
+                .collect();
+            assert_eq!(json!(marks), want["mask"], "{name} {chat}: {}", row["shown"]);
+            assert!(marks.contains(&1) && of(&row["tokens"]) == marks.len());
+            n += 1;
+        }
+    }
+    assert!(n > 30, "{n}");
+}
+
+/// A hundred chats of which the longest have some 120 tokens.
+fn chats(lab: &Lab, name: &str) {
+    let line = |i: usize| {
+        let answer = "so it is ".repeat(i * 7 % 5) + &"and more".repeat(i % 3);
+        let mut messages = vec![
+            json!({ "role": "user", "content": format!("Question {i}?") }),
+            json!({ "role": "assistant", "content": format!("{i}: {answer}") }),
+        ];
+        if i % 4 == 0 {
+            messages.push(json!({ "role": "user", "content": "And?" }));
+            messages.push(json!({ "role": "assistant", "content": "No." }));
+        }
+        json!({ "messages": messages }).to_string() + "\n"
+    };
+    lab.write(name, (0..100).map(line).collect::<String>());
+    let template = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}\
+                    {% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
+    lab.write("t.jinja", template);
+}
+
+/// The flags of chats, whose tokenizer knows the tokens of the template.
+fn of_chats() -> [String; 4] {
+    let chats = format!("{FIXTURES}/data/chats");
+    ["--tokenizer".into(), chats, "--chat-template".into(), "t.jinja".into()]
+}
+
+/// What `run --eval-only` says.
+fn evaluated(lab: &Lab, args: &[&str]) -> (f64, u64) {
+    let out = lab.ok(&[&["run"], args, &["--eval-only", "--format", "json"]].concat());
+    let json: Json = serde_json::from_slice(&out.stdout).expect("JSON");
+    let loss = json["eval_loss"].as_f64().expect("a loss");
+    assert!((json["perplexity"].as_f64().expect("a number") - loss.exp()).abs() < 1e-9);
+    (loss, json["tokens"].as_u64().expect("a count"))
+}
+
+/// Chats that are packed into rows have the losses of the same chats alone, on any mesh; an evaluation is the sum over all of
+/// them, whatever its last batch has.
+#[test]
+fn packed_rows_are_their_chats() {
+    let (lab, model) = lab("chats-packed");
+    chats(&lab, "c.jsonl");
+    let flags = of_chats();
+    let how: Vec<&str> = flags.iter().map(String::as_str).collect();
+    let compile = |name: &str, more: &[&str]| {
+        lab.ok(&[&["compile", &model, "--seq", "128", "-o", name], more].concat());
+    };
+    compile("alone", &["--global-batch", "3"]);
+    compile("rows", &["--global-batch", "4", "--documents", "rows"]);
+    let eval = [&["--eval-data", "c.jsonl"], &how[..]].concat();
+    let (want, tokens) = evaluated(&lab, &[&["alone"], &eval[..]].concat());
+    let (got, packed) = evaluated(&lab, &[&["rows"], &eval[..]].concat());
+    assert_eq!(tokens, packed);
+    assert!((got - want).abs() < 1e-5 * want, "{got} {want}");
+    // Each without the others, by rows that are not packed.
+    let (got, n) = evaluated(&lab, &[&["rows", "--pack", "no"], &eval[..]].concat());
+    assert!(n == tokens && (got - want).abs() < 1e-5 * want, "{got} {want}");
+    // By hand: the losses of batches, of which an epoch has 20, in a training that changes nothing.
+    compile("five", &["--global-batch", "5", "--lr", "1e-30"]);
+    let run =
+        [&["run", "five", "--data", "c.jsonl", "--data-order", "sequential"], &how[..]].concat();
+    let out = lab.ok(&[&run[..], &["--epochs", "1", "--format", "json"]].concat());
+    let lines = String::from_utf8(out.stdout).expect("text");
+    let steps: Vec<Json> = lines.lines().map(|l| serde_json::from_str(l).expect("JSON")).collect();
+    let number = |s: &Json, key: &str| s[key].as_f64().expect("a number");
+    let count: f64 = steps.iter().map(|s| number(s, "tokens")).sum();
+    let sum: f64 = steps.iter().map(|s| number(s, "loss") * number(s, "tokens")).sum();
+    assert_eq!((steps.len(), count), (20, tokens as f64));
+    assert!((sum / count - want).abs() < 1e-6 * want, "{sum} {count} {want}");
+    let train = [&["--data", "c.jsonl", "--steps", "4"], &how[..]].concat();
+    let want = losses(&lab, &[&["rows"], &train[..]].concat());
+    for (name, mesh) in [
+        ("dp", &["--mesh", "dp=2", "--microbatch", "1"][..]),
+        ("cp", &["--mesh", "cp=2"]),
+        ("tp", &["--mesh", "tp=2", "--sp"]),
+        ("pp", &["--mesh", "pp=2", "--microbatch", "1"]),
+    ] {
+        compile(name, &[&["--global-batch", "4", "--documents", "rows"], mesh].concat());
+        let got = losses(&lab, &[&[name], &train[..]].concat());
+        for (a, b) in got.iter().zip(&want) {
+            assert!((a - b).abs() < 2e-5 * b.abs(), "{name}: {got:?} {want:?}");
+        }
+    }
+    let packed = [&["alone", "--pack", "yes"], &train[..]].concat();
+    let said = lab.refuses(&[&["run"], &packed[..]].concat(), 2, "data");
+    assert!(
+        said.contains("a packed row needs segments") && said.contains("--documents rows"),
+        "{said}"
+    );
+}
+
+/// A run that was stopped within a window takes the rows that it would have taken, bit for bit; what makes another row of a
+/// number is refused.
+#[test]
+fn runs_go_on_with_their_rows() {
+    let (lab, model) = lab("chats-resume");
+    chats(&lab, "c.jsonl");
+    let flags = of_chats();
+    let how: Vec<&str> = flags.iter().map(String::as_str).collect();
+    lab.ok(&[
+        "compile",
+        &model,
+        "--seq",
+        "128",
+        "--global-batch",
+        "4",
+        "--documents",
+        "rows",
+        "-o",
+        "rows",
+    ]);
+    let data = [&["rows", "--data", "c.jsonl"], &how[..]].concat();
+    // More than an epoch, which has some 30 rows.
+    let want = losses(&lab, &[&data[..], &["--steps", "12"]].concat());
+    losses(&lab, &[&data[..], &["--steps", "5", "--save", "c", "--save-every", "5"]].concat());
+    let again = losses(&lab, &[&data[..], &["--steps", "12", "--resume", "c"]].concat());
+    assert_eq!(again, want[5..]);
+    let resume = |more: &[&str]| {
+        lab.shardc(&[&["run"], &data[..], &["--steps", "6", "--resume", "c"], more].concat())
+    };
+    let said = |out: std::process::Output| String::from_utf8(out.stderr).expect("text");
+    for (more, what) in [(&["--pack", "no"][..], "pack no (yes"), (&["--too-long", "drop"], "")] {
+        let out = resume(more);
+        let (code, said) = (out.status.code(), said(out));
+        match what {
+            // Nothing is too long: the rows are the same.
+            "" => assert!(code == Some(0) && said.contains("too-long drop (truncate"), "{said}"),
+            what => assert!(
+                code == Some(2) && said.contains("error[resume]") && said.contains(what),
+                "{said}"
+            ),
+        }
+    }
+    // The day of the run that began is told again.
+    lab.write("t.jinja", std::fs::read_to_string(lab.path("t.jinja")).unwrap() + "{# other #}");
+    let out = said(resume(&[]));
+    assert!(
+        out.contains("error[resume]") && out.contains("template") && out.contains("--data-restart"),
+        "{out}"
+    );
+    let out = resume(&["--data-restart"]);
+    assert!(out.status.success(), "{}", said(out));
+    lab.write(
+        "c.jsonl",
+        std::fs::read_to_string(lab.path("c.jsonl")).unwrap().replace("So", "Si") + "\n",
+    );
+    let out = said(resume(&[]));
+    assert!(out.contains("file") && out.contains("error[resume]"), "{out}");
+}
+
+/// `--epochs` says how many steps there are, of examples and of columns, and how long a cosine is.
+#[test]
+fn epochs_are_steps() {
+    let (lab, model) = lab("chats-epochs");
+    pairs(&lab);
+    let tokenizer = tokenizer();
+    let cosine = ["--lr-schedule", "warmup-cosine", "--warmup", "1", "--lr", "0.1"];
+    lab.ok(&[&["compile", &model, "--seq", "24", "--global-batch", "3", "-o", "p"], &cosine[..]]
+        .concat());
+    let steps = |args: &[&str]| -> Vec<Json> {
+        let out =
+            lab.ok(&[&["run", "p"], args, &["--metrics", "m.jsonl", "--format", "json"]].concat());
+        drop(out);
+        let text = std::fs::read_to_string(lab.path("m.jsonl")).expect("metrics");
+        text.lines().map(|l| serde_json::from_str(l).expect("JSON")).collect()
+    };
+    let pairs = ["--data", "pairs.jsonl", "--tokenizer", &tokenizer];
+    for (epochs, n) in [("1", 3), ("2.5", 7), ("0.5", 2)] {
+        let all = steps(&[&pairs[..], &["--epochs", epochs]].concat());
+        assert_eq!(all.len(), n, "{epochs}");
+        if n == 7 {
+            // The cosine ends with the last step.
+            let lr = |i: usize| all[i]["lr"].as_f64().expect("a rate");
+            assert!((lr(0) - 0.1).abs() < 1e-6 && lr(6) < 1e-6, "{all:?}");
+        }
+    }
+    npy(&lab, "ids.npy", &vec![vec![5; 24]; 7]);
+    let columns = ["--data", "input_ids=ids.npy,labels=ids.npy"];
+    assert_eq!(steps(&[&columns[..], &["--epochs", "2"]].concat()).len(), 5);
+    let said =
+        lab.refuses(&["run", "p", "--data", "bytes:pairs.jsonl", "--epochs", "1"], 2, "flag");
+    assert!(said.contains("no epochs"), "{said}");
+    lab.misuses(&["run", "p", "--data", "x.bin", "--epochs", "0"], "--epochs");
+    // Where documents are, a column says, too.
+    lab.ok(&[
+        "compile",
+        &model,
+        "--seq",
+        "24",
+        "--global-batch",
+        "7",
+        "--documents",
+        "rows",
+        "-o",
+        "r",
+    ]);
+    npy(&lab, "ids.npy", &vec![(0..24).collect(); 7]);
+    npy(&lab, "parts.npy", &vec![(0..24).map(|i| i / 12).collect(); 7]);
+    let data = "input_ids=ids.npy,labels=ids.npy,segments=parts.npy";
+    let (parted, n) = evaluated(&lab, &["r", "--eval-data", data]);
+    let (whole, m) = evaluated(&lab, &["r", "--eval-data", "input_ids=ids.npy,labels=ids.npy"]);
+    assert!((n, m) == (7 * 22, 7 * 23) && parted != whole, "{parted} {n} {whole} {m}");
+    lab.ok(&[
+        "compile",
+        &model,
+        "--seq",
+        "24",
+        "--global-batch",
+        "7",
+        "--documents",
+        "eod=1",
+        "-o",
+        "e",
+    ]);
+    let said = lab.refuses(&["run", "e", "--data", data], 2, "data");
+    assert!(said.contains("no column `segments`"), "{said}");
+}
+
+/// The commands of docs/finetune.md, one after the other as they stand, on a small model: the loss falls, and the folder at
+/// their end is a model.
+#[test]
+fn fine_tuning_as_the_docs_have_it() {
+    let (lab, model) = lab("finetune");
+    let long =
+        lab.config("llama_mha", json!({ "vocab_size": 320, "max_position_embeddings": 512 }));
+    assert_eq!(model, long);
+    lab.ok(&["compile", &long, "--seq", "16", "--global-batch", "1", "-o", "first"]);
+    lab.ok(&["run", "first", "--steps", "1", "--lr", "1e-30", "--save", "my-model"]);
+    chats(&lab, "train.jsonl");
+    chats(&lab, "all.jsonl");
+    let some: String = std::fs::read_to_string(lab.path("all.jsonl"))
+        .unwrap()
+        .lines()
+        .take(11)
+        .map(|l| l.to_owned() + "\n")
+        .collect();
+    lab.write("test.jsonl", some);
+    for name in ["tokenizer.json", "tokenizer_config.json"] {
+        std::fs::copy(format!("{FIXTURES}/data/chats/{name}"), lab.path("my-model").join(name))
+            .expect("a file");
+    }
+    std::fs::rename(lab.path("t.jinja"), lab.path("my-model/chat_template.jinja")).expect("a file");
+    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/finetune.md");
+    let page = std::fs::read_to_string(page).expect("a page");
+    let mut losses = vec![];
+    let mut ran = 0;
+    for line in page.lines().filter(|l| l.starts_with("shardc ")) {
+        let words: Vec<&str> = line.split_whitespace().skip(1).collect();
+        let out = lab.ok(&words);
+        let printed = String::from_utf8(out.stdout).expect("text");
+        if line.contains("--eval-only") {
+            let loss = printed.strip_prefix("loss ").and_then(|l| l.split(' ').next());
+            losses.push(loss.expect("a loss").parse::<f64>().expect("a number"));
+        }
+        if words[0] == "data" {
+            let shown = page.split("```text\n").nth(1).and_then(|b| b.split("\n```").next());
+            let same = shown.expect("what it prints").lines().zip(printed.lines());
+            same.for_each(|(a, b)| assert!(b.starts_with(a.trim_end_matches('…')), "{a}\n{b}"));
+        }
+        ran += 1;
+    }
+    assert_eq!((ran, losses.len()), (6, 2));
+    assert!(losses[1] < losses[0] - 0.2, "{losses:?}");
+    assert!(
+        lab.path("tuned/model.safetensors").is_file() && lab.path("tuned/tokenizer.json").is_file()
+    );
+}
+
+/// Programs of strangers: each ends soon, with a text or with an error, and takes no more memory than there is.
+#[test]
+fn hostile_templates_end() {
+    let lab = Lab::new("chats-hostile");
+    lab.write("c.jsonl", r#"{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}"#);
+    let again = |what: &str| {
+        format!(
+            "{{% set n = namespace(x='ab') %}}{{% for i in range(999) %}}{{% set n.x = {what} %}}{{% endfor %}}"
+        )
+    };
+    let memory = [
+        "n.x ~ n.x",
+        "n.x + n.x",
+        "n.x | replace('', n.x)",
+        "[n.x, n.x] | join",
+        "[n.x, n.x] | string",
+    ]
+    .map(again);
+    let loops = "{% for a in range(99999) %}".repeat(4) + &"{% endfor %}".repeat(4);
+    let deep = format!("{{{{ {}1{} }}}}", "[".repeat(5000), "]".repeat(5000));
+    let blocks = "{% if true %}".repeat(5000) + &"{% endif %}".repeat(5000);
+    let parens = format!("{{{{ {}1{} }}}}", "(".repeat(5000), ")".repeat(5000));
+    let nots = format!("{{{{ {} 1 }}}}", "not ".repeat(50_000));
+    let adds = format!("{{{{ 1{} }}}}", " + 1".repeat(50_000));
+    let dots = format!("{{{{ a{} }}}}", ".a".repeat(50_000));
+    let more = [
+        "{% set n = namespace(x=[]) %}{% for i in range(9999) %}{% set n.x = n.x + ['x' * 99999999] %}{% endfor %}",
+        "{% set n = namespace(x=[1]) %}{% for i in range(99) %}{% set n.x = n.x + n.x %}{% endfor %}{{ n.x }}",
+        "{% set n = namespace(x='ab') %}{% for i in range(99) %}{% set n.x %}{{ n.x }}{{ n.x }}{% endset %}{% endfor %}",
+        "{{ 'a'.replace('', 'x' * 99999999).replace('x', 'x' * 99999999) }}",
+        "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+        "{% set n = namespace(x=[]) %}{% for i in range(99999) %}{% set n.x = [n.x] %}{% endfor %}{{ n.x }}",
+        "{% set n = namespace(x=[]) %}{% for i in range(99999) %}{% set n.x = [n.x] %}{% endfor %}{{ n.x | tojson }}",
+        "{% set n = namespace(x=[]) %}{% for i in range(99999) %}{% set n.x = [n.x] %}{% endfor %}{{ n.x == [n.x] }}",
+        "{% set n = namespace(x={}) %}{% for i in range(99999) %}{% set n.x = {'a': n.x} %}{% endfor %}{{ n.x ~ 'a' }}",
+        "{{ 'x' * 99999999999 }}",
+        "{{ [1, 2] * 18446744073709551615 }}",
+        "{{ range(99999999999) }}",
+        "{% for i in range(0, 9223372036854775807, 2) %}{% endfor %}",
+        "{{ 'x' | indent(999999999) }}",
+        "{{ '%099999999999d' | format(1) }}",
+        "{{ ([1] * 1000000) | batch(1) | list | length }}",
+        "{{ [1] | slice(99999999) | list }}",
+        "{{ 1.5 | round(999999999) }}",
+        "{{ 9 ** 9 ** 9 ** 9 }}",
+        "{{ -9223372036854775808 // -1 }}",
+        "{{ 1 % 0 }}",
+        "{{ 'a'.zfill(99999999999) }}",
+        "{{ 'a'.ljust(99999999999) }}",
+        "{{ 'abc'[99999999999:-99999999999:-1] }}",
+        "{{ messages | tojson(indent=99999999) }}",
+        "{{ messages | tojson(indent=-1) }}",
+        "{{ messages | tojson(separators=['a']) }}",
+        "{{ messages | tojson(foo=1) }}",
+        "{{ strftime_now('%') }}",
+        "{% include 'chat' %}",
+        "{% import '/etc/passwd' as x %}",
+        "{% generation %}",
+        "{% endgeneration %}",
+        "{% generation %}{% generation %}a{% endgeneration %}{% endgeneration %}",
+        "{{ debug() }}",
+        &loops,
+        &deep,
+        &blocks,
+        &parens,
+        &nots,
+        &adds,
+        &dots,
+    ];
+    let all = more.into_iter().chain(memory.iter().map(|s| &**s));
+    for (_, source) in all.enumerate().filter(|(i, _)| taken(*i, 6)) {
+        lab.write("t.jinja", source);
+        let since = std::time::Instant::now();
+        let args = ["data", "c.jsonl", "--tokenizer", &tokenizer(), "--chat-template", "t.jinja"];
+        let out = lab.shardc(&args);
+        let said = String::from_utf8_lossy(&out.stderr).into_owned();
+        println!(
+            "{:>6} ms {:?} {source:.60}: {said:.200}",
+            since.elapsed().as_millis(),
+            out.status.code()
+        );
+        assert!(since.elapsed().as_secs() < 25, "{source:.90}: {said}");
+        assert!(matches!(out.status.code(), Some(0 | 2)), "{source:.90}: {said}");
+        assert!(!said.contains("bug"), "{source:.90}: {said}");
+    }
+}

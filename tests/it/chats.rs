@@ -639,11 +639,22 @@ fn fine_tuning_as_the_docs_have_it() {
         }
         ran += 1;
     }
-    assert_eq!((ran, losses.len()), (6, 2));
+    assert_eq!((ran, losses.len()), (10, 2));
     assert!(losses[1] < losses[0] - 0.2, "{losses:?}");
     assert!(
         lab.path("tuned/model.safetensors").is_file() && lab.path("tuned/tokenizer.json").is_file()
     );
+    // The adapter is no model, and the merged model is one that has learned.
+    assert!(lab.path("adapter/adapter_model.safetensors").is_file());
+    assert!(!lab.path("adapter/model.safetensors").exists());
+    let eval = |more: &[&str]| {
+        let out = lab.ok(&[&["run", "sft.plan", "--eval-only", "--eval-data", "test.jsonl"], more].concat());
+        let printed = String::from_utf8(out.stdout).expect("text");
+        let loss = printed.strip_prefix("loss ").and_then(|l| l.split(' ').next());
+        loss.expect("a loss").parse::<f64>().expect("a number")
+    };
+    let merged = eval(&["--weights", "merged"]);
+    assert!(merged < losses[0] - 0.02, "{merged} {losses:?}");
 }
 
 /// Programs of strangers: each ends soon, with a text or with an error, and takes no more memory than there is.

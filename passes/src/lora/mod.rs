@@ -287,7 +287,7 @@ impl Adapt<'_> {
         let a = match self.first.get(&first) {
             Some(&a) => a,
             None => {
-                let mut weight = adapter(w, first.clone(), of(&[r, input]), x);
+                let mut weight = adapter(w, first.clone(), of(&[r, input]));
                 weight.init = Init::Uniform(1.0 / (input as f64).sqrt());
                 weight.tp_dim = w.tp_dim.filter(|&d| d == x.input).map(|_| stack.len() + 1);
                 let a = self.param(b, "lora_A", base, weight);
@@ -295,7 +295,7 @@ impl Adapt<'_> {
                 a
             }
         };
-        let mut weight = adapter(w, second.clone(), of(&[out, r]), x);
+        let mut weight = adapter(w, second.clone(), of(&[out, r]));
         weight.tp_dim = w.tp_dim.filter(|&d| d == x.out).map(|_| stack.len());
         if let Some(p) = w.part {
             // A cut of all dims but that of results would cut A.
@@ -375,7 +375,7 @@ impl Adapt<'_> {
 }
 
 /// A tensor of an adapter: whole, and in parts only as its base is.
-fn adapter(base: &Weight, tensor: String, shape: Vec<usize>, _: &Linear) -> Weight {
+fn adapter(base: &Weight, tensor: String, shape: Vec<usize>) -> Weight {
     let mut w = Weight::plain(&tensor, &shape);
     w.init = Init::Zeros;
     w.experts = base.experts;

@@ -190,6 +190,17 @@ impl Ends {
     }
 }
 
+/// How many labels are each of so many classes, over so many microbatches.
+pub fn histogram(labels: &[i32], classes: usize, microbatches: usize) -> Vec<f64> {
+    let mut all = vec![0.0; classes];
+    for label in labels {
+        if let Some(x) = usize::try_from(*label).ok().and_then(|c| all.get_mut(c)) {
+            *x += 1.0 / microbatches.max(1) as f64;
+        }
+    }
+    all
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -110,7 +110,7 @@ fn fits(own: Input, dtype: DType, sizes: &[usize], o: &Options) -> std::result::
     let (rows, seq) = (o.microbatch_rows(), o.seq);
     let (of, dtypes): (&[DType], &str) = match own.fill {
         Fill::Column => (&[DType::I32, DType::F32], "i32 or f32"),
-        Fill::Random | Fill::Count | Fill::Scored => (&[DType::F32], "f32"),
+        Fill::Random | Fill::Count | Fill::Scored | Fill::Histogram => (&[DType::F32], "f32"),
         _whole => (&[DType::I32], "i32"),
     };
     if !of.contains(&dtype) {
@@ -126,7 +126,7 @@ fn fits(own: Input, dtype: DType, sizes: &[usize], o: &Options) -> std::result::
         Fill::Positions => own.tokens().is_some_and(|d| sizes.len() == d + 1),
         Fill::Run => !own.batch && own.seq.is_none() && *sizes == [3],
         Fill::Count => !own.batch && own.seq.is_none() && sizes.is_empty(),
-        Fill::Scored => !own.batch && own.seq.is_none() && sizes.len() == 1,
+        Fill::Scored | Fill::Histogram => !own.batch && own.seq.is_none() && sizes.len() == 1,
         Fill::Labels => own.batch,
         Fill::Column | Fill::Random => true,
     };
@@ -138,7 +138,7 @@ fn fits(own: Input, dtype: DType, sizes: &[usize], o: &Options) -> std::result::
             Fill::Positions => "[tokens] or [rows, tokens], with `seq` of the last dim",
             Fill::Run => "[3]",
             Fill::Count => "[]",
-            Fill::Scored => "[depths]",
+            Fill::Scored | Fill::Histogram => "[depths], or [classes]",
             Fill::Labels | Fill::Column | Fill::Random => "[rows, …], with `batch`",
         };
         return Err(dims.into());

@@ -3,7 +3,7 @@
 use crate::engine::{Engine, out_of_arena};
 use crate::wiring::{Slot, Wiring};
 use shardc_ir::diag::{Diag, Result};
-use shardc_ir::documents::{Documents, Places};
+use shardc_ir::documents::{Documents, Places, histogram};
 use shardc_ir::func::{Fill, Func, Input, InputRow, RoleKind, inputs};
 use shardc_ir::loss_scale::LOSS_SCALE;
 use shardc_ir::plan::Settings;
@@ -83,11 +83,19 @@ pub(crate) fn complete(s: &Settings, table: &[InputRow], columns: &mut Columns) 
         Some(Numbers::I32(x)) => Some(x),
         _none => None,
     };
+    let mut made = vec![];
+    for r in table.iter().filter(|r| r.input.fill == Fill::Histogram) {
+        let labels = found(Fill::Labels).map_or(&[][..], |x| x);
+        made.push((r, histogram(labels, r.elements(), s.microbatches)));
+    }
     if let (Some(r), Some(labels)) = (row(Fill::Scored), found(Fill::Labels)) {
         let own = found(Fill::Offsets).filter(|_| s.documents.is_some());
         let in_row = |i: usize| (i % s.seq.max(1)) as i32;
         let offset = |i: usize| own.map_or_else(|| in_row(i), |x| x.get(i).copied().unwrap_or(0));
         let all = Documents::scored(labels, offset, r.elements().min(labels.len()), s.microbatches);
+        made.push((r, all));
+    }
+    for (r, all) in made {
         let all = all.into_iter().map(|x| x as f32).collect();
         columns.insert(r.name.to_string(), Numbers::F32(all));
     }
@@ -227,7 +235,7 @@ fn fits(w: &Wiring, slot: &Slot, t: &Type, row: &InputRow) -> bool {
             own.batch && tokens.is_some() && t.rank() == 2 && s.documents.is_some()
         }
         Fill::Count => t.rank() == 0 && s.documents.is_some(),
-        Fill::Scored => !own.batch && own.seq.is_none() && t.rank() == 1,
+        Fill::Scored | Fill::Histogram => !own.batch && own.seq.is_none() && t.rank() == 1,
         Fill::Positions => own.tokens() == Some(t.rank().wrapping_sub(1)),
         Fill::Run => t.rank() == 1 && row.sizes[..] == [RUN],
         Fill::Labels => own.batch,
@@ -235,7 +243,7 @@ fn fits(w: &Wiring, slot: &Slot, t: &Type, row: &InputRow) -> bool {
     };
     let dtype = match own.fill {
         Fill::Column => matches!(t.dtype, DType::I32 | DType::F32),
-        Fill::Random | Fill::Count | Fill::Scored => t.dtype == DType::F32,
+        Fill::Random | Fill::Count | Fill::Scored | Fill::Histogram => t.dtype == DType::F32,
         _whole => t.dtype == DType::I32,
     };
     let room = slot.bytes >= t.local_bytes(w.mesh());
@@ -301,8 +309,7 @@ fn input(w: &Wiring, slot: &Slot, to: &mut [f32], coords: &[usize], data: &StepD
         to.get_mut(..RUN)?.iter_mut().zip(run).for_each(|(t, x)| *t = f32::from_bits(x));
         return Some(());
     }
-    let counted = own.fill == Fill::Scored;
-    let given = own.fill.is_data() || own.fill.is_of_documents() || counted;
+    let given = own.fill.is_data() || own.fill.is_of_documents() || own.fill.is_of_labels();
     let column = if given { Some(data.columns.get(name)?) } else { None };
     let (sizes, chunks) = (ty.sizes(), ty.chunks(w.mesh()));
     let extents: Vec<_> = (0..ty.rank()).map(|d| ty.extent(w.mesh(), d, coords)).collect();

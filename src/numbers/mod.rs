@@ -12,7 +12,7 @@ use crate::plan_dir::Stored;
 use crate::report::bytes;
 use crate::search::price::flops;
 use shardc_ir::diag::{Diag, Result};
-use shardc_ir::documents::{Documents, PADDING, Places};
+use shardc_ir::documents::{Documents, PADDING, Places, histogram};
 use shardc_ir::func::{Fill, InputRow, Port, Role, RoleKind, StateInit, StateName, inputs};
 use shardc_ir::interp::{Precision, State, gather, run_step};
 use shardc_ir::loss_scale::LOSS_SCALE;
@@ -263,8 +263,18 @@ fn batch(s: &Stored, source: &Source, step: usize) -> Result<Batch> {
         let offset = |i: usize| places.offsets.get(i).copied().unwrap_or_else(|| in_row(i));
         Documents::scored(labels, offset, depths, o.microbatches())
     };
-    let depths = table.iter().find(|r| r.input.fill == Fill::Scored).map_or(0, |r| r.elements());
-    let scored = scored(depths);
+    let counts = |fill: Fill| table.iter().find(|r| r.input.fill == fill).map(|r| r.elements());
+    let classes = |n: usize| {
+        let name = table.iter().find(|r| r.input.fill == Fill::Labels).map(|r| &*r.name);
+        match name.and_then(|name| numbers.get(name)) {
+            Some(Numbers::I32(labels)) => histogram(labels, n, o.microbatches()),
+            _none => vec![0.0; n],
+        }
+    };
+    let histograms = table.iter().filter(|r| r.input.fill == Fill::Histogram);
+    let histograms: BTreeMap<_, _> =
+        histograms.map(|r| (r.name.to_string(), classes(r.elements()))).collect();
+    let scored = scored(counts(Fill::Scored).unwrap_or(0));
     let order: TokenOrder = o.tokens();
     let mut all = BTreeMap::new();
     for row in table {
@@ -282,6 +292,7 @@ fn batch(s: &Stored, source: &Source, step: usize) -> Result<Batch> {
             }
             Fill::Count => Tensor::new(&shape, vec![count]),
             Fill::Scored => Tensor::new(&shape, scored.clone()),
+            Fill::Histogram => Tensor::new(&shape, histograms[&*row.name].clone()),
             Fill::Run => {
                 let run = [o.seed as u32, (o.seed >> 32) as u32, step as u32];
                 Tensor::new(&shape, run.map(f64::from).to_vec())

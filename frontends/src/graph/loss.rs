@@ -32,8 +32,6 @@ pub(crate) struct Scores {
     pub each: Value,
     /// 1 of those that count, 0 of others.
     pub valid: Value,
-    /// How much each that counts counts.
-    pub weight: Value,
 }
 
 /// The losses of tokens: -log softmax(logits)[target]. logits [b, s, v], targets i32 [b, s], or of
@@ -87,8 +85,7 @@ pub(crate) fn scores(b: &mut Builder, logits: Value, targets: Value, how: &Scori
         let is = b.push("ignored", Sub::same(), &[from, above]);
         b.push("valid", Sub::same(), &[valid, is])
     });
-    let weight = weights.map_or(valid, |(_, own)| b.push("weight", Mul::same(), &[own, valid]));
-    Scores { each, valid, weight }
+    Scores { each, valid }
 }
 
 /// The sum of the losses of tokens that count, a scalar, normalised elsewhere.

@@ -246,7 +246,7 @@ impl Lower<'_> {
     }
 
     /// The argument of an input, made if it is new.
-    fn input_arg(&mut self, role: Role, ty: Type) -> Value {
+    pub(super) fn input_arg(&mut self, role: Role, ty: Type) -> Value {
         if let Some((_, v)) = self.inputs.iter().find(|i| i.0 == role) {
             return *v;
         }

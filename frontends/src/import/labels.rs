@@ -9,11 +9,12 @@ use super::room;
 use super::table::Arithmetic;
 use super::view::View;
 use crate::graph::loss::{self, Scoring};
-use shardc_ir::attr::RuleAttr;
+use shardc_ir::attr::{Broadcast, RuleAttr};
 use shardc_ir::builder::Builder;
 use shardc_ir::diag::Result;
-use shardc_ir::func::Value;
-use shardc_ir::ops::{Div, Mul, Op, ReduceSum};
+use shardc_ir::func::{Fill, Input, Reads, Role, RoleKind, Value};
+use shardc_ir::ops::{Div, Dot, Literal, Mul, Op, ReduceSum};
+use shardc_ir::types::Type;
 
 /// What was done to the labels.
 #[derive(Clone, PartialEq, Debug)]
@@ -151,22 +152,19 @@ impl Lower<'_> {
         let how = self.scoring(n, sizes[own.len()])?;
         let targets = self.targets(matches!(labels.state, State::Moved | State::Tail), logits);
         let mut b = Builder::new(&self.mesh, &mut self.draft);
-        let s = loss::scores(&mut b, logits, targets, &how);
+        let mut s = loss::scores(&mut b, logits, targets, &how);
         let reduction = self.reduction(n)?;
+        let weighs = reduction == losses::MEAN && how.divides();
+        let histogram = weighs.then(|| self.histogram(sizes[own.len()]));
         let mut b = Builder::new(&self.mesh, &mut self.draft);
         b.enter("loss");
         let t = &"bs"[..own.len()];
+        if let Some(histogram) = histogram {
+            s.each = over_weights(&mut b, &how, histogram, s.each, t);
+        }
         let made = match reduction {
             losses::NONE => b.push("each", Mul::same(), &[s.each, s.valid]),
             _total => loss::sum_of(&mut b, &s),
-        };
-        let ratio = reduction == losses::MEAN && how.divides();
-        let made = if ratio {
-            let over = ReduceSum { rule: RuleAttr::new(&format!("{t}->"), &[own.len()]) };
-            let count = b.push("labels", over, &[s.weight]);
-            b.push("mean", Div::same(), &[made, count])
-        } else {
-            made
         };
         self.makers = self.draft.makers();
         self.logits = self.logits.or(Some(logits));
@@ -179,11 +177,10 @@ impl Lower<'_> {
                 let each = View::plain(made, own);
                 Val::Data(self.reshaped(n, &each, &labels.shape)?)
             }
-            losses::MEAN if !ratio => {
+            losses::MEAN => {
                 self.of_labels.insert(made);
                 Val::Mean(Mean { sum: made, targets, added: None })
             }
-            losses::MEAN => Val::Data(View::plain(made, &[])),
             _sum => Val::Data(View::plain(made, &[])),
         }])
     }
@@ -220,6 +217,13 @@ impl Lower<'_> {
         let each = self.sum_over(n, &each, &[class], false)?;
         let each = self.scaled(n, &each, -1.0)?;
         self.reduced_loss(n, &each)
+    }
+
+    /// The input of how many labels are each class.
+    fn histogram(&mut self, classes: usize) -> Value {
+        let own = Input { fill: Fill::Histogram, batch: false, seq: None, reads: Reads::Usual };
+        let role = Role::new(RoleKind::Input(own), format!("histogram.{classes}").as_str());
+        self.input_arg(role, Type::f32(&[classes]))
     }
 
     fn reduction(&self, n: &Node) -> Result<i64> {
@@ -266,4 +270,19 @@ impl Lower<'_> {
         let back = if v.shape.len() == 3 { v.transpose(1, 2) } else { v.clone() };
         Ok(self.ordered(n, &back)?.value)
     }
+}
+
+/// Losses of tokens times how many labels are not negative and over what those that count weigh together, in the whole
+/// step: a step divides their sum by the former.
+fn over_weights(b: &mut Builder, how: &Scoring, histogram: Value, each: Value, t: &str) -> Value {
+    let classes = b.ty(histogram).dims[0].size;
+    let own = |c: usize| how.weights.as_ref().map_or(1.0, |w| w[c]);
+    let weight = |c: usize| if how.ignored.is_some_and(|i| i as usize == c) { 0.0 } else { own(c) };
+    let weights = (0..classes).map(weight).collect();
+    let weights = b.push("weights", Literal { values: weights }, &[]);
+    let all = b.push("labels", ReduceSum { rule: RuleAttr::new("v->", &[1]) }, &[histogram]);
+    let weighed = b.push("weighed", Dot::by("v,v->", &[1, 1]), &[histogram, weights]);
+    let by = b.push("by", Div::same(), &[all, weighed]);
+    let rule = Broadcast::new(&format!("{t},->{t}"), &[t.len(), 0]);
+    b.push("nll", Mul { rule }, &[each, by])
 }

@@ -26,6 +26,8 @@ pub enum Fill {
     /// else their row: 1, 2 and so on of them, f32; those of the step over its microbatches, one at least in a
     /// step.
     Scored,
+    /// How many labels of a microbatch are each class, f32: those of the step over its microbatches.
+    Histogram,
     /// The number of each token in the batch.
     Places,
     /// The seed in two halves, and the step: what draws depend on.
@@ -39,7 +41,7 @@ pub enum Fill {
 }
 
 impl Fill {
-    pub const ALL: [Fill; 12] = [
+    pub const ALL: [Fill; 13] = [
         Fill::Tokens,
         Fill::Labels,
         Fill::Positions,
@@ -47,6 +49,7 @@ impl Fill {
         Fill::Segments,
         Fill::Count,
         Fill::Scored,
+        Fill::Histogram,
         Fill::Places,
         Fill::Run,
         Fill::Mask,
@@ -64,6 +67,7 @@ impl Fill {
             Fill::Segments => "segments",
             Fill::Count => "count",
             Fill::Scored => "scored",
+            Fill::Histogram => "histogram",
             Fill::Places => "places",
             Fill::Run => "run",
             Fill::Mask => "mask",
@@ -75,6 +79,11 @@ impl Fill {
     /// True for what is made of tokens, as documents lie in them.
     pub fn is_of_documents(self) -> bool {
         matches!(self, Fill::Offsets | Fill::Segments | Fill::Count)
+    }
+
+    /// True for what is counted of labels.
+    pub fn is_of_labels(self) -> bool {
+        matches!(self, Fill::Scored | Fill::Histogram)
     }
 
     /// True for what the data of a step say: the others follow from the step.

@@ -54,7 +54,9 @@ impl Inputs {
                 Tensor::from_fn(&all, |i| [0, 1, -1i64 as u64][(i[0] + token(i)) % 3])
             }
             Fill::Count => Tensor::from_fn(&all, |_| oracle(seed, &[])),
-            Fill::Scored => Tensor::from_fn(&all, |i| oracle(seed, &[i[0] as u64])),
+            Fill::Scored | Fill::Histogram => {
+                Tensor::from_fn(&all, |i| oracle(seed, &[i[0] as u64]))
+            }
             // Of any two neighbours one is a token, and the first is.
             Fill::Mask => {
                 Tensor::from_fn(&all, |i| u64::from(token(i) == 0 || (i[0] + token(i)) % 3 != 0))

@@ -135,13 +135,20 @@ class Inputs:
                 self._columns[named[fill]] = x
 
     def _scored(self) -> None:
-        """How many labels are scored that have 1, 2, … tokens before them, of a microbatch in the mean."""
+        """How many labels are scored that have 1, 2, … tokens before them, and are of each class, of a microbatch in the mean."""
         named = {row["fill"]: name for name, row in self.table.items()}
-        if "scored" not in named or "labels" not in named:
+        if "labels" not in named or not {"scored", "histogram"} & named.keys():
             return
-        labels, name = self._columns[named["labels"]], named["scored"]
+        labels = self._columns[named["labels"]]
         if labels.shape[0] != self.settings["global_batch"]:
             raise wrong("labels that are scored are counted over the batch", "give all of its rows")
+        for name, row in self.table.items():
+            if row["fill"] == "histogram":
+                counts = torch.bincount(labels[labels >= 0].flatten(), minlength=row["sizes"][0])
+                self._columns[name] = counts.float() / self.settings["microbatches"]
+        if "scored" not in named:
+            return
+        name = named["scored"]
         documents = self.settings.get("documents") and self._columns.get(named.get("offsets", ""))
         before = torch.arange(labels.shape[1]).expand_as(labels) if documents is None else documents
         depths = self.table[name]["sizes"][0]

@@ -9,19 +9,20 @@ use serde_json::Value as Json;
 use shardc_testing::taken;
 
 /// Losses of labels, exact over microbatches, and those of one microbatch only.
-const OF_LABELS: [&str; 8] =
-    ["ignore_last", "smooth", "none", "quarter", "with_more", "twice", "over_rows", "more"];
-const OF_ONE: [&str; 9] = [
+const OF_LABELS: [&str; 11] = [
+    "ignore_last",
+    "smooth",
+    "none",
+    "quarter",
+    "with_more",
+    "twice",
+    "over_rows",
+    "more",
     "ignore_first",
     "weights",
     "weights_smooth",
-    "sum",
-    "exp",
-    "none_sum",
-    "squares",
-    "by_rows",
-    "squares_by_rows",
 ];
+const OF_ONE: [&str; 6] = ["sum", "exp", "none_sum", "squares", "by_rows", "squares_by_rows"];
 /// Losses of floats; sums are of one microbatch only.
 const OF_FLOATS: [&str; 14] = [
     "bce",

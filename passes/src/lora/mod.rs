@@ -124,8 +124,8 @@ pub struct Place {
     pub adapter: Option<(f64, [String; 2])>,
 }
 
-/// All products of a model with their adapters.
-pub fn places(source: &Source) -> Vec<Place> {
+/// All products of a model with their adapters, which are those that were asked for.
+pub fn places(source: &Source, l: &Lora) -> Vec<Place> {
     let (f, weights) = (&source.module.funcs[0], &source.weights);
     let made = there(&f.nodes, f, weights);
     let one = |x: Linear| {
@@ -138,7 +138,7 @@ pub fn places(source: &Source) -> Vec<Place> {
         };
         let adapter = made
             .get(&second)
-            .and_then(|known| Some((known.scale, [param(&first, "")?, param(&second, slice)?])));
+            .and_then(|_| Some((l.scale(&x.module), [param(&first, "")?, param(&second, slice)?])));
         Place { module: x.module, param: w.param.clone(), turned: x.out > x.input, adapter }
     };
     linears(f, weights).into_iter().map(one).collect()
@@ -207,22 +207,23 @@ pub(crate) fn tokens(
 /// An adapter that a model has already.
 struct Known {
     rank: usize,
-    /// What its branch is times, if nothing else is done to it.
-    scale: f64,
+    /// What reads its branch: the factor, or the sum.
+    next: Op,
 }
 
 impl Known {
     fn agrees(&self, rank: usize, scale: f64, module: &str) -> Result<()> {
-        if (self.rank, self.scale) == (rank, scale) {
+        let next = match scale {
+            1.0 => Op::from(Add::same()),
+            by => Op::from(Scale { by }),
+        };
+        if self.rank == rank && self.next == next {
             return Ok(());
         }
-        let what = format!(
-            "{module} has an adapter of r={} already, whose branch is times {}",
-            self.rank, self.scale
-        );
+        let what = format!("{module} has an adapter of r={} already", self.rank);
         Err(Diag::new("lora-target", what)
             .at("--lora")
-            .why(format!("here r={rank}, and the branch is times {scale}"))
+            .why(format!("here r={rank}, and its branch is times {scale}"))
             .help("give the values that the model was written with, or compile the base model"))
     }
 }
@@ -233,12 +234,8 @@ fn there(nodes: &[Node], f: &Func, weights: &[Weight]) -> BTreeMap<String, Known
     let all = params.zip(weights).filter(|(_, w)| w.is_adapter() && w.init == Init::Zeros);
     let known = all.filter_map(|(v, w)| {
         let branch = nodes.iter().find(|n| n.ins.last() == Some(&v))?.outs[0];
-        let by = nodes.iter().find(|n| n.ins.first() == Some(&branch))?;
-        let scale = match &by.op {
-            Op::Scale(s) => s.by,
-            _sum => 1.0,
-        };
-        Some((w.tensor.clone(), Known { rank: *w.shape.last()?, scale }))
+        let next = nodes.iter().find(|n| n.ins.contains(&branch))?.op.clone();
+        Some((w.tensor.clone(), Known { rank: *w.shape.last()?, next }))
     });
     known.collect()
 }

@@ -37,8 +37,8 @@ struct New {
 
 struct Adapt<'a> {
     l: &'a Lora,
-    /// By the tensor of a base weight: A, and by what it reads the product with it.
-    first: BTreeMap<String, Value>,
+    /// Parameters of adapters by name; by the name of A and what it reads the product with it.
+    made: BTreeMap<String, Value>,
     low: BTreeMap<(String, Value), Value>,
     /// By base weight: what follows it among the parameters.
     new: BTreeMap<Value, Vec<New>>,
@@ -70,7 +70,7 @@ pub fn adapt(source: &mut Source, l: &Lora) -> Result<()> {
     let (f, weights) = (&mut source.module.funcs[0], &source.weights);
     let drawn = if l.dropout > 0.0 { Some(drawn(f)?) } else { None };
     let mut a =
-        Adapt { l, first: BTreeMap::new(), low: BTreeMap::new(), new: BTreeMap::new(), drawn };
+        Adapt { l, made: BTreeMap::new(), low: BTreeMap::new(), new: BTreeMap::new(), drawn };
     let mut now: BTreeMap<Value, Value> = BTreeMap::new();
     let nodes = std::mem::take(&mut f.nodes);
     let made = there(&nodes, f, weights);
@@ -281,14 +281,14 @@ impl Adapt<'_> {
         let [out, input] = x.sides(w);
         let stack: Vec<usize> = w.experts.into_iter().collect();
         let of = |dims: &[usize]| [&stack[..], dims].concat();
-        let a = match self.first.get(&first) {
+        let a = match self.made.get(&first) {
             Some(&a) => a,
             None => {
                 let mut weight = adapter(w, first.clone(), of(&[r, input]), x);
                 weight.init = Init::Uniform(1.0 / (input as f64).sqrt());
                 weight.tp_dim = w.tp_dim.filter(|&d| d == x.input).map(|_| stack.len() + 1);
                 let a = self.param(b, "lora_A", base, weight);
-                self.first.insert(first.clone(), a);
+                self.made.insert(first.clone(), a);
                 a
             }
         };
@@ -301,7 +301,16 @@ impl Adapt<'_> {
             let slice = w.param.strip_prefix(&*w.tensor).unwrap_or(".part");
             weight.param = format!("{second}{slice}");
         }
-        let second = self.param(b, "lora_B", base, weight);
+        // A weight that two products take has one adapter.
+        let second = match self.made.get(&weight.param) {
+            Some(&known) => known,
+            None => {
+                let name = weight.param.clone();
+                let made = self.param(b, "lora_B", base, weight);
+                self.made.insert(name, made);
+                made
+            }
+        };
         let [down, up] = products(op, x, b, ins);
         let low = match self.low.get(&(first.clone(), from)) {
             Some(&low) => low,

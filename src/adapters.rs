@@ -58,7 +58,7 @@ pub fn saving(s: &Stored, how: Saving) -> Result<Saving> {
             "name all tensors of its module, or save checkpoints with --save-every N",
         );
     };
-    let places = lora::places(&model_of(s)?);
+    let places = lora::places(&model_of(s)?, l);
     let config = AdapterConfig {
         r: l.r,
         alpha: l.alpha,
@@ -121,7 +121,10 @@ impl<'a> Merge<'a> {
         let c = c.called_as(&s.plan.weights);
         let own = s.plan.weights.iter().filter(|w| !w.is_adapter()).cloned();
         c.check(&own.collect::<Vec<Weight>>())?;
-        let places = lora::places(&model_of(s)?);
+        let places = match &s.options.lora {
+            Some(l) => lora::places(&model_of(s)?, l),
+            None => vec![],
+        };
         let by_param = places.into_iter().filter(|p| p.adapter.is_some());
         let by_param = by_param.map(|p| (p.param.clone(), p)).collect();
         Ok(Merge { base: c, weights: &s.plan.weights, by_param })

@@ -253,6 +253,11 @@ fn plans_with_adapters_are_proved() {
             &[&["compile", base, "-o", &out, "--seq", "16", "--prove", "yes"], flags, l].concat()
         );
     }
+    // Archives name modules as they like; a weight that two products take has one adapter.
+    for archive in ["classes", "bert", "gpt2_whole"] {
+        let file = format!("{FIXTURES}/../imports/{archive}.pt2");
+        lab.ok(&["compile", &file, "-o", archive, "--lora", "r=1", "--prove", "yes"]);
+    }
 }
 
 /// Adapters of experts, which one rank has, on ranks that split them: the same numbers.

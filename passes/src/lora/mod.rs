@@ -37,8 +37,8 @@ struct New {
 
 struct Adapt<'a> {
     l: &'a Lora,
-    /// By the tensor of a base weight: A, and by what it reads the product with it.
-    first: BTreeMap<String, Value>,
+    /// Parameters of adapters by name; by the name of A and what it reads the product with it.
+    made: BTreeMap<String, Value>,
     low: BTreeMap<(String, Value), Value>,
     /// By base weight: what follows it among the parameters.
     new: BTreeMap<Value, Vec<New>>,
@@ -70,7 +70,7 @@ pub fn adapt(source: &mut Source, l: &Lora) -> Result<()> {
     let (f, weights) = (&mut source.module.funcs[0], &source.weights);
     let drawn = if l.dropout > 0.0 { Some(drawn(f)?) } else { None };
     let mut a =
-        Adapt { l, first: BTreeMap::new(), low: BTreeMap::new(), new: BTreeMap::new(), drawn };
+        Adapt { l, made: BTreeMap::new(), low: BTreeMap::new(), new: BTreeMap::new(), drawn };
     let mut now: BTreeMap<Value, Value> = BTreeMap::new();
     let nodes = std::mem::take(&mut f.nodes);
     let made = there(&nodes, f, weights);
@@ -124,8 +124,8 @@ pub struct Place {
     pub adapter: Option<(f64, [String; 2])>,
 }
 
-/// All products of a model with their adapters.
-pub fn places(source: &Source) -> Vec<Place> {
+/// All products of a model with their adapters, which are those that were asked for.
+pub fn places(source: &Source, l: &Lora) -> Vec<Place> {
     let (f, weights) = (&source.module.funcs[0], &source.weights);
     let made = there(&f.nodes, f, weights);
     let one = |x: Linear| {
@@ -138,7 +138,7 @@ pub fn places(source: &Source) -> Vec<Place> {
         };
         let adapter = made
             .get(&second)
-            .and_then(|known| Some((known.scale, [param(&first, "")?, param(&second, slice)?])));
+            .and_then(|_| Some((l.scale(&x.module), [param(&first, "")?, param(&second, slice)?])));
         Place { module: x.module, param: w.param.clone(), turned: x.out > x.input, adapter }
     };
     linears(f, weights).into_iter().map(one).collect()
@@ -207,22 +207,23 @@ pub(crate) fn tokens(
 /// An adapter that a model has already.
 struct Known {
     rank: usize,
-    /// What its branch is times, if nothing else is done to it.
-    scale: f64,
+    /// What reads its branch: the factor, or the sum.
+    next: Op,
 }
 
 impl Known {
     fn agrees(&self, rank: usize, scale: f64, module: &str) -> Result<()> {
-        if (self.rank, self.scale) == (rank, scale) {
+        let next = match scale {
+            1.0 => Op::from(Add::same()),
+            by => Op::from(Scale { by }),
+        };
+        if self.rank == rank && self.next == next {
             return Ok(());
         }
-        let what = format!(
-            "{module} has an adapter of r={} already, whose branch is times {}",
-            self.rank, self.scale
-        );
+        let what = format!("{module} has an adapter of r={} already", self.rank);
         Err(Diag::new("lora-target", what)
             .at("--lora")
-            .why(format!("here r={rank}, and the branch is times {scale}"))
+            .why(format!("here r={rank}, and its branch is times {scale}"))
             .help("give the values that the model was written with, or compile the base model"))
     }
 }
@@ -233,12 +234,8 @@ fn there(nodes: &[Node], f: &Func, weights: &[Weight]) -> BTreeMap<String, Known
     let all = params.zip(weights).filter(|(_, w)| w.is_adapter() && w.init == Init::Zeros);
     let known = all.filter_map(|(v, w)| {
         let branch = nodes.iter().find(|n| n.ins.last() == Some(&v))?.outs[0];
-        let by = nodes.iter().find(|n| n.ins.first() == Some(&branch))?;
-        let scale = match &by.op {
-            Op::Scale(s) => s.by,
-            _sum => 1.0,
-        };
-        Some((w.tensor.clone(), Known { rank: *w.shape.last()?, scale }))
+        let next = nodes.iter().find(|n| n.ins.contains(&branch))?.op.clone();
+        Some((w.tensor.clone(), Known { rank: *w.shape.last()?, next }))
     });
     known.collect()
 }
@@ -284,14 +281,14 @@ impl Adapt<'_> {
         let [out, input] = x.sides(w);
         let stack: Vec<usize> = w.experts.into_iter().collect();
         let of = |dims: &[usize]| [&stack[..], dims].concat();
-        let a = match self.first.get(&first) {
+        let a = match self.made.get(&first) {
             Some(&a) => a,
             None => {
                 let mut weight = adapter(w, first.clone(), of(&[r, input]));
                 weight.init = Init::Uniform(1.0 / (input as f64).sqrt());
                 weight.tp_dim = w.tp_dim.filter(|&d| d == x.input).map(|_| stack.len() + 1);
                 let a = self.param(b, "lora_A", base, weight);
-                self.first.insert(first.clone(), a);
+                self.made.insert(first.clone(), a);
                 a
             }
         };
@@ -304,7 +301,16 @@ impl Adapt<'_> {
             let slice = w.param.strip_prefix(&*w.tensor).unwrap_or(".part");
             weight.param = format!("{second}{slice}");
         }
-        let second = self.param(b, "lora_B", base, weight);
+        // A weight that two products take has one adapter.
+        let second = match self.made.get(&weight.param) {
+            Some(&known) => known,
+            None => {
+                let name = weight.param.clone();
+                let made = self.param(b, "lora_B", base, weight);
+                self.made.insert(name, made);
+                made
+            }
+        };
         let [down, up] = products(op, x, b, ins);
         let low = match self.low.get(&(first.clone(), from)) {
             Some(&low) => low,

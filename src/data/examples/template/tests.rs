@@ -30,6 +30,10 @@ fn cases() -> (Json, impl Fn(&str) -> String) {
 /// template says besides.
 #[test]
 fn prefixes_find_what_tags_mark() {
+    if std::env::var_os("SHARDC_CHATS").is_some() {
+        // Which of other templates mark otherwise is not known.
+        return;
+    }
     let (cases, source) = cases();
     let specials: Vec<String> = [
         "<|im_end|>",

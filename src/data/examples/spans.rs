@@ -90,7 +90,9 @@ impl Marker<'_> {
                 let text = format!("{prompt}{completion}");
                 let scored = match on {
                     Some(LossOn::All) => Scored::All,
-                    _completion => Scored::Prefixes([prompt.len()..text.len()].into()),
+                    _completion => {
+                        Scored::Prefixes(std::iter::once(prompt.len()..text.len()).collect())
+                    }
                 };
                 Ok(one(text, scored))
             }

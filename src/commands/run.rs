@@ -4,6 +4,7 @@ mod dump;
 mod evaluation;
 mod events;
 mod feed;
+mod input;
 mod keep;
 mod metrics;
 mod settings;
@@ -15,17 +16,15 @@ mod words;
 use super::saving::{CHECKPOINTS, HowToSave, apart, place_of};
 use crate::checkpoint::{self, LeftOut};
 use crate::cluster::{self, Connections, Job, Transport};
-use crate::data::{Reading, Source, are_examples, is_text};
+use crate::data::{Reading, are_examples, is_text};
 use crate::hub;
 use crate::plan_dir;
 use crate::proof::Outcome;
 use crate::signals;
-use crate::terminal::{note, warn};
+use crate::terminal::note;
 use clap::builder::{PossibleValuesParser, RangedU64ValueParser, TypedValueParser};
 use dump::observed;
 pub use dump::parameter;
-use evaluation::Evaluation;
-use feed::Feed;
 use keep::Keeper;
 use metrics::Metrics;
 pub use settings::Given;
@@ -33,7 +32,6 @@ use shardc_frontends::DUMP;
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::files;
 use shardc_ir::func::inputs;
-use shardc_ir::plan::Mode;
 pub use start::{Start, session};
 use start::{launch, resume};
 use std::panic::AssertUnwindSafe;
@@ -394,68 +392,10 @@ fn run_in(dir: &Path, how: &Run, job: Option<&Job>, as_json: bool) -> Result<i32
     if how.data_restart {
         run.rows = 0;
     }
-    let reading = how.reading.dated(run.recipe.as_ref().map(|r| r.date));
     let keeper = keeps.map(|to| Keeper::open(dir, to, how, (stored, &left), done));
     let keeper = keeper.transpose()?;
     let table = inputs(&plan.module);
-    let source = |flag| Source {
-        flag,
-        tokenizer: how.tokenizer.as_deref(),
-        folders: how
-            .weights
-            .iter()
-            .cloned()
-            .chain(stored.origin.iter().map(PathBuf::from))
-            .collect(),
-        settings: s,
-        reading: &reading,
-    };
-    if how.eval_only && s.mode == Mode::Infer {
-        return Err(Diag::new("no-evaluation", "the plan was compiled without a loss")
-            .at("--eval-only")
-            .help("compile it with --mode train"));
-    }
-    let feed = Feed::open(how, &source("--data"), &table, run.picks(done))?;
-    let steps = match (how.epochs, how.eval_only) {
-        (_, true) => done,
-        (None, _) => how.steps.unwrap_or(if s.mode == Mode::Infer { 1 } else { 10 }),
-        (Some(n), _) => {
-            let left = feed.rows(&table, n)?.saturating_sub(run.rows);
-            done + usize::try_from(left.div_ceil(s.global_batch as u64)).unwrap_or(usize::MAX)
-        }
-    };
-    if how.epochs.is_some() {
-        run.lr = how.given.over(run.lr, steps)?;
-    }
-    if leads {
-        words::random(stored, &start, (&feed, steps > done), &table).iter().for_each(note);
-    }
-    if let Some(job) = job {
-        job.same("flags", &how.of_all(steps))?;
-        job.same("the data", &feed.mark())?;
-    }
-    let other = run.takes(&feed, &start, how.data_restart)?;
-    if leads {
-        warn(&other.into_iter().map(settings::otherwise).collect::<Vec<_>>());
-    }
-    if leads && how.data.as_deref().is_some_and(is_text) {
-        note(format!("text {}", feed.mark()));
-    }
-    if leads {
-        feed.told(s, &table)?.iter().for_each(note);
-    }
-    let open = |d| {
-        let data = source("--eval-data").open(d)?;
-        data.fit(&table, s)?;
-        Evaluation::open(data, &table, s, how.eval_only)
-    };
-    let eval = how.eval_data.as_deref().map(open).transpose()?;
-    let of_steps = || feed.made_labels(&table).filter(|_| steps > done);
-    let made = of_steps().or_else(|| eval.as_ref()?.data().made_labels(&table)).filter(|_| leads);
-    made.map(words::made_labels).iter().for_each(note);
-    if let (Some(job), Some(d)) = (job, &eval) {
-        job.same("the evaluation data", &d.mark())?;
-    }
+    let (feed, eval, steps) = input::opened(how, stored, (&mut run, &start, done), &table, job)?;
     let mut session = launch(plan, &start, how, job, Some(dir))?;
     if let Start::Resumed(s, _) = &start {
         session.go_on(s.scale);

@@ -55,6 +55,7 @@ pub fn documents(files: Vec<(PathBuf, Vec<u8>)>) -> Result<Vec<(PathBuf, Vec<u8>
                     .at(&place)
                     .rule("a line of a .jsonl file is a document: {\"text\": \"…\"}")
                     .help("write the text of each document as `text`, or one file per document as .txt")
+                    .help(format!("chats, and prompts with completions: --data {}", path.display()))
             })?;
             out.push((PathBuf::from(place), text.into_bytes()));
         }

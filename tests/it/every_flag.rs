@@ -12,7 +12,7 @@ use std::collections::BTreeSet;
 type Row = (&'static str, &'static str);
 
 /// At least one row of each flag. With several microbatches, so that accumulation is seen.
-const ROWS: [Row; 85] = [
+const ROWS: [Row; 86] = [
     ("dp=2,tp=2", "--mesh"),
     ("dp=auto", "--gpus 2"),
     ("dp=2,tp=2", "--order dp-tp"),
@@ -54,6 +54,7 @@ const ROWS: [Row; 85] = [
     ("dp=2", "--fuse rows"),
     ("dp=2", "--fuse no"),
     ("dp=2", "--dropout 0.1"),
+    ("dp=2", "--documents rows"),
     ("dp=2", "--documents eod=2"),
     ("dp=2", "--documents eod=2,pad=0"),
     ("dp=2", "--recompute none"),

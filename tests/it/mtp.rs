@@ -55,7 +55,7 @@ fn every_mesh() {
 /// A label counts if its document has the tokens before it that its prediction starts from.
 #[test]
 fn documents() {
-    let packed = Some(Documents { end: 2, padding: None });
+    let packed = Some(Documents::ends(2, None));
     for (_, o) in meshes().into_iter().enumerate().filter(|(m, _)| taken(*m, 3)) {
         trains("deepseek_v3_mtp_packed", &with(Options { documents: packed, ..o }));
     }

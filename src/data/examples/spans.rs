@@ -90,7 +90,9 @@ impl Marker<'_> {
                 let text = format!("{prompt}{completion}");
                 let scored = match on {
                     Some(LossOn::All) => Scored::All,
-                    _completion => Scored::Prefixes(vec![prompt.len()..text.len()]),
+                    _completion => {
+                        Scored::Prefixes(std::iter::once(prompt.len()..text.len()).collect())
+                    }
                 };
                 Ok(one(text, scored))
             }
@@ -135,7 +137,7 @@ impl Marker<'_> {
         };
         let scores = |i: &usize| *i >= first && Chat::scores(&c.messages[*i]);
         if t.tags {
-            let spans = match turns.iter().all(|i| scores(i)) {
+            let spans = match turns.iter().all(scores) {
                 true => full.spans,
                 false if full.spans.len() == turns.len() => {
                     let both = full.spans.into_iter().zip(&turns);

@@ -87,7 +87,9 @@ impl Template {
             date.strftime(&f).map_err(|e| Error::new(ErrorKind::InvalidOperation, e))
         });
         let (marked, tags) = marked(source)?;
-        env.add_template_owned("chat", marked).map_err(|e| said(&e))?;
+        // What is known of constants is computed at once.
+        let work = || env.add_template_owned("chat", marked).map_err(|e| said(&e));
+        timed(|| Memory::within(MEMORY, work))?;
         let hash = blake3::hash(source.as_bytes()).to_hex().to_string();
         Ok(Template { env, tags, hash, globals })
     }

@@ -24,6 +24,9 @@ fn broken_files_are_read_or_refused() {
         let draw = |i: u64, n: usize| (s.uniform(i) * n as f64) as usize;
         let mut bytes = seeds[draw(0, 4)].repeat(1 + draw(1, 3)).into_bytes();
         for k in 0..draw(2, 4) as u64 {
+            if bytes.is_empty() {
+                break;
+            }
             let (at, len) = (draw(3 + 4 * k, bytes.len()), draw(4 + 4 * k, 9));
             let part: Vec<u8> = bytes[at..bytes.len().min(at + len)].to_vec();
             match draw(5 + 4 * k, 4) {

@@ -115,7 +115,7 @@ const VALUES: &[(&str, &[&str])] = &[
     ("grad-dtype", &["f32", "bf16", "f16"]),
     ("fuse", &["yes", "rows", "no"]),
     ("dropout", &["config", "0.5"]),
-    ("documents", &["eod=1", "eod=1,pad=0"]),
+    ("documents", &["rows", "eod=1", "eod=1,pad=0"]),
     ("transport", &["threads", "mpi", "nccl"]),
     ("optimizer", &["adamw", "sgd"]),
     ("lr-schedule", &["constant", "warmup-cosine"]),

@@ -30,6 +30,10 @@ fn cases() -> (Json, impl Fn(&str) -> String) {
 /// template says besides.
 #[test]
 fn prefixes_find_what_tags_mark() {
+    if std::env::var_os("SHARDC_CHATS").is_some() {
+        // Which of other templates mark otherwise is not known.
+        return;
+    }
     let (cases, source) = cases();
     let specials: Vec<String> = [
         "<|im_end|>",
@@ -100,10 +104,8 @@ fn prefixes_find_what_tags_mark() {
     }
     // Templates that leave out of earlier turns what was thought, or end what is a whole chat with a token more.
     println!("{same} the same; {}", none.join(", "));
-    if std::env::var_os("SHARDC_CHATS").is_none() {
-        assert!(same > 60 && none.iter().all(|n| n.ends_with("chat-mask")), "{same} {none:?}");
-        assert!(none.contains(&"phi3 two: chat-mask".to_string()), "{none:?}");
-    }
+    assert!(same > 60 && none.iter().all(|n| n.ends_with("chat-mask")), "{same} {none:?}");
+    assert!(none.contains(&"phi3 two: chat-mask".to_string()), "{none:?}");
 }
 
 /// What comes of a case.

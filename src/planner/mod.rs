@@ -266,7 +266,7 @@ fn order(fits: &mut [Compiled]) {
 /// and there is one for every [`MOST_OF_A_ROW`] ranks, as layouts can share a sequence among so many.
 pub fn about_a_million(seq: usize, gpus: usize) -> usize {
     let odd = gpus >> gpus.trailing_zeros();
-    let wanted = (TOKENS / seq).max(gpus / MOST_OF_A_ROW).max(1);
+    let wanted = (TOKENS / seq.max(1)).max(gpus / MOST_OF_A_ROW).max(1);
     let below = odd << (wanted / odd).max(1).ilog2();
     // The nearer one, by ratio.
     if wanted * wanted > 2 * below * below { 2 * below } else { below }

@@ -263,7 +263,7 @@ fn order(fits: &mut [Compiled]) {
 }
 
 /// Sequences of about a million tokens on so many ranks: what is odd of the ranks divides them, as ranks of dp have to,
-/// and there is one for every [`MOST_OF_A_ROW`] ranks, as layouts can share a sequence among so many.
+/// and there is one for every 64 ranks at least, as layouts can share a sequence among so many.
 pub fn about_a_million(seq: usize, gpus: usize) -> usize {
     let odd = gpus >> gpus.trailing_zeros();
     let wanted = (TOKENS / seq.max(1)).max(gpus / MOST_OF_A_ROW).max(1);

@@ -3,9 +3,10 @@
 //! What is inside of stages, and what the ranks of a pipeline take, is priced once for all layouts that have it. How
 //! long a schedule's ranks wait and what they keep is looked at where a layout's turn comes.
 
-use super::memory::{self, Kept, Order};
+use super::memory::{self, Kept, Order, Trains};
 use super::space::{Candidate, Inside};
 use super::what_if::Ifs;
+use crate::Input;
 use crate::machine::{precision, sizes};
 use shardc_cost::device::Device;
 use shardc_cost::layer::Question;
@@ -15,9 +16,11 @@ use shardc_cost::step::{Closed, Cut, CutKey, Pieces, Ranks};
 use shardc_frontends::Facts;
 use shardc_ir::diag::Result;
 use shardc_ir::maps::HashMap;
-use shardc_ir::plan::TokenOrder;
+use shardc_ir::plan::{Mode, TokenOrder};
 use shardc_ir::schedule::{Schedule, Times, replay};
-use shardc_passes::options::{Buffers, Options};
+use shardc_ir::weights::Weight;
+use shardc_passes::globs;
+use shardc_passes::options::{Buffers, Optimizer, Options};
 use shardc_passes::schedule::{Named, make};
 use shardc_passes::threads;
 use std::hash::Hash;
@@ -57,10 +60,11 @@ pub(super) struct Form {
     /// How large the buffers of experts are, and bytes of a gradient.
     moe: Buffers,
     gradient: f64,
+    trains: Trains,
 }
 
 impl Form {
-    pub fn of(f: &Facts, config: &serde_json::Value, o: &Options, ifs: Ifs) -> Form {
+    pub fn of(f: &Facts, input: &Input, o: &Options, ifs: Ifs) -> Result<Form> {
         // Gathers of parameters begin where they are used, and transfers where they are taken.
         let overlap = Overlap { tp_backward: true, whole_sends: true, ..Overlap::default() };
         let plain = Job {
@@ -74,7 +78,8 @@ impl Form {
         let zigzag = Options { mesh: vec![("cp".into(), 2)], ..o.clone() }.tokens();
         stack.even |= zigzag != TokenOrder::Contiguous;
         let gradient = o.grad_dtype.bytes() as f64;
-        Form { sizes: sizes(f, config), plain, job, stack, ifs, moe: o.moe, gradient }
+        let (sizes, trains) = (sizes(f, &input.config), trains(&input.source.weights, o)?);
+        Ok(Form { sizes, plain, job, stack, ifs, moe: o.moe, gradient, trains })
     }
 
     pub fn question<'a>(&'a self, device: &'a Device, c: &'a Candidate) -> Question<'a> {
@@ -83,8 +88,27 @@ impl Form {
     }
 
     fn memory(&self) -> memory::Form<'_> {
-        memory::Form::new(&self.sizes, &self.plain, &self.ifs, (self.moe, self.gradient))
+        memory::Form::new(
+            &self.sizes,
+            &self.plain,
+            &self.ifs,
+            (self.moe, self.gradient, self.trains),
+        )
     }
+}
+
+/// What a compilation trains of a model.
+///
+/// # Errors
+/// Those of the globs of its options.
+fn trains(weights: &[Weight], o: &Options) -> Result<Trains> {
+    let frozen = globs::frozen(weights, o)?;
+    let elements = |w: &Weight| w.shape.iter().product::<usize>() as f64;
+    let all: f64 = weights.iter().map(elements).sum();
+    let own: f64 = weights.iter().filter(|w| !frozen.contains(&w.param)).map(elements).sum();
+    let share = if o.mode == Mode::Train { own / all.max(1.0) } else { 0.0 };
+    let moments = matches!(o.optimizer, Optimizer::AdamW { .. }) && o.optim.is_empty();
+    Ok(Trains { share, moments })
 }
 
 /// What the ranks of a pipeline take depends on: what is inside of stages, ranks, stages per rank, schedule. The

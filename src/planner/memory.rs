@@ -65,9 +65,24 @@ pub struct Form<'a> {
     moe: Buffers,
     /// Bytes of a gradient.
     gradient: f64,
+    trains: Trains,
     /// Parameters of a layer with dense MLP and of one with experts, without those of experts; of experts; of the
     /// embedding.
     params: [f64; 4],
+}
+
+/// What of a model has gradients and an optimizer's state.
+#[derive(Clone, Copy)]
+pub struct Trains {
+    /// The share of its parameters.
+    pub share: f64,
+    /// They have AdamW's moments: other rules keep less, some of them nothing.
+    pub moments: bool,
+}
+
+impl Trains {
+    /// All of it, by AdamW.
+    pub const ALL: Trains = Trains { share: 1.0, moments: true };
 }
 
 /// Bytes for each microbatch and layer.
@@ -81,16 +96,16 @@ struct Layer {
 }
 
 impl<'a> Form<'a> {
-    /// Of a model, a job, what no plan has, and how large buffers of experts and gradients are.
+    /// Of a model, a job, what no plan has, how large buffers of experts and gradients are, and what is trained.
     pub fn new(
         sizes: &'a Sizes,
         job: &'a Job,
         ifs: &'a Ifs,
-        (moe, gradient): (Buffers, f64),
+        (moe, gradient, trains): (Buffers, f64, Trains),
     ) -> Form<'a> {
         let [dense, with] = [true, false].map(|dense| sizes.layer_params(dense));
         let params = [dense, with, sizes.expert_params(), sizes.embedding_params()];
-        Form { sizes, job, ifs, moe, gradient, params }
+        Form { sizes, job, ifs, moe, gradient, trains, params }
     }
 
     /// Bytes of what a rank has of the tokens of one microbatch.
@@ -161,12 +176,12 @@ impl<'a> Form<'a> {
     fn states(&self, c: &Candidate, (own, experts): (f64, f64), gradient: f64) -> f64 {
         let wide = self.job.precision.bytes();
         // Two moments in f32, and a master copy of what is not f32.
-        let state = self.ifs.state(wide < 4.0).0;
-        let weight = self.ifs.weight(wide);
+        let state = self.ifs.state(wide < 4.0, self.trains.moments).0;
+        let (weight, share) = (self.ifs.weight(wide), self.trains.share);
         let each = |ranks: usize| {
             weight / Form::ways(c, 3, ranks)
-                + gradient / Form::ways(c, 2, ranks)
-                + state / Form::ways(c, 1, ranks)
+                + share * gradient / Form::ways(c, 2, ranks)
+                + share * state / Form::ways(c, 1, ranks)
         };
         own * each(Form::shards(c)) + experts * each(Form::spread(c))
     }
@@ -185,7 +200,8 @@ impl<'a> Form<'a> {
     /// Bytes of the optimizer's state on the host, of ranks with so many parameters: without those of experts, and of
     /// experts.
     pub fn host(&self, c: &Candidate, ranks: impl Iterator<Item = (f64, f64)>) -> f64 {
-        let outside = self.ifs.state(self.job.precision.bytes() < 4.0).1;
+        let master = self.job.precision.bytes() < 4.0;
+        let outside = self.trains.share * self.ifs.state(master, self.trains.moments).1;
         let (own_by, experts_by) =
             (Form::ways(c, 1, Form::shards(c)), Form::ways(c, 1, Form::spread(c)));
         let of = |(own, experts): (f64, f64)| outside * (own / own_by + experts / experts_by);

@@ -215,7 +215,7 @@ pub fn plan(model: &Path, asked: &Asked, say: &mut dyn FnMut(Progress)) -> Resul
         target::retain(to, &input, base, &mut legal, &mut left_out)?;
     }
     asked.ifs.check(precision(base))?;
-    let form = Form::of(&facts, &input.config, base, asked.ifs);
+    let form = Form::of(&facts, &input, base, asked.ifs)?;
     let mut guesses = Guesses::of(&form, &asked.device, &legal, &|c| asked.room_of(c))?;
     let closed_ms = since.elapsed().as_secs_f64() * 1e3;
     let (legal, may_fit) = (legal.len(), guesses.len());

@@ -155,9 +155,10 @@ impl Ifs {
     }
 
     /// Bytes of the optimizer's state for each parameter, on the device and on the host; `master`: with an f32
-    /// copy of weights.
-    pub fn state(&self, master: bool) -> (f64, f64) {
-        let all = 2.0 * self.moments.bytes() + if master { 4.0 } else { 0.0 };
+    /// copy of weights, `moments`: with both of AdamW's.
+    pub fn state(&self, master: bool, moments: bool) -> (f64, f64) {
+        let moments = if moments { 2.0 * self.moments.bytes() } else { 0.0 };
+        let all = moments + if master { 4.0 } else { 0.0 };
         if self.host.is_some() { (0.0, all) } else { (all, 0.0) }
     }
 

@@ -2,7 +2,7 @@
 
 use serde_json::Value as Json;
 use shardc::machine::sizes;
-use shardc::planner::memory::{Form, kept, order};
+use shardc::planner::memory::{Form, Trains, kept, order};
 use shardc::planner::space::Candidate;
 use shardc::planner::what_if::Ifs;
 use shardc_cost::beside;
@@ -73,7 +73,7 @@ fn guesses_of_memory_are_near_what_plans_need() {
             let pieces = Pieces::of(&question).expect("it has bf16");
             let loads = Closed { question, balanced: true }.loads(&pieces);
             let none = Ifs::default();
-            let form = Form::new(sizes, job, &none, (Buffers::Worst, 4.0));
+            let form = Form::new(sizes, job, &none, (Buffers::Worst, 4.0, Trains::ALL));
             let (named, p, v, m) = order(&c);
             let kept = kept(&make(named, p, v, m).expect("it is legal"));
             let (least, likely) = (form.least(&c), form.likely(&c, &loads, &kept));
@@ -105,7 +105,7 @@ fn no_plan_needs_less_than_the_least() {
             overlap: Overlap::default(),
             compiled: true,
         };
-        let form = Form::new(sizes, job, &none, (Buffers::Worst, 4.0));
+        let form = Form::new(sizes, job, &none, (Buffers::Worst, 4.0, Trains::ALL));
         for (i, (cp, dp)) in [(1, 4), (2, 1), (2, 2), (4, 1), (4, 2)].into_iter().enumerate() {
             for (zero, (ep, etp)) in (0..4).flat_map(|z| ways.iter().map(move |w| (z, *w))) {
                 if cp * dp % (ep * etp) != 0 || !taken(i + usize::from(zero) + ep / 2, 2) {

@@ -932,3 +932,18 @@ fn a_job_is_planned_by_default() {
     let said = lab.ok(&[&["plan", model], &more[..]].concat()).stdout;
     assert!(String::from_utf8_lossy(&said).contains("ib=12 GB/s, nvlink=300 GB/s"));
 }
+
+/// What is not trained has no gradients and no optimizer's state, which formulas know, too: an adapter of 8B fits where the
+/// whole model does not.
+#[test]
+fn what_is_frozen_needs_no_state() {
+    let lab = Lab::new("plan-frozen");
+    let model = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/configs/llama-3.1-8b.json");
+    let args =
+        ["plan", model, "--gpus", "1", "--device", "h100", "--global-batch", "4", "--seq", "4096"];
+    let few = ["--top", "1", "--budget", "6"];
+    lab.refuses(&[&args[..], &few].concat(), 3, "no-layout");
+    let found = lab.ok(&[&args[..], &few, &["--lora", "r=16", "--format", "json"]].concat()).stdout;
+    let found: Json = serde_json::from_slice(&found).expect("JSON");
+    assert!(found["plans"][0]["peak_bytes"].as_u64() < Some(79 << 30), "{found}");
+}

@@ -14,13 +14,12 @@ struct Case {
 
 fn case(model: &str, gpus: usize, batch: usize, ifs: Ifs) -> Case {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(model);
-    let text = std::fs::read_to_string(&path).expect("the config");
-    let config = serde_json::from_str(&text).expect("JSON");
     let f = crate::facts(&path).expect("the config").expect("a family");
     let base = Options { dtype: DType::BF16, seq: 32, global_batch: batch, ..Options::default() };
     let device = Device::named("h100-sxm").expect("known").with("domain", 4.0).expect("a count");
     let all = candidates(&f, &base, gpus, 4);
-    Case { form: Form::of(&f, &config, &base, ifs), device, all }
+    let input = crate::read_model(&path, &base).expect("the config");
+    Case { form: Form::of(&f, &input, &base, ifs).expect("nothing is frozen"), device, all }
 }
 
 impl Case {

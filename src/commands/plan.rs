@@ -201,6 +201,8 @@ pub fn plan(what: &Plan, format: Format) -> Result<i32> {
     super::no_plan(&what.model)?;
     let asked = what.asked()?;
     let quiet = format == Format::Json;
+    // The first signal ends the search, the second the process.
+    signals::end_clean()?;
     let found = search(&what.model, &asked, &mut teller("", quiet))?;
     if found.fits.is_empty() {
         return Err(nothing_fits(what, &asked, &found, quiet));

@@ -947,3 +947,29 @@ fn what_is_frozen_needs_no_state() {
     let found: Json = serde_json::from_slice(&found).expect("JSON");
     assert!(found["plans"][0]["peak_bytes"].as_u64() < Some(79 << 30), "{found}");
 }
+
+/// The first signal ends a search with what was found by then.
+#[test]
+fn a_signal_ends_a_search_with_its_table() {
+    use std::io::{BufRead, BufReader, Read};
+    use std::process::{Command, Stdio};
+    let model = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/configs/llama-3.1-8b.json");
+    let mut search = Command::new(env!("CARGO_BIN_EXE_shardc"))
+        .args([
+            "plan", model, "--gpus", "64", "--device", "h100", "--budget", "4000", "--top", "100",
+        ])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("it starts");
+    let mut said = BufReader::new(search.stderr.take().expect("a pipe")).lines();
+    let best = said.find(|l| l.as_ref().is_ok_and(|l| l.contains("best so far")));
+    assert!(best.is_some(), "nothing was found");
+    let sent = Command::new("kill").args(["-TERM", &search.id().to_string()]).status();
+    assert!(sent.expect("kill runs").success());
+    std::thread::spawn(move || said.for_each(drop));
+    let mut table = String::new();
+    search.stdout.take().expect("a pipe").read_to_string(&mut table).expect("text");
+    assert_eq!(search.wait().expect("it ends").code(), Some(143), "{table}");
+    assert!(table.contains("SIGTERM ended the search behind layout "), "{table}");
+}

@@ -306,6 +306,7 @@ fn needs(peak: usize, beside: usize) -> String {
 fn nothing_fits(what: &Plan, asked: &Asked, found: &Found, quiet: bool) -> Diag {
     let limit = bytes(asked.memory);
     let message = match found.compiled {
+        0 if found.cut.is_some() => "the search ended before a layout was compiled".to_string(),
         0 => format!("no layout fits in {limit}"),
         n => format!("none of {n} compiled layouts fits in {limit}"),
     };
@@ -315,6 +316,7 @@ fn nothing_fits(what: &Plan, asked: &Asked, found: &Found, quiet: bool) -> Diag 
             d.why(format!("of these {} needs least: {}", c.words(), needs(*peak, *beside)))
         }
         (None, Some((c, why))) => d.why(format!("{}: {}", c.words(), why.message)),
+        (None, None) if found.cut.is_some() => d,
         (None, None) => d.why("states and one microbatch alone need more in every layout"),
     };
     let d = narrow(what, asked, quiet).into_iter().fold(d, Diag::help);

@@ -280,6 +280,16 @@ fn lab(name: &str, fixture: &str) -> Lab {
     lab
 }
 
+/// The command of a line, which makes its plan in a folder.
+fn command(line: &Json, dir: &str) -> Vec<String> {
+    let mut out = ["compile", "m", "-o", dir].map(String::from).to_vec();
+    for (flag, v) in line["options"].as_object().expect("flags") {
+        out.push(format!("--{flag}"));
+        out.extend((*v != true).then(|| v.as_str().map_or(v.to_string(), String::from)));
+    }
+    out
+}
+
 /// The options that are said of a line are flags of `compile`, which makes the plan that was priced.
 #[test]
 fn options_of_a_line_make_its_plan() {
@@ -317,17 +327,8 @@ fn options_of_a_line_make_its_plan() {
         // Every run takes one line of each.
         let some = plans.iter().enumerate().filter(|(i, _)| nightly() || *i == case % plans.len());
         for (i, plan) in some {
-            let mut flags = vec!["compile".to_string(), "m".into()];
-            for (name, value) in plan["options"].as_object().expect("options") {
-                flags.push(format!("--{name}"));
-                match value {
-                    Json::Bool(_) => {}
-                    Json::String(text) => flags.push(text.clone()),
-                    number => flags.push(number.to_string()),
-                }
-            }
             let dir = format!("{i}.plan");
-            flags.extend(["-o".into(), dir.clone()]);
+            let flags = command(plan, &dir);
             let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
             lab.ok(&flags);
             let made = shardc::plan_dir::read(&lab.path(&dir)).expect("a plan").plan;
@@ -355,15 +356,7 @@ fn many_microbatches_are_as_few_of_them_say() {
         let found = planned(&lab, &args);
         let plans = found["plans"].as_array().expect("plans");
         for (i, plan) in plans.iter().enumerate().filter(|(i, _)| nightly() || *i % 2 == 0) {
-            let mut flags =
-                vec!["compile".to_string(), "m".into(), "-o".into(), format!("{i}.plan")];
-            for (name, value) in plan["options"].as_object().expect("options") {
-                flags.push(format!("--{name}"));
-                flags.extend(
-                    (*value != true)
-                        .then(|| value.as_str().map_or(value.to_string(), String::from)),
-                );
-            }
+            let flags = command(plan, &format!("{i}.plan"));
             lab.ok(&flags.iter().map(String::as_str).collect::<Vec<_>>());
             let made =
                 shardc::plan_dir::read(&lab.path(&format!("{i}.plan"))).expect("a plan").plan;
@@ -530,13 +523,8 @@ fn what_is_said_of_a_layout_is_what_its_plan_says() {
     assert_eq!(priced["step_s"], plans[0]["step_s"]);
     lab.ok(&["verify", "best"]);
     // It is what the command of the line makes, options and all.
-    let options = plans[0]["options"].as_object().expect("flags");
-    let mut command = vec!["compile".to_string(), "m".into(), "-o".into(), "again".into()];
-    for (flag, v) in options {
-        command.push(format!("--{flag}"));
-        command.extend((*v != true).then(|| v.as_str().map_or(v.to_string(), String::from)));
-    }
-    lab.ok(&command.iter().map(String::as_str).collect::<Vec<_>>());
+    let again = command(&plans[0], "again");
+    lab.ok(&again.iter().map(String::as_str).collect::<Vec<_>>());
     let said = lab.ok(&["diff", "best", "again"]).stdout;
     let said = String::from_utf8_lossy(&said).into_owned();
     assert!(said.contains("the plans are the same"), "{said}");
@@ -911,6 +899,11 @@ fn a_search_has_a_budget() {
     .concat());
     let said = String::from_utf8_lossy(&said.stdout).into_owned();
     assert!(said.contains("--for-seconds ended the search behind layout "), "{said}");
+    // A budget of no layout that fits is not all there is.
+    let tight = [&job[..], &["--memory", "1KiB"]].concat();
+    let said =
+        lab.refuses(&[&["plan", "m", "--device", "h100-sxm"], &tight[..]].concat(), 3, "no-layout");
+    assert!(said.contains("alone need more in every layout"), "{said}");
 }
 
 /// Without a batch and a sequence, those of a job that somebody has.

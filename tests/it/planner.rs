@@ -899,7 +899,7 @@ fn a_search_has_a_budget() {
     .concat());
     let said = String::from_utf8_lossy(&said.stdout).into_owned();
     assert!(said.contains("--for-seconds ended the search behind layout "), "{said}");
-    // A budget of no layout that fits is not all there is.
+    // Nothing is compiled where what no layout can do without is more than there is.
     let tight = [&job[..], &["--memory", "1KiB"]].concat();
     let said =
         lab.refuses(&[&["plan", "m", "--device", "h100-sxm"], &tight[..]].concat(), 3, "no-layout");

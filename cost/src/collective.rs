@@ -94,7 +94,12 @@ pub fn send(d: &Device, stride: usize, bytes: f64) -> f64 {
 
 /// What is seen of an exchange that goes on behind other work: never less than a part of it.
 pub fn exposed(seconds: f64, behind: f64) -> f64 {
-    (seconds - behind.max(0.0)).max(LEAST * seconds)
+    exposed_at_least(LEAST, seconds, behind)
+}
+
+/// The same, with the part of it that is always seen.
+pub fn exposed_at_least(part: f64, seconds: f64, behind: f64) -> f64 {
+    (seconds - behind.max(0.0)).max(part * seconds)
 }
 
 /// The part of an exchange that no work hides.

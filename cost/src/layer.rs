@@ -1,6 +1,6 @@
 //! Seconds of a layer, of the embedding and of the loss, for one microbatch on one rank.
 
-use crate::collective::{Kind, all_to_all, exposed, seconds};
+use crate::collective::{Kind, all_to_all, exposed, exposed_at_least, seconds};
 use crate::device::{Device, Precision};
 use crate::kernel::{Attention, Gemm, rows};
 use crate::layout::{Job, Kernels, Layout, Recompute, Rows, Stack};
@@ -187,12 +187,26 @@ impl Question<'_> {
         let (sent, back) = (move_all(p.bytes()), move_all(wide));
         let both = sent + back;
         let work = out.all().work() / 2.0;
-        out.forward.ep = if self.job.overlap.ep { exposed(both, work) } else { both };
-        out.input.ep = if self.job.overlap.ep { exposed(both, work) } else { both };
-        // Copies are put in order and back: read and written, twice.
-        out.forward.memory = rows(d, 4.0 * wide * copies * h, 4.0);
+        let routed = self.stack.experts;
+        out.forward.ep = match self.job.overlap.ep {
+            true => exposed_at_least(routed.seen, both, work),
+            false => both,
+        };
+        out.input.ep = out.forward.ep;
+        // Copies are put in order and back.
+        out.forward.memory = rows(d, routed.moves * wide * copies * h, 4.0);
         out.input.memory = out.forward.memory;
         Ok((out, copies * width, vec![up, down]))
+    }
+
+    /// Seconds in which the host starts the launches of a layer's forward, of which so many are products.
+    fn host(&self, products: usize, dense: bool) -> f64 {
+        let (routed, s) = (self.stack.experts, self.sizes);
+        let experts = s.experts.filter(|_| !dense).map_or(0.0, |x| {
+            let local = (x.experts as f64 / self.layout.ep as f64).max(1.0);
+            routed.launches + routed.each * local
+        });
+        self.stack.host * (self.rows().launches + products as f64 + 1.0 + experts)
     }
 
     /// A layer with dense MLP, or with experts.
@@ -235,6 +249,10 @@ impl Question<'_> {
             Recompute::Full => out.forward.total(),
         };
         out.input.recompute += repeated;
+        let host = self.host(all.len(), dense);
+        out.forward.host = (host - out.forward.total()).max(0.0);
+        let backward = out.input.total() + out.weight.total();
+        out.input.host = (2.0 * host - backward).max(0.0);
         Ok(out)
     }
 

@@ -181,6 +181,20 @@ pub struct Rows {
     pub launches: f64,
 }
 
+/// What software does for experts beside their products, in a layer's forward; its backward does twice the launches.
+#[derive(Clone, Copy, PartialEq, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Routed {
+    /// Launches of a layer: of its router, of the order of rows, of exchanges.
+    pub launches: f64,
+    /// Launches for each expert that a rank has.
+    pub each: f64,
+    /// Times that each element of a token's copies is read or written.
+    pub moves: f64,
+    /// The part of an exchange that is seen, whatever work it could be behind.
+    pub seen: f64,
+}
+
 /// Software that trains, as data: for frameworks described by hand, and for what plans of this compiler
 /// do in general.
 #[derive(Clone, PartialEq, Debug, Deserialize)]
@@ -207,6 +221,9 @@ pub struct Stack {
     pub keeps: bool,
     /// Stages wait for their transfers under 1F1B and its interleaving, whatever else overlaps.
     pub waits: bool,
+    /// Seconds that the host takes to start a launch: devices wait where they are faster than that.
+    pub host: f64,
+    pub experts: Routed,
     /// Where each number is from.
     pub source: String,
 }

@@ -48,6 +48,8 @@ parts! {
     attention,
     /// Work over rows, as memory moves it.
     memory,
+    /// Waiting for the host to start launches.
+    host,
     /// What backward computes again, with its exchanges.
     recompute,
     /// Exchanges over tp, cp, and of experts.

@@ -109,7 +109,7 @@ impl Row {
             hidden,
             heads,
             kv_heads: self.count_or("kv_heads", heads)?,
-            head_dim: (hidden / heads).max(1),
+            head_dim: self.count_or("head_dim", (hidden / heads).max(1))?,
             ffn: self.count_or("ffn", 4 * hidden)?,
             vocab: self.count("vocab")?,
             glu: self.text("glu") == "1",
@@ -219,25 +219,74 @@ impl Row {
         })
     }
 
-    /// The run's price, on a machine of the given ones.
+    /// The run that it describes, on a machine of the given ones.
     ///
     /// # Errors
-    /// `rows` names the row and its column; `device` if its machine lacks an element type.
-    pub fn price(&self, machines: &[Device]) -> Result<StepCost> {
+    /// `rows` names the row and its column.
+    pub fn run(&self, machines: &[Device]) -> Result<Run> {
         let hw = self.text("hw");
-        let device = machines.iter().find(|d| d.name == hw);
+        let device = machines.iter().find(|d| d.names().any(|n| n == hw)).cloned();
         let device = device.ok_or_else(|| {
             let names: Vec<&str> = machines.iter().map(|d| d.name.as_str()).collect();
             self.refused("hw", "no machine of ours", &format!("one of {}", names.join(", ")))
         })?;
-        let (sizes, layout, job) = (self.sizes()?, self.layout()?, self.job()?);
-        let stack = Stack::named(self.text("stack"));
-        let (sizes, layout, job) = (&sizes, &layout, &job);
+        Ok(Run {
+            sizes: self.sizes()?,
+            layout: self.layout()?,
+            job: self.job()?,
+            stack: Stack::named(self.text("stack")).clone(),
+            device,
+            layer: self.text("quality") == "layer",
+            at: format!("row `{}`, line {}", self.text("id"), self.line),
+        })
+    }
+
+    /// The measured seconds of a step.
+    ///
+    /// # Errors
+    /// `rows` if the column `step_s` has no such number.
+    pub fn measured(&self) -> Result<f64> {
+        let seconds = self.text("step_s").parse::<f64>().ok();
+        seconds.filter(|s| s.is_finite() && *s > 0.0).ok_or_else(|| {
+            self.refused("step_s", "no seconds of a step", "give the measured seconds, as 12.5")
+        })
+    }
+}
+
+/// A run of a table.
+#[derive(Clone, Debug)]
+pub struct Run {
+    pub sizes: Sizes,
+    pub layout: Layout,
+    pub job: Job,
+    pub stack: Stack,
+    pub device: Device,
+    /// One layer alone was measured.
+    layer: bool,
+    /// Which row it is.
+    at: String,
+}
+
+impl Run {
+    /// Its price.
+    ///
+    /// # Errors
+    /// `device` if its machine lacks an element type.
+    pub fn price(&self) -> Result<StepCost> {
+        self.price_on(&self.device)
+    }
+
+    /// Its price on another machine.
+    ///
+    /// # Errors
+    /// `device` if that lacks an element type.
+    pub fn price_on(&self, device: &Device) -> Result<StepCost> {
+        let Run { sizes, layout, job, stack, .. } = self;
         let question = Question { sizes, layout, job, stack, device };
         let closed = Closed { question, balanced: false };
-        let at = |d: Diag| d.at(format!("row `{}`, line {}", self.text("id"), self.line));
+        let at = |d: Diag| d.at(self.at.clone());
         let cost = closed.price().map_err(at)?;
-        if self.text("quality") == "layer" {
+        if self.layer {
             let parts = closed.layer().map_err(at)?;
             return Ok(StepCost { parts, total: parts.total(), ..cost });
         }
@@ -248,13 +297,13 @@ impl Row {
 /// A table with the columns `id` and `step_s`: the rows' prices, in their order.
 ///
 /// # Errors
-/// As [`read`] and [`Row::price`].
-pub fn prices(text: &str, machines: &[Device]) -> Result<String> {
+/// As [`Row::run`] and [`Run::price`].
+pub fn prices(rows: &[Row], machines: &[Device]) -> Result<String> {
     let mut out = String::from("id,step_s\n");
-    for row in read(text)? {
+    for row in rows {
         let id = row.text("id").replace('"', "");
         let id = if id.contains(',') { format!("\"{id}\"") } else { id };
-        out += &format!("{id},{:.6}\n", row.price(machines)?.total);
+        out += &format!("{id},{:.6}\n", row.run(machines)?.price()?.total);
     }
     Ok(out)
 }

@@ -6,7 +6,8 @@ use crate::measure::{measure as of_processor, of_device};
 use crate::signals;
 use crate::terminal::{note, notes};
 use clap::Args;
-use shardc_cost::device::{Constant, Device, Provenance};
+use shardc_cost::device::{Device, Provenance};
+use shardc_cost::fit::{NAMES, constant};
 use shardc_ir::diag::{Diag, Result, count};
 use shardc_ir::files::{self, FileFormat, io_error};
 use std::path::PathBuf;
@@ -103,20 +104,15 @@ fn goes_together(what: &Measure) -> Result<()> {
 }
 
 /// The constants, each with where it is from.
-fn said(d: &Device) -> Vec<String> {
-    let f = &d.fit;
-    let line = |(name, c): (&str, Constant)| {
-        let from = if c.from == Provenance::Measured { "measured" } else { "prior" };
+pub(super) fn said(d: &Device) -> Vec<String> {
+    let line = |name: &&str| {
+        let c = *constant(&mut d.fit.clone(), name);
+        let from = match c.from {
+            Provenance::Measured => "measured",
+            Provenance::Tables => "of published runs",
+            Provenance::Prior => "prior",
+        };
         format!("{name:<7} {:>9.3e}  {from}, {:.3e} to {:.3e}", c.value, c.range[0], c.range[1])
     };
-    let all = [
-        ("gemm", f.gemm),
-        ("hbm", f.hbm),
-        ("link", f.link),
-        ("nic", f.nic),
-        ("hop", f.hop),
-        ("kernel", f.kernel),
-        ("step", f.step),
-    ];
-    all.into_iter().map(line).collect()
+    NAMES.iter().map(line).collect()
 }

@@ -7,6 +7,7 @@ pub mod diff;
 pub mod doctor;
 pub mod explain;
 pub mod export;
+pub mod fit;
 pub mod import;
 pub mod inspect;
 pub mod launch_script;
@@ -161,6 +162,8 @@ pub enum Command {
         /// The command
         of: Option<String>,
     },
+    /// Fit a machine's constants to step times of your own runs, and write a machine file for --device
+    Fit(fit::Fit),
     /// Measure kernels and exchanges on this machine, and write a machine file for --device
     Measure(measure::Measure),
     /// Find layouts of a model that fit a machine, with the estimated time of a step and where it goes
@@ -244,6 +247,7 @@ fn command(cli: Cli) -> Result<i32> {
         }
         Command::Diff(what) => diff::diff(&what, json),
         Command::Export(what) => export::export(&what),
+        Command::Fit(what) => fit::fit(&what),
         Command::Measure(what) => measure::measure(&what),
         Command::Plan(what) => plan::plan(&what, cli.format),
         Command::Price(what) => price::price(&what, json),

@@ -92,10 +92,6 @@ pub struct Plan {
 /// Most ranks and plans that are asked for.
 const MOST: (usize, usize) = (1 << 20, 100);
 
-/// Times that differ by less than this are a tie: nine of ten published runs are priced nearer than that
-/// by constants of other sources (`docs/cost.md`).
-const BAND: f64 = 0.09;
-
 fn bad(flag: &str, given: &str, help: &str) -> Diag {
     let short: String = given.chars().take(40).collect();
     Diag::new("flag", format!("`{short}` is not a value of {flag}"))
@@ -149,7 +145,9 @@ impl Plan {
 
     fn asked(&self) -> Result<Asked> {
         let (device, ifs) = self.machine()?;
-        for (flag, n, most) in [("--gpus", self.gpus, MOST.0), ("--top", self.top, MOST.1)] {
+        let budget = self.budget.unwrap_or(BUDGET.max(EACH * self.top));
+        let counts = [("--gpus", self.gpus, MOST.0), ("--top", self.top, MOST.1)];
+        for (flag, n, most) in counts.into_iter().chain([("--budget", budget, MOST.0)]) {
             if n == 0 || n > most {
                 return Err(bad(flag, &n.to_string(), &format!("a number from 1 to {most}")));
             }
@@ -183,7 +181,6 @@ impl Plan {
         let of_device = self.memory.is_none() && device.is_gpu();
         let (gpus, top, target) = (self.gpus, self.top, self.target);
         let seconds = |n: usize| Instant::now().checked_add(Duration::from_secs(n as u64));
-        let budget = self.budget.unwrap_or(BUDGET.max(EACH * self.top));
         let end = self.for_seconds.and_then(seconds);
         Ok(Asked { gpus, device, options, memory, of_device, target, top, budget, end, fixed, ifs })
     }
@@ -342,9 +339,10 @@ fn write(model: &Path, asked: &Asked, best: &Compiled, dir: &Path) -> Result<()>
     done.write(dir)
 }
 
-/// Seconds of the fastest line.
-fn fastest(found: &Found) -> f64 {
-    found.fits.iter().map(|c| c.seconds).fold(f64::INFINITY, f64::min)
+/// True if the line is within the band of the fastest.
+fn is_tie(found: &Found, c: &Compiled) -> bool {
+    let best = found.fits.iter().map(|c| c.seconds).fold(f64::INFINITY, f64::min);
+    found.band.is_some_and(|b| c.seconds <= best * (1.0 + b.width))
 }
 
 /// True if no line is both faster and smaller.
@@ -356,10 +354,11 @@ fn is_front(all: &[Compiled], c: &Compiled) -> bool {
 
 fn table(asked: &Asked, found: &Found) -> String {
     let mut t = terminal::table();
-    t.set_header(["", "step", "MFU", "tokens/s", "memory", "layout", "where the time goes"]);
-    let best = fastest(found);
-    let guessed = asked.device.is_guessed();
-    let tie = |c: &Compiled| !guessed && c.seconds <= best * (1.0 + BAND);
+    let target = asked.target.filter(|_| found.fits.iter().any(|c| c.in_target.is_some()));
+    let theirs = target.map(|to| format!("in {}", to.software()));
+    let head = ["", "step", "MFU", "tokens/s", "memory"].map(String::from).into_iter();
+    let rest = ["layout", "where the time goes"].map(String::from);
+    t.set_header(head.chain(theirs).chain(rest));
     let ifs = asked.ifs.words().join(", ");
     let not = |words: String| match asked.ifs.is_any() {
         true => format!("{words} (not executable: {ifs})"),
@@ -367,26 +366,27 @@ fn table(asked: &Asked, found: &Found) -> String {
     };
     for (i, c) in found.fits.iter().enumerate() {
         let front = if is_front(&found.fits, c) { "*" } else { " " };
-        let tied = if tie(c) { "~" } else { " " };
-        t.add_row([
+        let tied = if is_tie(found, c) { "~" } else { " " };
+        let mut row = vec![
             format!("{}{front}{tied}", i + 1),
-            match guessed {
-                true => format!("{} (guess)", time(c.seconds)),
-                false => format!("{} ±{:.0} %", time(c.seconds), 100.0 * BAND),
+            match found.band {
+                None => format!("{} (guess)", time(c.seconds)),
+                Some(b) => format!("{} ±{:.0} %", time(c.seconds), 100.0 * b.width),
             },
             format!("{:.1} %", 100.0 * c.mfu),
             format!("{:.0}", c.tokens_per_s),
             bytes(c.peak),
-            not(c.guess.candidate.words()),
-            shares(c),
-        ]);
+        ];
+        let over = if asked.is_over(c) { " (over)" } else { "" };
+        row.extend(c.in_target.map(|b| format!("{}{over}", bytes(b))));
+        row.extend([not(c.guess.candidate.words()), shares(c)]);
+        t.add_row(row);
     }
-    for column in [1, 2, 3, 4] {
+    for column in (1..5).chain(target.map(|_| 5)) {
         if let Some(c) = t.column_mut(column) {
             c.set_cell_alignment(CellAlignment::Right);
         }
     }
-    let ties = found.fits.iter().filter(|c| tie(c)).count();
     let lines: Vec<String> = t.lines().map(|l| l.trim_end().to_string()).collect();
     let counted = format!(
         "a step: {} of {}, in {}\n{} legal, {} may fit in {}, all priced in closed form; {} \
@@ -403,10 +403,7 @@ fn table(asked: &Asked, found: &Found) -> String {
         found.passed_over,
         found.put_off
     );
-    let within = match guessed {
-        true => "how far it is off is not known (guess)".to_string(),
-        false => format!("{ties} within {:.0} % of it are a tie (~)", 100.0 * BAND),
-    };
+    let within = lines::within(found);
     let cut = cut(found).map_or(String::new(), |text| format!("\n{text}"));
     format!(
         "{}\n\n{counted}{cut}\nof those compiled, line 1 is the fastest that fits, by this model of costs, or \
@@ -453,8 +450,6 @@ fn shares(c: &Compiled) -> String {
 }
 
 fn to_json(asked: &Asked, found: &Found, what: &Plan) -> Value {
-    let best = fastest(found);
-    let guessed = asked.device.is_guessed();
     let one = |c: &Compiled| {
         let parts: serde_json::Map<String, Value> =
             c.parts.list().into_iter().map(|(n, s)| (n.to_string(), json!(s))).collect();
@@ -463,13 +458,14 @@ fn to_json(asked: &Asked, found: &Found, what: &Plan) -> Value {
             "mesh": mesh_text(&c.options),
             "options": lines::options(what, c),
             "step_s": c.seconds,
-            "band": (!guessed).then_some([c.seconds * (1.0 - BAND), c.seconds * (1.0 + BAND)]),
+            "band": found.band.map(|b| [c.seconds * (1.0 - b.width), c.seconds * (1.0 + b.width)]),
             "closed_form_s": c.guess.seconds,
             "mfu": c.mfu,
             "tokens_per_s": c.tokens_per_s,
             "peak_bytes": c.peak,
             "beside_bytes": c.beside,
-            "tie": !guessed && c.seconds <= best * (1.0 + BAND),
+            "target_bytes": c.in_target,
+            "tie": is_tie(found, c),
             "pareto": is_front(&found.fits, c),
             "extrapolated": true,
             "executable": !asked.ifs.is_any(),

@@ -18,11 +18,11 @@ use shardc_cost::beside;
 use shardc_cost::device::{Device, Provenance};
 use shardc_cost::parts::Parts;
 use shardc_cost::plan::{self, PlanPrice};
-use shardc_cost::table;
+use shardc_cost::table::{self, Row};
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::files::{self, FileFormat, io_error};
 use shardc_passes::options::Transport;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 pub use why::{constants, tables};
 
 /// What is priced.
@@ -30,7 +30,8 @@ pub use why::{constants, tables};
 pub struct Price {
     /// A plan: a folder that shardc compile wrote
     pub plan: Option<PathBuf>,
-    /// Machine that the ranks run on: a name, or a TOML file like those in cost/hardware
+    /// Machine that the ranks run on: a name, or a TOML file like those in cost/hardware; of --rows, one more that
+    /// rows may name
     #[arg(long, value_name = "NAME|FILE.toml", required_unless_present = "rows")]
     pub device: Option<String>,
     /// List every launch and exchange of the plan, with its sizes
@@ -43,7 +44,7 @@ pub struct Price {
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
     /// Estimate the runs of a table instead of a plan (columns as in cost/tests/data)
-    #[arg(long, value_name = "FILE.csv", conflicts_with_all = ["plan", "device", "launches", "explain", "trace"])]
+    #[arg(long, value_name = "FILE.csv", conflicts_with_all = ["plan", "launches", "explain", "trace"])]
     pub rows: Option<PathBuf>,
     /// File to write the runs' `id,step_s` to [default: standard output]
     #[arg(short, long, requires = "rows")]
@@ -63,12 +64,9 @@ const PRICES: FileFormat =
 /// `rows`, `device`, `trace`, and those of reading the plan.
 pub fn price(what: &Price, json: bool) -> Result<i32> {
     if let Some(path) = &what.rows {
-        let text = files::read_text(path, MAX_TABLE)?;
-        let at = |d: Diag| match d.place {
-            Some(_) => d,
-            None => d.at(path.display().to_string()),
-        };
-        let out = table::prices(&text, &Device::known()).map_err(at)?;
+        let machines = machines(what.device.as_deref())?;
+        let priced = read_rows(path).and_then(|rows| table::prices(&rows, &machines));
+        let out = priced.map_err(|d| in_file(d, path))?;
         match &what.output {
             Some(to) => {
                 let failed = |e| io_error("cannot write", to, &e);
@@ -106,6 +104,25 @@ pub fn price(what: &Price, json: bool) -> Result<i32> {
     }
     note(trust(&device));
     Ok(0)
+}
+
+/// The machines that rows may name: those that are known, and one more that goes before them.
+pub(super) fn machines(given: Option<&str>) -> Result<Vec<Device>> {
+    let given = given.map(device).transpose()?;
+    Ok(given.into_iter().chain(Device::known()).collect())
+}
+
+/// The rows of a table.
+pub(super) fn read_rows(path: &Path) -> Result<Vec<Row>> {
+    table::read(&files::read_text(path, MAX_TABLE)?)
+}
+
+/// A fault of a table that says where it is.
+pub(super) fn in_file(d: Diag, path: &Path) -> Diag {
+    match d.place {
+        Some(_) => d,
+        None => d.at(path.display().to_string()),
+    }
 }
 
 /// What the figures rest on.

@@ -38,7 +38,7 @@ impl Export<'_> {
 
 impl Target {
     /// What the software is called.
-    pub(super) fn software(self) -> &'static str {
+    pub fn software(self) -> &'static str {
         match self {
             Target::Megatron => "Megatron-LM",
             Target::Torchtitan => "torchtitan",

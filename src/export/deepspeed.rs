@@ -3,6 +3,7 @@
 use super::asked::{adam, cosine, rate};
 use super::{Export, File};
 use serde_json::{Map, Value as Json, json};
+use shardc_frontends::Facts;
 use shardc_ir::diag::Result;
 use shardc_ir::loss_scale::LossScaling;
 use shardc_ir::types::DType;
@@ -11,7 +12,7 @@ use shardc_passes::options::Optimizer;
 /// `ds_config.json`.
 pub(super) fn files(e: &mut Export) -> Result<Vec<File>> {
     e.trains();
-    e.facts()?;
+    let f = e.facts()?;
     let o = e.o;
     let [tp, cp, pp, replicas, shards] = e.axes();
     e.lack(
@@ -28,6 +29,9 @@ pub(super) fn files(e: &mut Export) -> Result<Vec<File>> {
         "gradient_accumulation_steps": o.microbatches(),
         "zero_optimization": { "stage": stage },
     });
+    if stage > 0 {
+        buckets(&mut config["zero_optimization"], layer(e, &f), stage);
+    }
     if e.asks("clip", |o| o.clip) {
         config["gradient_clipping"] = o.clip.unwrap_or(0.0).into();
     } else {
@@ -63,6 +67,29 @@ pub(super) fn files(e: &mut Export) -> Result<Vec<File>> {
     }
     let text = serde_json::to_string_pretty(&config).expect("plain data") + "\n";
     Ok(vec![File::new("ds_config.json", text)])
+}
+
+/// Numbers of the largest layer.
+fn layer(e: &Export, f: &Facts) -> usize {
+    let all = e.s.plan.weights.iter();
+    let of = |i: usize| {
+        let scope = format!(".{i}.");
+        let own = all.clone().filter(|w| w.param.contains(&scope));
+        own.map(|w| w.shape.iter().product::<usize>()).sum::<usize>()
+    };
+    (0..f.layers).map(of).max().unwrap_or(0).max(1)
+}
+
+/// Exchanges layer by layer, as the plan makes them, behind the work of others.
+fn buckets(zero: &mut Json, layer: usize, stage: u8) {
+    zero["overlap_comm"] = true.into();
+    zero["reduce_bucket_size"] = layer.into();
+    if stage < 3 {
+        zero["allgather_bucket_size"] = layer.into();
+    } else {
+        zero["stage3_prefetch_bucket_size"] = layer.into();
+        zero["stage3_max_live_parameters"] = (2 * layer).into();
+    }
 }
 
 /// How the loss is scaled for f16.

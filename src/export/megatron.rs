@@ -1,16 +1,21 @@
 //! Flags of Megatron-LM.
 
+mod model;
+
 use super::asked::{adam, cosine, rate};
 use super::{Export, File};
 use crate::plan_dir::Stored;
 use crate::report::bytes;
-use shardc_frontends::{Facts, gating};
+use shardc_frontends::Facts;
 use shardc_ir::diag::Result;
 use shardc_ir::loss_scale::LossScaling;
 use shardc_ir::plan::{MemoryClass, TokenOrder};
 use shardc_ir::types::DType;
 use shardc_passes::autodiff::recompute::Recompute;
 use shardc_passes::options::{CpMode, Decay, Optimizer};
+
+/// The commit whose argument parser tests read the flags with.
+const COMMIT: &str = "d98e8a64";
 
 /// Flags, one a line.
 #[derive(Default)]
@@ -45,134 +50,14 @@ pub(super) fn files(e: &mut Export) -> Result<Vec<File>> {
         e.lack(true, "weight decay of biases and norms: it exempts them");
         e.helps.push("compile with --decay matrices, or --weight-decay 0");
     }
+    out.0 += &format!("# flags of Megatron-LM at commit {COMMIT}\n");
     out.0 += "# data, tokenizer, checkpoints and --train-iters are yours\n";
-    model(e, &f, &mut out)?;
+    model::model(e, &f, &mut out)?;
     layout(e, &f, &mut out);
     stages(e, &mut out);
     optimizer(e, &mut out);
     out.0.extend(e.notes.drain(..).map(|note| format!("# {note}\n")));
     Ok(vec![File::new("megatron.args", out.0)])
-}
-
-fn model(e: &mut Export, f: &Facts, out: &mut Flags) -> Result<()> {
-    let family = e.s.family.as_str();
-    let known = ["llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe"];
-    e.lack(
-        !known.contains(&family),
-        format!("flags of the family {family}, which this export does not support yet"),
-    );
-    let (theta, scaled) = e.rope();
-    let scaling = scaling(e, scaled.as_deref());
-    e.lack(theta.fract() != 0.0, "a rotary base that is not an integer");
-    let tanh =
-        |key: &str| e.s.config.get(key).and_then(|v| v.as_str()).is_some_and(|a| a != "silu");
-    e.lack(
-        tanh("hidden_act"),
-        "an activation other than SiLU, which this export does not support yet",
-    );
-    e.lack(e.has_biases(), "biases of individual linears (attention_bias, mlp_bias)");
-    out.put("num-layers", f.layers);
-    out.put("hidden-size", f.hidden);
-    out.put("ffn-hidden-size", f.ffn);
-    out.put("num-attention-heads", f.heads);
-    out.put("kv-channels", f.head_dim);
-    if f.kv_heads != f.heads {
-        out.on("group-query-attention", true);
-        out.put("num-query-groups", f.kv_heads);
-    }
-    out.put("max-position-embeddings", f.max_positions.max(e.o.seq));
-    out.put("vocab-size", f.vocab);
-    out.put("make-vocab-size-divisible-by", 1);
-    out.on("swiglu", true);
-    out.put("normalization", "RMSNorm");
-    out.put("norm-epsilon", e.number("rms_norm_eps").unwrap_or(1e-6));
-    out.put("position-embedding-type", "rope");
-    out.put("rotary-base", theta as u64);
-    if let Some(factor) = scaling {
-        out.on("use-rope-scaling", true);
-        out.put("rope-scaling-factor", factor);
-    }
-    out.on("disable-bias-linear", true);
-    out.on("add-qkv-bias", family == "qwen2");
-    out.on("qk-layernorm", family.starts_with("qwen3"));
-    out.on("untie-embeddings-and-output-weights", !f.tied);
-    out.put("attention-dropout", 0.0);
-    out.put("hidden-dropout", 0.0);
-    if let Some(x) = f.experts {
-        let every = e.number("decoder_sparse_step").unwrap_or(1.0) == 1.0;
-        let dense = e.s.config.get("mlp_only_layers").and_then(|v| v.as_array());
-        e.lack(
-            !every || dense.is_some_and(|d| !d.is_empty()),
-            "dense layers between layers with experts",
-        );
-        e.lack(x.shared > 0, "an MLP beside the experts, which this export does not support yet");
-        out.put("num-experts", x.experts);
-        out.put("moe-router-topk", x.top_k);
-        out.put("moe-ffn-hidden-size", x.ffn);
-        out.put("moe-token-dispatcher-type", "alltoall");
-        out.on("moe-grouped-gemm", true);
-        let g = gating(&e.s.config, "config.json", &crate::shape(e.o))?;
-        out.on("moe-router-pre-softmax", !g.normed);
-        let aux = balancing(e, g.aux);
-        out.put("moe-router-load-balancing-type", if aux.is_some() { "aux_loss" } else { "none" });
-        out.put("moe-aux-loss-coeff", aux.unwrap_or(0.0));
-        if let Some(z) = g.z {
-            out.put("moe-z-loss-coeff", z);
-        }
-    }
-    Ok(())
-}
-
-/// The coefficient of the loss that balances experts: if nobody chose one, that of the model, which is a fact of it
-/// whether its config asks transformers for the loss (`output_router_logits`) or not.
-fn balancing(e: &mut Export, plan: Option<f64>) -> Option<f64> {
-    if e.asks("moe-aux", |o| o.balance.aux) {
-        return plan;
-    }
-    let mut config = e.s.config.clone();
-    config["output_router_logits"] = true.into();
-    // Where the family refuses to be asked for it, there is none but the plan's.
-    let own = gating(&config, "config.json", &crate::shape(e.o)).map_or(plan, |g| g.aux);
-    if plan != own {
-        let loss = |x: Option<f64>| {
-            x.map_or("no balancing loss".into(), |x| format!("a balancing loss times {x}"))
-        };
-        e.notes.push(format!(
-            "plan: {}, for config.json does not ask for it (output_router_logits); written: the model's own, {}",
-            loss(plan),
-            loss(own)
-        ));
-    }
-    own
-}
-
-/// What it calls low_freq_factor, high_freq_factor and original_max_position_embeddings of Llama 3.1's scaling: it has
-/// a flag for the factor alone (`RotaryEmbedding._apply_scaling` of Megatron-LM).
-const SCALING: [(&str, f64); 3] = [
-    ("low_freq_factor", 1.0),
-    ("high_freq_factor", 4.0),
-    ("original_max_position_embeddings", 8192.0),
-];
-
-/// The factor of scaled rotary embeddings, if they are and it can have them.
-fn scaling(e: &mut Export, kind: Option<&str>) -> Option<f64> {
-    let kind = kind?;
-    if kind != "llama3" {
-        e.lack(true, format!("rotary scaling of type {kind}: it has that of llama3"));
-        return None;
-    }
-    let own = e.rope_scaling()?;
-    let of = |key: &str| own.get(key).and_then(|v| v.as_f64());
-    let absent =
-        e.number("original_max_position_embeddings").or(e.number("max_position_embeddings"));
-    for (key, theirs) in SCALING {
-        let value = of(key).or(absent.filter(|_| key == SCALING[2].0));
-        e.lack(
-            value != Some(theirs),
-            format!("scaled rotary embeddings with a {key} other than {theirs}"),
-        );
-    }
-    of("factor")
 }
 
 fn layout(e: &mut Export, f: &Facts, out: &mut Flags) {
@@ -210,23 +95,28 @@ fn layout(e: &mut Export, f: &Facts, out: &mut Flags) {
     if sharded {
         out.on("use-distributed-optimizer", true);
         if replicas > 1 {
-            e.lack(
-                o.zero > 1,
-                "replicated shards (HSDP) with ZeRO-2 and 3, which this export does not support yet",
-            );
             out.put("num-distributed-optimizer-instances", replicas);
         }
         if o.zero > 1 {
             out.on("use-megatron-fsdp", true);
             let what = if o.zero == 2 { "optim_grads" } else { "optim_grads_params" };
             out.put("data-parallel-sharding-strategy", what);
+            if replicas > 1 {
+                out.put("outer-dp-sharding-strategy", "no_shard");
+            }
             out.put("ckpt-format", "fsdp_dtensor");
+            // No rank has room for all weights when the model is made.
+            out.on("init-model-with-meta-device", true);
             e.lack(
                 o.zero == 3 && !o.reshard_after_forward,
                 "weights that stay gathered (--zero 3 without resharding)",
             );
         }
     }
+    // As prices of plans have it: sums and gathers go on behind work.
+    out.on("overlap-grad-reduce", shards * replicas * cp > 1);
+    out.on("overlap-param-gather", sharded);
+    environment(e, sharded && o.zero > 1, tp * cp > 1);
     out.put("micro-batch-size", o.microbatch);
     out.put("global-batch-size", o.global_batch);
     out.put("seq-length", o.seq);
@@ -241,10 +131,19 @@ fn layout(e: &mut Export, f: &Facts, out: &mut Flags) {
         out.on("accumulate-allreduce-grads-in-fp32", o.grad_dtype == DType::F32);
         scale(e, out);
     }
-    if o.recompute == Recompute::Full {
-        out.put("recompute-granularity", "full");
-        out.put("recompute-method", "uniform");
-        out.put("recompute-num-layers", 1);
+    match &o.recompute {
+        Recompute::Full => {
+            out.put("recompute-granularity", "full");
+            out.put("recompute-method", "uniform");
+            out.put("recompute-num-layers", 1);
+        }
+        // What is nearest among its modules; other element-wise work is within its fused kernels.
+        Recompute::Elementwise => {
+            out.put("recompute-granularity", "selective");
+            let experts = if f.experts.is_some() { " moe_act" } else { "" };
+            out.put("recompute-modules", format!("layernorm{experts}"));
+        }
+        _another => {}
     }
     // It takes no 0, and 32 bits; and of any seed it makes other numbers.
     if e.asks("seed", |o| o.seed) && (1..1 << 32).contains(&o.seed) {
@@ -252,6 +151,16 @@ fn layout(e: &mut Export, f: &Facts, out: &mut Flags) {
     } else {
         e.leaves(format!("seed {}", o.seed), "--seed 1234");
     }
+}
+
+/// Notes what its start checks of the environment (`validate_args` of its `arguments.py`).
+fn environment(e: &mut Export, fsdp: bool, tp_or_cp: bool) {
+    let note = match (fsdp, tp_or_cp) {
+        (true, _) => "environment: CUDA_DEVICE_MAX_CONNECTIONS must not be 1",
+        (false, true) => "environment: CUDA_DEVICE_MAX_CONNECTIONS=1, on GPUs before Blackwell",
+        (false, false) => return,
+    };
+    e.notes.push(note.into());
 }
 
 /// How the loss is scaled for f16.

@@ -260,6 +260,11 @@ impl<'a> Export<'a> {
         self.s.config.get(key).and_then(Json::as_f64)
     }
 
+    /// A word of config.json.
+    fn word(&self, key: &str) -> Option<&'a str> {
+        self.s.config.get(key).and_then(Json::as_str)
+    }
+
     /// Base of the rotary positions, and the name of their scaling if there is one.
     fn rope(&self) -> (f64, Option<String>) {
         let own = self.rope_scaling();

@@ -84,7 +84,7 @@ pub(super) fn files(e: &mut Export) -> Result<Vec<File>> {
             "tp_mode": if o.sp { "REDUCE_SCATTER" } else { "ALL_REDUCE" },
             "tp_linear_async_communication": false, "recompute_layer": o.recompute == Recompute::Full,
             "expert_parallel_size": 1, "context_parallel_size": 1 },
-        "tokenizer": { "tokenizer_name_or_path": e.s.origin },
+        "tokenizer": { "tokenizer_name_or_path": tokenizer(e) },
         "tokens": { "sequence_length": o.seq, "train_steps": total, "micro_batch_size": o.microbatch,
             "batch_accumulation_per_replica": o.microbatches() },
     });
@@ -97,6 +97,19 @@ pub(super) fn files(e: &mut Export) -> Result<Vec<File>> {
     }
     let notes: String = e.notes.drain(..).map(|note| format!("# {note}\n")).collect();
     Ok(vec![File::new("nanotron.yaml", notes + &yaml(&config))])
+}
+
+/// What config.json says that the model is called, which is where its tokenizer is published; a folder of the computer
+/// that compiled it says nothing to another one.
+fn tokenizer(e: &mut Export) -> Json {
+    let name = e.word("_name_or_path").filter(|name| !name.starts_with(['/', '.']));
+    if name.is_none_or(str::is_empty) {
+        e.notes.push(
+            "tokenizer_name_or_path is yours to give: config.json does not name the model".into(),
+        );
+        return Json::Null;
+    }
+    json!(name)
 }
 
 /// Notes what nobody chose and is written still, for nanotron has no default of it and reads no config without.

@@ -19,6 +19,7 @@ use crate::search::trial;
 use crate::signals;
 use crate::{Input, read_model};
 use guess::{Form, Guess, Guesses};
+use shardc_cost::band::Band;
 use shardc_cost::beside;
 use shardc_cost::device::Device;
 use shardc_cost::parts::Parts;
@@ -74,6 +75,11 @@ impl Asked {
         self.memory.saturating_sub(if self.of_device { beside } else { 0 })
     }
 
+    /// True if the target seems to have no room for a line.
+    pub fn is_over(&self, c: &Compiled) -> bool {
+        c.in_target.is_some_and(|bytes| bytes > self.memory)
+    }
+
     /// Bytes that are left for a layout's plan, as far as that is known before it is compiled.
     fn room_of(&self, c: &Candidate) -> usize {
         self.room(beside::guess(c.communicators()))
@@ -113,6 +119,8 @@ pub struct Compiled {
     pub beside: usize,
     /// Seconds and bytes of the plan as it is: without what no plan has.
     pub plain: (f64, usize),
+    /// Bytes that the software needs that is to take the plan, by a model of its memory.
+    pub in_target: Option<usize>,
 }
 
 /// What ends a search early.
@@ -153,6 +161,8 @@ pub struct Found {
     pub fits: Vec<Compiled>,
     /// The layout of the compiled plan that needs least, with what lies beside it, and the bytes of both.
     pub least: Option<(Candidate, usize, usize)>,
+    /// How far prices of runs like this have been off; none where no such runs are known.
+    pub band: Option<Band>,
     pub input: Input,
 }
 
@@ -215,7 +225,9 @@ pub fn plan(model: &Path, asked: &Asked, say: &mut dyn FnMut(Progress)) -> Resul
         target::retain(to, &input, base, &mut legal, &mut left_out)?;
     }
     asked.ifs.check(precision(base))?;
-    let form = Form::of(&facts, &input, base, asked.ifs)?;
+    let form = Form::of(&facts, &input, base, asked.ifs, &asked.device)?;
+    let experts = form.sizes.experts.is_some();
+    let band = Band::of(experts, !asked.device.is_guessed(), base.seq);
     let mut guesses = Guesses::of(&form, &asked.device, &legal, &|c| asked.room_of(c))?;
     let closed_ms = since.elapsed().as_secs_f64() * 1e3;
     let (legal, may_fit) = (legal.len(), guesses.len());
@@ -229,7 +241,12 @@ pub fn plan(model: &Path, asked: &Asked, say: &mut dyn FnMut(Progress)) -> Resul
     let (untaken, refused): (Vec<_>, Vec<_>) =
         refused.into_iter().partition(|(_, d)| asked.target.is_some() && d.code == "export");
     untaken.into_iter().for_each(|(_, d)| left_out.add(d));
+    for c in &mut fits {
+        c.in_target = target::held(&form, asked, &c.guess.candidate)?;
+    }
     order(&mut fits);
+    // What the target seems to have no room for comes last.
+    fits.sort_by_key(|c| asked.is_over(c));
     fits.truncate(asked.top);
     Ok(Found {
         legal,
@@ -243,6 +260,7 @@ pub fn plan(model: &Path, asked: &Asked, say: &mut dyn FnMut(Progress)) -> Resul
         cut,
         fits,
         least,
+        band,
         input,
     })
 }

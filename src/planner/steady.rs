@@ -1,6 +1,6 @@
 //! Steps of many microbatches by those of few. Once the ranks of a pipeline are full, a schedule does the same with
-//! every p microbatches until they drain: more of them change neither what is in memory at most nor what happens at the
-//! ends, and a step is longer by as much for each p.
+//! every p microbatches, or every 2p, until they drain: more of them change neither what is in memory at most nor what happens at
+//! the ends, and a step is longer by as much for each period.
 
 use super::Asked;
 use crate::Input;
@@ -9,7 +9,7 @@ use shardc_cost::plan::{self as of_plan, PlanPrice};
 use shardc_ir::diag::Result;
 use shardc_ir::mesh::PIPELINE;
 use shardc_ir::plan::{Plan, RankClass};
-use shardc_passes::options::Options;
+use shardc_passes::options::{Options, Order};
 
 /// Times p microbatches with which every schedule that is planned has been full, and has begun to drain only then.
 const FULL: usize = 3;
@@ -26,11 +26,21 @@ pub struct Steady {
     pub parts: Parts,
 }
 
-/// So few of `m` microbatches, and p more, that tell of all over `p` ranks; `None` if it takes as many. Both leave over
-/// p what `m` leaves, as schedules ask for such numbers.
-fn few(p: usize, m: usize) -> Option<[usize; 2]> {
-    let few = FULL * p + m % p;
-    (few + p < m).then_some([few, few + p])
+/// Microbatches after which a schedule does the same again: those that fill the ranks, and of a list-scheduled one, whose
+/// ranks fill with two laps, twice as many.
+fn period(o: &Options) -> usize {
+    let p = o.axis(PIPELINE);
+    match &o.schedule {
+        Order::Named(n) if ["1f1b", "interleaved", "gpipe"].contains(&n.as_str()) => p,
+        _another => 2 * p,
+    }
+}
+
+/// So few of `m` microbatches, and a period more, that tell of all over `p` ranks; `None` if it takes as many. Both leave
+/// over the period what `m` leaves, as schedules ask for such numbers.
+fn few(p: usize, period: usize, m: usize) -> Option<[usize; 2]> {
+    let few = FULL * p + (m - (FULL * p).min(m)) % period;
+    (few + period < m).then_some([few, few + period])
 }
 
 /// Compiles a layout's plan with so many microbatches, and prices it.
@@ -48,7 +58,7 @@ fn of(asked: &Asked, input: &Input, o: &Options, m: usize) -> Result<(Plan, Plan
 /// Those of compiling it, and `device`.
 pub fn compiled(asked: &Asked, input: &Input, o: &Options, room: usize) -> Result<Steady> {
     let all = o.microbatches();
-    if let Some([first, second]) = few(o.axis(PIPELINE), all) {
+    if let Some([first, second]) = few(o.axis(PIPELINE), period(o), all) {
         let (less, before) = of(asked, input, o, first)?;
         let (mut plan, price) = of(asked, input, o, second)?;
         // What lies in memory for the whole step has the tokens of all microbatches.

@@ -1,9 +1,13 @@
 //! `plan --for`: only layouts that other software takes, by what `export` refuses.
 
+use super::Asked;
+use super::guess::Form;
 use super::space::Candidate;
 use crate::Input;
 use crate::export::{Target, takes};
 use crate::plan_dir::Stored;
+use shardc_cost::held::Software;
+use shardc_cost::step::{Closed, Pieces};
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::func::Module;
 use shardc_ir::plan::{Plan, Settings, TokenOrder};
@@ -40,6 +44,22 @@ impl LeftOut {
         let most = self.reasons.iter().max_by_key(|r| (*r.1, std::cmp::Reverse(r.0)));
         most.map(|(why, n)| (&**why, *n))
     }
+}
+
+/// The bytes that a rank needs in the target, where a model of its memory is known.
+///
+/// # Errors
+/// `device` if the machine lacks an element type.
+pub(super) fn held(form: &Form, asked: &Asked, c: &Candidate) -> Result<Option<usize>> {
+    let software = match asked.target {
+        Some(Target::Megatron) => Software::Megatron,
+        Some(Target::Torchtitan) => Software::Torchtitan,
+        _another => return Ok(None),
+    };
+    let question = form.question(&asked.device, c);
+    let closed = Closed { question, balanced: false };
+    let loads = closed.loads(&Pieces::of(&question)?);
+    Ok(Some(question.held(software, &loads) as usize))
 }
 
 /// A plan of a candidate, as exports read it.

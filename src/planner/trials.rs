@@ -95,7 +95,7 @@ impl<'a> Search<'a> {
         let mut late = vec![].into_iter();
         while self.fits.len() < self.asked.top && self.goes_on() {
             let mut some: Vec<Guess> = vec![];
-            while some.len() < AT_ONCE {
+            while some.len() < self.at_once() {
                 if let Some(g) = guesses.next() {
                     if self.firsts.contains(&g.candidate) {
                         continue;
@@ -139,7 +139,7 @@ impl<'a> Search<'a> {
             let (mut now, rest): (Vec<_>, Vec<_>) =
                 left.into_iter().partition(|g| self.seems_to_fit(g));
             now.sort_by(|a, b| self.time(a).total_cmp(&self.time(b)));
-            left = now.split_off(AT_ONCE.min(now.len())).into_iter().chain(rest).collect();
+            left = now.split_off(self.at_once().min(now.len())).into_iter().chain(rest).collect();
             if now.is_empty() {
                 break;
             }
@@ -161,6 +161,11 @@ impl<'a> Search<'a> {
                 self.compile_all(vec![g], say);
             }
         }
+    }
+
+    /// Layouts that are compiled at once, of what is left of the budget.
+    fn at_once(&self) -> usize {
+        AT_ONCE.min(self.asked.budget - self.compiled - self.refused.len())
     }
 
     fn compile_all(&mut self, some: Vec<Guess>, say: &mut dyn FnMut(Progress)) {
@@ -251,7 +256,19 @@ impl<'a> Search<'a> {
         let fastest = device.peak.get(&self.form.job.precision).copied().unwrap_or(f64::INFINITY);
         let could = fastest * self.asked.gpus as f64 * seconds;
         let (mfu, tokens_per_s) = (needed / could, tokens / seconds);
-        Ok(Compiled { guess: *g, options, seconds, parts, mfu, tokens_per_s, peak, beside, plain })
+        let in_target = None;
+        Ok(Compiled {
+            guess: *g,
+            options,
+            seconds,
+            parts,
+            mfu,
+            tokens_per_s,
+            peak,
+            beside,
+            plain,
+            in_target,
+        })
     }
 
     /// Parts of a plan's price and the bytes that it needs, with what no plan has.

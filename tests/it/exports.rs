@@ -1,6 +1,8 @@
 //! `shardc export`: what is written is the plan's, read by the targets' own parsers where they are installed; what a
 //! target lacks is refused by name.
 
+mod megatron;
+
 use crate::lab::Lab;
 use serde_json::Value as Json;
 use shardc::plan_dir;
@@ -131,6 +133,10 @@ fn what_a_target_lacks_is_refused_by_name() {
                 None => {
                     lab.ok(&args);
                     lab.refuses(&args, 2, "output"); // it is not written over
+                    if to == "megatron" {
+                        let flags = std::fs::read_to_string(lab.path(&out).join("megatron.args"));
+                        megatron::parsed(&flags.expect("flags"));
+                    }
                 }
             }
         }

@@ -1,5 +1,7 @@
 //! Prices of compiled plans, and `shardc plan`.
 
+mod prices;
+
 use crate::fixture::options;
 use crate::lab::{FIXTURES, Lab};
 use serde_json::Value as Json;
@@ -349,10 +351,12 @@ fn options_of_a_line_make_its_plan() {
 /// makes, in every schedule and with stages that are not equal.
 #[test]
 fn many_microbatches_are_as_few_of_them_say() {
-    for (case, fix) in ["pp=2,v=1", "pp=2,v=2", "pp=4,v=1", "pp=1,zero=2"].iter().enumerate() {
+    for (case, fix) in
+        ["pp=2,v=1", "pp=2,v=2", "pp=2,v=2,dp=2,mb=2", "pp=4,v=1", "pp=1,zero=2"].iter().enumerate()
+    {
         let lab = lab(&format!("plan-many-{case}"), "llama_deep");
         let args =
-            ["--gpus", "4", "--global-batch", "320", "--seq", "16", "--fix", fix, "--top", "4"];
+            ["--gpus", "4", "--global-batch", "300", "--seq", "16", "--fix", fix, "--top", "4"];
         let found = planned(&lab, &args);
         let plans = found["plans"].as_array().expect("plans");
         for (i, plan) in plans.iter().enumerate().filter(|(i, _)| nightly() || *i % 2 == 0) {
@@ -361,10 +365,15 @@ fn many_microbatches_are_as_few_of_them_say() {
             let made =
                 shardc::plan_dir::read(&lab.path(&format!("{i}.plan"))).expect("a plan").plan;
             assert!(made.settings.microbatches >= 5, "{flags:?}");
-            // Pieces of a tiny model are packed a little otherwise.
+            // Pieces of a tiny model are packed a little otherwise, and so are the tokens of all microbatches, which are a
+            // twentieth of it.
+            let mesh = plan["mesh"].as_str().expect("a mesh").split(',');
+            let sizes = mesh.filter_map(|axis| axis.strip_prefix("dp")?.split_once('='));
+            let dp: usize = sizes.map(|s| s.1.parse::<usize>().expect("a size")).product();
+            let tokens = (made.settings.global_batch / dp * 16 * 8) as f64;
             let (peak, bytes) =
                 (made.peak_bytes() as f64, plan["peak_bytes"].as_f64().expect("bytes"));
-            assert!((bytes / peak - 1.0).abs() <= 0.005, "{flags:?}: {bytes} {peak}");
+            assert!((bytes - peak).abs() <= 0.005 * peak + tokens, "{flags:?}: {bytes} {peak}");
             let seconds = price(&made, &h100(), &[]).expect("a price").total;
             let said = plan["step_s"].as_f64().expect("seconds");
             assert!((said / seconds - 1.0).abs() <= 1e-3, "{flags:?}: {said} {seconds}");
@@ -455,25 +464,6 @@ fn what_lies_beside_a_plan_is_counted() {
     let said = String::from_utf8_lossy(&said).into_owned();
     for words in ["\nbeside the plan: up to 1.67 GiB", "--transport nccl on h100-sxm"] {
         assert!(said.contains(words), "{words}: {said}");
-    }
-}
-
-/// Of a machine whose constants are guesses no band is shown, and of one without NCCL none of its transport.
-#[test]
-fn a_guess_has_no_band() {
-    let lab = lab("plan-guess", "llama_gqa");
-    let args = ["--gpus", "2", "--global-batch", "4", "--seq", "16", "--top", "2"];
-    for (device, guess, nccl) in
-        [("h100-sxm", false, true), ("b200", true, true), ("tpu-v5p", true, false)]
-    {
-        let said = lab.ok(&[&["plan", "m", "--device", device], &args[..]].concat()).stdout;
-        let said = String::from_utf8_lossy(&said).into_owned();
-        assert_eq!((said.contains("(guess)"), said.contains('±')), (guess, !guess), "{said}");
-        assert_eq!(said.contains("priced as plans for --transport nccl"), nccl, "{said}");
-        let json = ["plan", "m", "--device", device, "--format", "json"];
-        let json = lab.ok(&[&json[..], &args].concat()).stdout;
-        let json: Json = serde_json::from_slice(&json).expect("JSON");
-        assert_eq!(json["plans"][0]["band"].is_null(), guess, "{json}");
     }
 }
 
@@ -887,6 +877,11 @@ fn a_search_has_a_budget() {
         few["compiled"].as_u64().expect("a count") + few["refused"].as_u64().expect("a count");
     assert!((7..=8).contains(&tried), "{few}");
     assert_eq!(few, planned(&lab, &[&job[..], &["--budget", "7"]].concat()));
+    lab.refuses(
+        &[&["plan", "m", "--device", "h100-sxm", "--budget", "0"], &job[..]].concat(),
+        2,
+        "flag",
+    );
     let first = |found: &Json| found["plans"][0]["step_s"].as_f64().expect("seconds");
     let many = planned(&lab, &[&job[..], &["--budget", "70"]].concat());
     assert!(first(&many) <= 1.01 * first(&few));

@@ -6,6 +6,12 @@ use shardc_cost::layout::{Job, Kernels, Layout, Overlap, Recompute, Schedule, St
 use shardc_cost::model::{Experts, Latent, Sizes};
 use shardc_cost::step::{Closed, StepCost};
 use shardc_cost::table;
+use shardc_ir::diag::Result;
+
+/// The prices of the runs of a table.
+fn prices(text: &str, machines: &[Device]) -> Result<String> {
+    table::prices(&table::read(text)?, machines)
+}
 
 const LLAMA: Sizes = Sizes {
     layers: 80,
@@ -146,8 +152,8 @@ fn recomputing_costs_time_and_bubbles_shrink_with_microbatches() {
 fn equal_questions_have_equal_answers() {
     let text = include_str!("../data/normalised_shared.csv");
     let machines = Device::known();
-    let first = table::prices(text, &machines).expect("prices");
-    assert_eq!(first, table::prices(text, &machines).expect("prices"));
+    let first = prices(text, &machines).expect("prices");
+    assert_eq!(first, prices(text, &machines).expect("prices"));
     assert_eq!(first.lines().count(), 132);
     assert!(first.starts_with("id,step_s\ntorchtitan24#1,"));
 }
@@ -170,7 +176,7 @@ fn a_row_that_cannot_be_priced_is_named() {
     for (from, to, says) in swaps {
         let table = format!("{}\n{}\n", two[0], two[1].replacen(from, to, 1));
         assert_ne!(table.lines().nth(1), Some(two[1]), "{from}");
-        match table::prices(&table, &machines) {
+        match prices(&table, &machines) {
             Ok(_) => assert_eq!(says, "", "{to}"),
             Err(d) => {
                 assert!(!says.is_empty() && d.message.contains(says), "{to}: {d}");
@@ -183,9 +189,9 @@ fn a_row_that_cannot_be_priced_is_named() {
         two[0],
         two[1].replace("bf16", "fp8").replace("h100-96-500w", "a100-80")
     );
-    assert_eq!(table::prices(&fp8, &machines).expect_err("an A100 has no fp8").code, "device");
-    assert_eq!(table::prices("a,b\n1\n", &machines).expect_err("too few cells").code, "rows");
-    assert_eq!(table::prices("", &machines).expect("nothing"), "id,step_s\n");
+    assert_eq!(prices(&fp8, &machines).expect_err("an A100 has no fp8").code, "device");
+    assert_eq!(prices("a,b\n1\n", &machines).expect_err("too few cells").code, "rows");
+    assert_eq!(prices("", &machines).expect("nothing"), "id,step_s\n");
 }
 
 /// Numbers at their bounds, and all words of every column: a price or a diagnostic, never a panic.
@@ -207,9 +213,8 @@ fn any_number_has_a_price_or_a_diagnostic() {
             for word in words {
                 let mut row = row.clone();
                 row[i] = word;
-                priced += usize::from(
-                    table::prices(&format!("{head}\n{}\n", row.join(",")), &machines).is_ok(),
-                );
+                priced +=
+                    usize::from(prices(&format!("{head}\n{}\n", row.join(",")), &machines).is_ok());
             }
         }
         let mut most = row.clone();
@@ -217,7 +222,7 @@ fn any_number_has_a_price_or_a_diagnostic() {
         for (i, _) in head.split(',').enumerate().filter(|c| wide.contains(&c.1)) {
             most[i] = "1073741824";
         }
-        let _ = table::prices(&format!("{head}\n{}\n", most.join(",")), &machines);
+        let _ = prices(&format!("{head}\n{}\n", most.join(",")), &machines);
     }
     assert!(priced > 500, "{priced}");
 }

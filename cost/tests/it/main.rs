@@ -1,4 +1,5 @@
 //! Tests of prices against published step times.
 
 mod closed;
+mod held;
 mod tables;

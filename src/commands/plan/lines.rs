@@ -1,8 +1,9 @@
 //! Lines of `shardc plan`: what they assume, the command that makes one, and where its time goes.
 
-use super::Plan;
+use super::{Plan, is_tie};
 use crate::commands::launch_script::quoted;
 use crate::commands::price::{constants, lines as parts, tables, time};
+use crate::export::Target;
 use crate::input::Input;
 use crate::planner::{Asked, Compiled, Found};
 use crate::report::{beside_words, bytes};
@@ -29,6 +30,14 @@ pub(super) fn assumed(asked: &Asked, found: &Found) -> String {
         };
         out += &format!("{} (line 1; {counted})\n", beside_words(best.beside));
     }
+    if let (Some(to), Some(_)) = (asked.target, best.in_target) {
+        let of = if to == Target::Megatron { "5 % for 75" } else { "11 % for 18" };
+        out += &format!(
+            "in {}: what a rank needs there, by a model that is off by {of} published runs in the median; it saves other \
+             values and has other kernels\n",
+            to.software()
+        );
+    }
     if let Some((to, (why, n))) = asked.target.zip(found.left_out.most()) {
         out += &format!(
             "left out: {} that {} does not take, most often ({n}) for {why}\n",
@@ -37,6 +46,19 @@ pub(super) fn assumed(asked: &Asked, found: &Found) -> String {
         );
     }
     out
+}
+
+/// How far off the times are, and what that makes of lines near the fastest.
+pub(super) fn within(found: &Found) -> String {
+    let Some(band) = found.band else {
+        return "how far it is off is not known (guess): no runs of such models on such a machine are".into();
+    };
+    let ties = found.fits.iter().filter(|c| is_tie(found, c)).count();
+    format!(
+        "{ties} within {:.0} % of it are a tie (~): so far off are four of five published runs of {}",
+        100.0 * band.width,
+        band.class
+    )
 }
 
 /// The flags with which `shardc compile` makes a plan, by their names; one that takes no value is true.

@@ -19,7 +19,11 @@ fn case(model: &str, gpus: usize, batch: usize, ifs: Ifs) -> Case {
     let device = Device::named("h100-sxm").expect("known").with("domain", 4.0).expect("a count");
     let all = candidates(&f, &base, gpus, 4);
     let input = crate::read_model(&path, &base).expect("the config");
-    Case { form: Form::of(&f, &input, &base, ifs).expect("nothing is frozen"), device, all }
+    Case {
+        form: Form::of(&f, &input, &base, ifs, &device).expect("nothing is frozen"),
+        device,
+        all,
+    }
 }
 
 impl Case {

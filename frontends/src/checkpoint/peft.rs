@@ -88,7 +88,6 @@ const WITHOUT_EFFECT: &[&str] = &[
     "base_model_name_or_path",
     "fan_in_fan_out",
     "inference_mode",
-    "init_lora_weights",
     "megatron_core",
     "peft_version",
     "qalora_group_size",
@@ -96,6 +95,10 @@ const WITHOUT_EFFECT: &[&str] = &[
     "runtime_config",
     "task_type",
 ];
+
+/// Ways in which an adapter begins that leave the weights beside it as they are. Others (PiSSA, OLoRA, CorDA, LoftQ) change
+/// these, which PEFT does again when it loads one.
+const BEGINNINGS: &[&str] = &["gaussian", "orthogonal", "eva"];
 
 /// What is known of an adapter beside its tensors.
 #[derive(Clone, PartialEq, Debug)]
@@ -222,8 +225,13 @@ impl Keys<'_> {
             Value::String(x) => x.is_empty() || x == "none",
             Value::Number(_) => false,
         };
-        let known = |k: &str| READ.contains(&k) || WITHOUT_EFFECT.contains(&k);
-        match self.map.iter().find(|(k, v)| !known(k) && !off(v)) {
+        let begins = |k: &str, v: &Value| {
+            let word = || v.as_str().is_some_and(|word| BEGINNINGS.contains(&word));
+            k == "init_lora_weights" && (v.is_boolean() || word())
+        };
+        let known =
+            |k: &str, v: &Value| READ.contains(&k) || WITHOUT_EFFECT.contains(&k) || begins(k, v);
+        match self.map.iter().find(|(k, v)| !known(k, v) && !off(v)) {
             None => Ok(()),
             Some((key, value)) => {
                 let mut value = value.to_string();
@@ -233,6 +241,10 @@ impl Keys<'_> {
                 Err(match key.as_str() {
                     "modules_to_save" => d.help(
                         "give --lora with its rank and targets, and --train GLOB for these modules",
+                    ),
+                    "init_lora_weights" => d.help(
+                        "it changes the model's own weights: save it with PEFT's path_initial_model_for_weight_conversion, \
+                         or merge it into its model with PEFT",
                     ),
                     "use_dora" => {
                         d.help("train without DoRA, or merge the adapter into its model with PEFT")
@@ -303,6 +315,12 @@ impl Keys<'_> {
             Some(Value::Object(map)) if map.len() <= MOST => map,
             Some(_) => return Err((self.wrong)(format!("`{key}` is not an object"))),
         };
+        if let Some([first, second]) = ambiguous(map) {
+            let what = format!("{key} has `{first}` and `{second}`, which may both fit a module");
+            return Err(
+                Diag::new("not-built", what).help("write the path of each module once, without ^")
+            );
+        }
         let one = |(name, v): (&String, &Value)| {
             // The pattern of a whole path begins so.
             let own = name.strip_prefix('^').unwrap_or(name);
@@ -319,8 +337,62 @@ impl Keys<'_> {
     }
 }
 
+/// Two entries of a pattern with different values of which PEFT takes another than is taken here: there the first in the file
+/// that fits a module, with `^` for whole paths; here the first by name.
+fn ambiguous(map: &Map<String, Value>) -> Option<[&String; 2]> {
+    let plain = |name: &'_ str| name.strip_prefix('^').unwrap_or(name).to_string();
+    let fits = |end: &str, path: &str| {
+        path.strip_suffix(end).is_some_and(|s| s.is_empty() || s.ends_with('.'))
+    };
+    let differ = |(first, v): (&String, &Value), (second, w): (&String, &Value)| {
+        let (a, b) = (plain(first), plain(second));
+        let anchors = first.starts_with('^') || second.starts_with('^');
+        v != w && (fits(&a, &b) || fits(&b, &a)) && (anchors || b < a)
+    };
+    let all: Vec<(&String, &Value)> = map.iter().collect();
+    let pairs =
+        all.iter().enumerate().flat_map(|(i, a)| all[i + 1..].iter().map(move |b| (*a, *b)));
+    pairs.into_iter().find(|(a, b)| differ(*a, *b)).map(|(a, b)| [a.0, b.0])
+}
+
 /// A path of a module, without anything that a regular expression would mean but the dots.
 fn is_plain(text: &str) -> bool {
     !text.is_empty()
         && text.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(more: &str) -> Option<String> {
+        let text =
+            format!(r#"{{"peft_type": "LORA", "r": 8, "target_modules": ["q_proj"], {more}}}"#);
+        let json: Value = serde_json::from_str(&text).expect("JSON");
+        AdapterConfig::of(&json).err().map(|d| format!("{}: {}", d.code, d.message))
+    }
+
+    /// Those that PEFT gives other weights beside, or other ranks and factors, are refused.
+    #[test]
+    fn adapters_that_peft_reads_otherwise_are_refused() {
+        for good in ["true", "false", "null", "\"gaussian\"", "\"orthogonal\"", "\"eva\""] {
+            assert_eq!(refused(&format!(r#""init_lora_weights": {good}"#)), None, "{good}");
+        }
+        for bad in ["pissa", "pissa_niter_4", "olora", "corda", "loftq", "lora_ga"] {
+            let said = refused(&format!(r#""init_lora_weights": "{bad}""#)).expect(bad);
+            assert!(said.starts_with("not-built: `init_lora_weights` is"), "{said}");
+        }
+        let patterns = [
+            (r#"{"layers.1.q_proj": 128, "q_proj": 1}"#, false),
+            (r#"{"q_proj": 1, "layers.1.q_proj": 128}"#, true),
+            (r#"{"q_proj": 1, "layers.1.q_proj": 1}"#, false),
+            (r#"{"^model.layers.1.q_proj": 128, "layers.1.q_proj": 1}"#, true),
+            (r#"{"^model.layers.1.q_proj": 128, "^model.layers.2.q_proj": 1}"#, false),
+            (r#"{"v_proj": 128, "q_proj": 1}"#, false),
+        ];
+        for (pattern, bad) in patterns {
+            let said = refused(&format!(r#""alpha_pattern": {pattern}"#));
+            assert_eq!(said.is_some(), bad, "{pattern}: {said:?}");
+        }
+    }
 }

@@ -3,6 +3,8 @@
 //!
 //! A template is a stranger's program. It may take so many steps and write so much; it reads no file and no clock.
 
+mod concat;
+
 use super::python;
 use super::room::timed;
 use crate::data::Date;
@@ -86,7 +88,7 @@ impl Template {
         env.add_function("strftime_now", move |f: String| {
             date.strftime(&f).map_err(|e| Error::new(ErrorKind::InvalidOperation, e))
         });
-        let (marked, tags) = marked(source)?;
+        let (marked, tags) = marked(&concat::with_strings(source))?;
         // What is known of constants is computed at once.
         let work = || env.add_template_owned("chat", marked).map_err(|e| said(&e));
         timed(|| Memory::within(MEMORY, work))?;

@@ -14,6 +14,7 @@ mod template;
 use super::order::{Order, Picks};
 use super::{Reading, Recipe, TooLong, short};
 use coder::{Coded, Coder};
+pub use coder::{Prompt, Prompts};
 use file::{Files, Spot};
 use pack::{Deal, Lens, Rows};
 pub use room::guarded;

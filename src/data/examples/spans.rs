@@ -97,7 +97,7 @@ impl Marker<'_> {
                 Ok(one(text, scored))
             }
             (Example::Chat(chat), on) => {
-                let Some(t) = self.template else { return Err(self.no_template()) };
+                let Some(t) = self.template else { return Err(no_template(self.model)) };
                 self.chat(t, chat, on).map_err(|no| self.said(no, line))
             }
         }
@@ -107,13 +107,6 @@ impl Marker<'_> {
         Diag::new("flag", format!("{what} has no turns"))
             .at(format!("--loss-on {}", on.name()))
             .help(format!("use --loss-on {instead}, or leave it out"))
-    }
-
-    fn no_template(&self) -> Diag {
-        Diag::new("data", format!("no chat template: {} has none", self.model))
-            .rule("a chat becomes text by the template of its model")
-            .help("give --chat-template FILE")
-            .help("that of a model that was trained on chats is in its folder: chat_template.jinja, or tokenizer_config.json")
     }
 
     fn chat(
@@ -234,6 +227,14 @@ impl Marker<'_> {
             }
         }
     }
+}
+
+/// A model has no template.
+pub fn no_template(model: &str) -> Diag {
+    Diag::new("data", format!("no chat template: {model} has none"))
+        .rule("a chat becomes text by the template of its model")
+        .help("give --chat-template FILE")
+        .help("that of a model that was trained on chats is in its folder: chat_template.jinja, or tokenizer_config.json")
 }
 
 fn render(

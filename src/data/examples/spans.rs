@@ -211,7 +211,7 @@ impl Marker<'_> {
                     let text: String = s[from..].chars().take(24).collect();
                     format!("{text:?}")
                 };
-                Diag::new(
+                let d = Diag::new(
                     "chat-mask",
                     format!("what the assistant says in turn {} is not found in the text of the chat", d.turn + 1),
                 )
@@ -221,9 +221,13 @@ impl Marker<'_> {
                     shown(&d.now),
                     shown(&d.then)
                 ))
-                .help("give a template with {% generation %} around what is generated: --chat-template FILE")
-                .help("or make a row of each turn: --split-turns")
-                .help("or score all tokens: --loss-on all")
+                .help("give a template with {% generation %} around what is generated: --chat-template FILE");
+                // Where each turn is the last one already, the template begins what follows otherwise than it writes it.
+                let d = match self.split_turns {
+                    true => d,
+                    false => d.help("or make a row of each turn: --split-turns"),
+                };
+                d.help("or score all tokens: --loss-on all")
             }
         }
     }

@@ -71,7 +71,7 @@ impl Template {
         env.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
         env.set_formatter(format);
         env.add_filter("tojson", |v: Value, kw| python::tojson(&v, kw));
-        env.add_filter("string", |v: Value| python::text(&v));
+        env.add_filter("string", python::string);
         env.add_filter("trim", |v: Value, chars: Option<String>| {
             let text = python::text(&v)?;
             Ok::<String, Error>(match chars {
@@ -79,6 +79,7 @@ impl Template {
                 Some(all) => text.trim_matches(|c| all.contains(c)).into(),
             })
         });
+        env.add_filter("join", python::join);
         env.add_test("iterable", |v: Value| {
             !v.is_none() && !v.is_undefined() && v.try_iter().is_ok()
         });

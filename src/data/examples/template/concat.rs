@@ -67,11 +67,15 @@ pub fn with_strings(source: &str) -> String {
             at += 1;
             continue;
         };
+        let known = inserts.len();
         let end = match close.0 {
             "{#" => rest.find(close.1).map(|n| n + 2),
             _code => expression(source, at + 2, close.1, &mut inserts).map(|end| end - at),
         };
-        let Some(end) = end else { break };
+        let Some(end) = end else {
+            inserts.truncate(known);
+            break;
+        };
         let inner = rest[2..end - 2].trim_matches(['-', '+']).trim();
         let raw = close.0 == "{%" && inner == "raw";
         at += end;

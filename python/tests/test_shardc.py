@@ -79,6 +79,22 @@ class Paths(unittest.TestCase):
         del kept
         self.assertFalse(path.exists(), "a temporary plan goes with its object")
 
+    def test_a_run_yields_its_steps(self):
+        plan = shardc.compile(LLAMA, mesh="dp=2", **SIZE)
+        batch = str(LLAMA / "batch.safetensors")
+        run = plan.run(batch=batch, weights=str(LLAMA), steps=3, kernels="interpreted")
+        losses = [step["loss"] for step in run]
+        expected = [step["loss"] for step in plan.run(batch=batch, weights=str(LLAMA), steps=2, kernels="interpreted")]
+        self.assertEqual((len(losses), losses[:2]), (3, expected))
+        self.assertLess(losses[2], losses[0])
+        first = next(iter(plan.run(batch=batch, weights=str(LLAMA), steps=1000, kernels="interpreted")))
+        self.assertEqual((first["step"], first["loss"]), (1, losses[0]))
+        with self.assertRaises(shardc.ShardcError) as caught:
+            list(plan.run(data="none.xyz"))
+        self.assertEqual(caught.exception.code, "data")
+        with self.assertRaises(TypeError):
+            plan.run(format="human")
+
     def test_errors_have_code_and_help(self):
         with self.assertRaises(shardc.ShardcError) as caught:
             shardc.compile(LLAMA, mesh="tp=3", **SIZE)

@@ -201,6 +201,16 @@ fn what_is_wrong_is_said() {
     let said = lab.refuses(&["generate", &model, "--chat", "Hi"], 2, "data");
     assert!(said.contains("no chat template"), "{said}");
     lab.refuses(&["generate", "nothing", "--prompt", "x"], 2, "file");
+    // A decoder that writes without end.
+    let own = std::fs::read_to_string(lab.path("llama_mha/tokenizer.json")).expect("a tokenizer");
+    let mut json: Json = serde_json::from_str(&own).expect("JSON");
+    let long =
+        json!({ "type": "Replace", "pattern": { "String": "x" }, "content": "y".repeat(999) });
+    json["decoder"] = json!({ "type": "Sequence", "decoders": [long] });
+    lab.write("llama_mha/tokenizer.json", json.to_string());
+    let said = lab.refuses(&prompt, 2, "tokenizer");
+    assert!(said.contains("its decoder writes 999 bytes"), "{said}");
+    lab.write("llama_mha/tokenizer.json", own);
     lab.misuses(&[&prompt[..], &["--temperature=-1"]].concat(), "--temperature");
     lab.misuses(&[&prompt[..], &["--top-p", "0"]].concat(), "--top-p");
     // A plan without a folder that it was made of has no weights.

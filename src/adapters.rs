@@ -3,7 +3,7 @@
 use crate::plan_dir::Stored;
 use crate::{hub, model_of};
 use shardc_frontends::{
-    AdapterConfig, Checkpoint, Saving, is_wrapper, name_in_adapter, whole_modules,
+    AdapterConfig, Checkpoint, Saving, is_wrapper, name_in_adapter, rooted, whole_modules,
 };
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::types::DType;
@@ -32,32 +32,87 @@ pub fn saved(s: &Stored) -> Result<Vec<Weight>> {
         return Ok(s.plan.weights.clone());
     }
     let still = frozen(s)?;
-    let own = s.plan.weights.iter().filter(|w| !still.contains(&w.param));
-    Ok(own.map(|w| Weight { tensor: name_in_adapter(&w.tensor), ..w.clone() }).collect())
+    let own = in_modules(s).into_iter().filter(|w| !still.contains(&w.param));
+    Ok(own.map(|w| Weight { tensor: name_in_adapter(&w.tensor), ..w }).collect())
+}
+
+/// The weights of a plan, by the names that transformers' modules have.
+fn in_modules(s: &Stored) -> Vec<Weight> {
+    let tensors: BTreeSet<String> = s.plan.weights.iter().flat_map(Weight::tensors).collect();
+    let has = |name: &str| tensors.contains(name);
+    let named = |w: &Weight| match w.is_adapter() {
+        true => w.clone(),
+        false => Weight { tensor: rooted(&s.config, &w.tensor, &has), ..w.clone() },
+    };
+    s.plan.weights.iter().map(named).collect()
+}
+
+/// Models of which PEFT 0.21 takes modules of these names for their experts, whatever their paths are
+/// (`utils/transformers_weight_conversion.py`: experts of transformers 4 were modules, those of 5 are not).
+const RENAMED: [(&[&str], &[&str]); 2] = [
+    (&["mixtral", "minimax_m2"], &["gate", "w1", "w2", "w3"]),
+    (
+        &[
+            "deepseek_v2",
+            "deepseek_v3",
+            "ernie4_5_moe",
+            "glm4_moe",
+            "olmoe",
+            "qwen2_moe",
+            "qwen3_moe",
+        ],
+        &["gate", "gate_proj", "up_proj", "down_proj"],
+    ),
+];
+
+/// What of a plan's adapters PEFT would not read, or would read as something else; nothing of a plan without.
+///
+/// # Errors
+/// Those of [`frozen`].
+pub fn unread(s: &Stored) -> Result<Option<Diag>> {
+    let Some(l) = &s.options.lora else { return Ok(None) };
+    let refuse = |what: String| {
+        Some(
+            Diag::new("not-built", what)
+                .rule("an adapter is saved as PEFT reads it")
+                .help("save checkpoints with --save-every N, and the merged model with shardc reshard CKPT --to hf --merge"),
+        )
+    };
+    if s.plan.weights.iter().any(|w| w.is_adapter() && w.experts.is_some()) {
+        return Ok(refuse("adapters of experts are not saved as PEFT's yet".into()));
+    }
+    let places = lora::places(&model_of(s)?, l);
+    let words = RENAMED.iter().find(|r| r.0.contains(&&*s.family)).map_or(&[][..], |r| r.1);
+    let own = places.iter().filter(|p| p.adapter.is_some());
+    if let Some(word) = own.map(word).find(|w| words.contains(w)) {
+        let what = format!("PEFT 0.21 takes `{word}` of a {} for its experts'", s.family);
+        return Ok(refuse(what)
+            .map(|d| d.help("or choose other targets, for example targets=q_proj+v_proj")));
+    }
+    let still = frozen(s)?;
+    Ok(match whole_modules(&in_modules(s), &|w| !still.contains(&w.param)) {
+        Some(_) => None,
+        None => {
+            refuse("--train names a part of a module, which adapter_config.json cannot say".into())
+                .map(|d| d.help("or name all tensors of its module"))
+        }
+    })
+}
+
+/// The last word of a module's path.
+fn word(p: &Place) -> &str {
+    p.module.rsplit('.').next().unwrap_or(&p.module)
 }
 
 /// How an adapter is saved, of how its model would be; the same for a plan without adapters.
 ///
 /// # Errors
-/// `not-built` for adapters of experts, whose form PEFT has not settled, and for parts of modules.
+/// `not-built` for what PEFT would not read: [`unread`].
 pub fn saving(s: &Stored, how: Saving) -> Result<Saving> {
     let Some(l) = &s.options.lora else { return Ok(how) };
-    let refuse = |what: &str, help: &str| {
-        Err(Diag::new("not-built", what).rule("an adapter is saved as PEFT reads it").help(help))
-    };
-    if s.plan.weights.iter().any(|w| w.is_adapter() && w.experts.is_some()) {
-        return refuse(
-            "adapters of experts are not saved as PEFT's yet",
-            "save checkpoints with --save-every N, and the merged model with shardc reshard CKPT --to hf --merge",
-        );
-    }
+    unread(s)?.map_or(Ok(()), Err)?;
     let still = frozen(s)?;
-    let Some(whole) = whole_modules(&s.plan.weights, &|w| !still.contains(&w.param)) else {
-        return refuse(
-            "--train names a part of a module, which adapter_config.json cannot say",
-            "name all tensors of its module, or save checkpoints with --save-every N",
-        );
-    };
+    let whole = whole_modules(&in_modules(s), &|w| !still.contains(&w.param)).unwrap_or_default();
     let places = lora::places(&model_of(s)?, l);
     let config = AdapterConfig {
         r: l.r,
@@ -83,7 +138,7 @@ pub fn saving(s: &Stored, how: Saving) -> Result<Saving> {
 
 /// The modules with adapters: by the last words of their paths if no other module has one of them, else by the paths.
 fn targets(places: &[Place], wrapped: bool) -> Vec<String> {
-    let word = |p: &Place| p.module.rsplit('.').next().unwrap_or(&p.module).to_string();
+    let word = |p: &Place| word(p).to_string();
     let of = |with: bool| places.iter().filter(move |p| p.adapter.is_some() == with);
     let words: BTreeSet<String> = of(true).map(word).collect();
     let others: BTreeSet<String> = of(false).map(word).collect();

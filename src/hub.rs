@@ -27,6 +27,11 @@ impl<'a> Name<'a> {
     }
 }
 
+/// Whether a path that is not there may be the name of a model on Hugging Face.
+pub fn is_name(model: &Path) -> bool {
+    !model.exists() && model.to_str().is_some_and(|text| Name::read(text).is_some())
+}
+
 /// The folder that Hugging Face's tools keep models in, by the variables that they read.
 pub fn cache() -> Option<PathBuf> {
     let var = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);

@@ -252,12 +252,17 @@ fn model_for(s: &Stored, o: &Options) -> Result<Option<Model>> {
     shardc_frontends::from_config_named(&s.config, "config.json", &shape, &has).map(Some)
 }
 
-/// A stored plan's model compiled with other options, and not checked as a plan that is written: to compare with.
-pub(crate) fn variant(s: &Stored, o: &Options) -> Result<Plan> {
-    let source = match model_for(s, o)? {
+/// A stored plan's model for the batch of other options, before any pass.
+pub(crate) fn source_for(s: &Stored, o: &Options) -> Result<Source> {
+    Ok(match model_for(s, o)? {
         Some(m) => adapted(from_model(m), o)?.source,
         None => from_text(&s.source)?.source,
-    };
+    })
+}
+
+/// A stored plan's model compiled with other options, and not checked as a plan that is written: to compare with.
+pub(crate) fn variant(s: &Stored, o: &Options) -> Result<Plan> {
+    let source = source_for(s, o)?;
     let o = with_mesh(&source.module.mesh, o)?;
     let mut nobody = |_: &str, _: &Module| {};
     let manager = Manager { trial: true, ..Manager::new(&mut nobody) };

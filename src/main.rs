@@ -61,8 +61,25 @@ fn asks_for_json() -> bool {
     apart || args.iter().any(|a| a == "--format=json")
 }
 
+/// A base of 4 bits, by the flag that other software's users look for.
+fn four_bits(e: &clap::Error) -> Option<Diag> {
+    use clap::error::{ContextKind, ContextValue};
+    let Some(ContextValue::String(flag)) = e.get(ContextKind::InvalidArg) else { return None };
+    flag.starts_with("--dtype-frozen").then(|| {
+        Diag::new("not-built", "frozen weights of 4 bits (nf4, QLoRA) are not built")
+            .at("--dtype-frozen")
+            .rule("frozen weights have the element type of --dtype")
+            .help("use --dtype bf16 with --lora: 8B fits one GPU of 24 GB with --recompute full --loss-chunks 8")
+            .help("for 70B use 8 GPUs: --mesh dp=8 --zero 3, or --mesh tp=8 --sp (docs/lora.md has the peaks)")
+    })
+}
+
 /// Prints help, which is a result, or what is wrong with the arguments.
 fn usage(e: clap::Error) -> Result<i32> {
+    if let Some(d) = four_bits(&e) {
+        talk(Talk { json: asks_for_json(), ..Talk::default() });
+        return Err(d);
+    }
     if e.use_stderr() && asks_for_json() {
         talk(Talk { json: true, ..Talk::default() });
         let text = e.to_string();

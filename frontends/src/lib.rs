@@ -332,6 +332,18 @@ pub fn from_config_named(
     build(config, place, shape, has).map(|b| b.0)
 }
 
+/// The name of a tensor in the tree of transformers' modules; checkpoints may have tensors without its root. `has` says
+/// which tensors there are.
+pub fn rooted(config: &serde_json::Value, tensor: &str, has: &dyn Fn(&str) -> bool) -> String {
+    let Ok((_, family)) = family::of(config, "config.json") else { return tensor.into() };
+    let prefix = family.prefix(has);
+    let [_, head] = family.tables(&prefix);
+    match prefix.is_empty() && tensor != head && !family.root.is_empty() {
+        true => format!("{}.{tensor}", family.root),
+        false => tensor.into(),
+    }
+}
+
 /// The model of a config; `has` tells whether a checkpoint has a tensor, which decides how tensors
 /// are called.
 fn build(

@@ -8,8 +8,9 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import warnings
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Dict, Iterator, List, Optional, Sequence
 
 
 class ShardcWarning(UserWarning):
@@ -63,9 +64,39 @@ def run(args: Sequence[str], cwd: Optional[str] = None) -> str:
     """
     words = [find_binary(), *args, "--format", "json"]
     done = subprocess.run(words, cwd=cwd, stdin=subprocess.DEVNULL, capture_output=True, encoding="utf-8", errors="replace")
+    _told(args[0], done.stderr, done.returncode)
+    return done.stdout
+
+
+def lines(args: Sequence[str]) -> Iterator[Dict[str, Any]]:
+    """Runs the command, and yields the objects that it prints as they come.
+
+    Whoever stops listening ends it: a run that saves does so first.
+    """
+    words = [find_binary(), *args, "--format", "json"]
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as said:
+        out = subprocess.PIPE
+        process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=out, stderr=said, encoding="utf-8", errors="replace")
+        assert process.stdout is not None
+        ended = False
+        try:
+            for line in process.stdout:
+                yield json.loads(line)
+            ended = True
+        finally:
+            if not ended:
+                process.terminate()
+            process.stdout.close()
+            status = process.wait()
+        said.seek(0)
+        _told(args[0], said.read(), status)
+
+
+def _told(command: str, stderr: str, status: int) -> None:
+    """Warns of what a command warned of, and raises its error."""
     failed: Optional[Dict[str, Any]] = None
     unread: List[str] = []
-    for line in done.stderr.splitlines():
+    for line in stderr.splitlines():
         try:
             said = json.loads(line)
             level = said["level"]
@@ -76,7 +107,6 @@ def run(args: Sequence[str], cwd: Optional[str] = None) -> str:
             warnings.warn(said["rendered"], ShardcWarning, stacklevel=4)
         elif level == "error":
             failed = said
-    if done.returncode != 0:
-        told = "\n".join(unread) or f"shardc {args[0]} ended with status {done.returncode}"
-        raise ShardcError({"exit": done.returncode, **(failed or {"message": told})})
-    return done.stdout
+    if status != 0:
+        told = "\n".join(unread) or f"shardc {command} ended with status {status}"
+        raise ShardcError({"exit": status, **(failed or {"message": told})})

@@ -9,9 +9,9 @@ import tempfile
 import weakref
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Tuple, Union
+from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Mapping, Optional, Tuple, Union
 
-from ._command import ShardcError, run
+from ._command import ShardcError, lines, run
 
 if TYPE_CHECKING:
     import torch
@@ -134,6 +134,15 @@ class Plan:
 
         return {p.name: tuple(read(word) for word in p.placements) for p in self.parameters}
 
+    def run(self, **options: Any) -> Iterator[Dict[str, Any]]:
+        """Runs the plan, ranks as threads, and yields what each step and each evaluation came to, as they end.
+
+        `options` are flags of `shardc run`, with `_` for `-`: `plan.run(data="train.jsonl", weights="my-model", epochs=2,
+        save="tuned")`. A step has `step`, `loss`, `grad_norm`, `tokens` and `ms`, an evaluation `step` and `eval_loss`.
+        Nothing runs before the first is asked for; whoever stops asking ends the run.
+        """
+        return lines(["run", str(self.path), *_flags(None, options)])
+
     def torch(self, weights: Any = None, timeout: Optional[float] = None) -> Step:
         """A step of the plan on this rank of torch.distributed: call it with a batch. See docs/torch.md.
 
@@ -244,7 +253,7 @@ def _flags(mesh: Union[str, Mapping[str, int], None], options: Mapping[str, Any]
         mesh = ",".join(f"{axis}={size}" for axis, size in mesh.items())
     out: List[str] = []
     for name in _OWN & options.keys():
-        raise TypeError(f"{name} is not an option of a compilation")
+        raise TypeError(f"{name} is not an option here")
     for name, value in {"mesh": mesh, **options}.items():
         flag = "--" + name.replace("_", "-")
         if value is True:

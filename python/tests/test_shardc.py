@@ -6,6 +6,7 @@ What needs torch is skipped where it is not installed, unless SHARDC_HAS names i
 import json
 import os
 import pickle
+import socket
 import subprocess
 import sys
 import tempfile
@@ -78,6 +79,44 @@ class Paths(unittest.TestCase):
         self.assertTrue(path.is_dir())
         del kept
         self.assertFalse(path.exists(), "a temporary plan goes with its object")
+
+    def test_a_run_yields_its_steps(self):
+        plan = shardc.compile(LLAMA, mesh="dp=2", **SIZE)
+        batch = str(LLAMA / "batch.safetensors")
+        run = plan.run(batch=batch, weights=str(LLAMA), steps=3, kernels="interpreted")
+        losses = [step["loss"] for step in run]
+        expected = [step["loss"] for step in plan.run(batch=batch, weights=str(LLAMA), steps=2, kernels="interpreted")]
+        self.assertEqual((len(losses), losses[:2]), (3, expected))
+        self.assertLess(losses[2], losses[0])
+        first = next(iter(plan.run(batch=batch, weights=str(LLAMA), steps=1000, kernels="interpreted")))
+        self.assertEqual((first["step"], first["loss"]), (1, losses[0]))
+        with self.assertRaises(shardc.ShardcError) as caught:
+            list(plan.run(data="none.xyz"))
+        self.assertEqual(caught.exception.code, "data")
+        with self.assertRaises(TypeError):
+            plan.run(format="human")
+
+    @unittest.skipUnless(torch, "torch is not installed")
+    def test_adapters_train_on_torch_as_in_peft(self):
+        script = """
+import sys, torch, shardc
+from safetensors.torch import load_file
+root, port = sys.argv[1:]
+torch.distributed.init_process_group("gloo", init_method="tcp://127.0.0.1:" + port, rank=0, world_size=1)
+base, adapter = root + "/llama_mha", root + "/lora/llama"
+plan = shardc.compile(base, lora_from=adapter, seq=16, global_batch=8, eps="1e-5", clip=0.5, prove="no")
+weights = {**load_file(base + "/model.safetensors"), **load_file(adapter + "/adapter_model.safetensors")}
+step, batch = plan.torch(weights=weights), load_file(adapter + "/batch.safetensors")
+for loss in load_file(adapter + "/expected.safetensors")["losses"]:
+    off = abs(float(step(batch)["loss"]) / float(loss) - 1)
+    assert off < 1e-5, (off, loss)
+"""
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = str(free.getsockname()[1])
+        words = [sys.executable, "-c", script, str(ROOT / "tests/fixtures"), port]
+        done = subprocess.run(words, capture_output=True, text=True)
+        self.assertEqual(done.returncode, 0, done.stderr)
 
     def test_errors_have_code_and_help(self):
         with self.assertRaises(shardc.ShardcError) as caught:

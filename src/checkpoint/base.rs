@@ -94,6 +94,11 @@ impl Saved {
         }
     }
 
+    /// Whether its parameters stand beside those of files.
+    pub fn needs_base(&self) -> bool {
+        matches!(self.base, Some(BaseModel::Files { .. }))
+    }
+
     /// Refuses a base model that is not the one whose adapters the checkpoint has.
     ///
     /// # Errors

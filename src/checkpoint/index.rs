@@ -1,6 +1,8 @@
 //! `index.json`, and reading slices of tensors from pieces.
 
 use super::base::BaseModel;
+use super::evaluated::Evaluated;
+use super::found::{all, last, meant};
 use super::step_of;
 use crate::SCHEMA;
 use crate::data::{Order, Recipe};
@@ -71,6 +73,9 @@ pub struct RunState {
     /// How its examples became rows, if it has examples.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recipe: Option<Recipe>,
+    /// What its evaluations have come to, if it has had some.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub evaluated: Option<Evaluated>,
 }
 
 fn is_none(n: &usize) -> bool {
@@ -127,7 +132,7 @@ pub struct Saved {
     data: Checkpoint,
 }
 
-fn broken(dir: &Path, what: String) -> Diag {
+pub(super) fn broken(dir: &Path, what: String) -> Diag {
     Diag::new("checkpoint", what)
         .at(dir.display().to_string())
         .rule("a checkpoint is what shardc run --save-every wrote, unchanged")
@@ -158,24 +163,16 @@ fn unread(d: Diag, otherwise: impl FnOnce(Diag) -> Diag) -> Diag {
     if d.code == "io" { d } else { otherwise(d) }
 }
 
-/// The checkpoints of a folder with their steps, the last one last.
-fn all(dir: &Path) -> std::io::Result<Vec<(usize, PathBuf)>> {
-    let found = std::fs::read_dir(dir)?.flatten().filter_map(|e| {
-        let step = step_of(&e.file_name().to_string_lossy())?;
-        e.path().join("index.json").exists().then_some((step, e.path()))
-    });
-    let mut found: Vec<_> = found.collect();
-    found.sort();
-    Ok(found)
-}
-
 impl Saved {
-    /// Opens a checkpoint, or the last one of a folder of them. Only the index and headers are read.
+    /// Opens a checkpoint, or of a folder of them the last one, `DIR@latest`, or the one with the least loss of an
+    /// evaluation, `DIR@best`. Only the index and headers are read.
     ///
     /// # Errors
     /// `checkpoint` if there is none, or its index is wrong, or its files cannot be read or do not fit it; `file` if
     /// the folder does not exist.
     pub fn open(dir: &Path) -> Result<Saved> {
+        let dir = meant(dir)?;
+        let dir = &*dir;
         if dir.is_file() {
             return Err(Diag::new("file", "this is a file, a checkpoint is a folder")
                 .at(dir.display().to_string())
@@ -221,6 +218,10 @@ impl Saved {
         }
         if let Some(run) = index.run.as_ref().filter(|run| run.rows >= 1 << 62) {
             return Err(wrong(format!("index.json: {} rows", run.rows)));
+        }
+        let best = index.run.as_ref().and_then(|run| run.evaluated).map(|e| e.best.step);
+        if let Some(step) = best.filter(|&best| best > index.step) {
+            return Err(wrong(format!("index.json: step {step} is the best of {}", index.step)));
         }
         if index.skipped > index.step {
             let what = format!("index.json: {} steps of {} skipped", index.skipped, index.step);
@@ -455,16 +456,6 @@ impl Tensor {
         }
         Ok(())
     }
-}
-
-/// The last whole checkpoint of a folder.
-fn last(dir: &Path) -> Result<PathBuf> {
-    let mut found = all(dir).map_err(|e| broken(dir, e.to_string()))?;
-    found.pop().map(|f| f.1).ok_or_else(|| {
-        Diag::new("file", "no checkpoint is here")
-            .at(dir.display().to_string())
-            .help("write some with shardc run PLAN --save DIR --save-every 100")
-    })
 }
 
 /// blake3 of a safetensors header, and of what is behind it. Headers were read before, with bounds.

@@ -10,10 +10,13 @@
 //! model reads it: a tensor is put together from whatever pieces there are.
 
 mod base;
+mod evaluated;
+mod found;
 mod index;
 mod write;
 
 pub use base::{BaseModel, LeftOut};
+pub use evaluated::Evaluated;
 pub use index::{RunState, Saved};
 pub use write::{Reached, Saves, check_steps, task, write_all};
 

@@ -29,22 +29,24 @@ fn failed(path: &Path, e: &dyn std::fmt::Display) -> Diag {
 pub struct Saves {
     dir: PathBuf,
     keep: usize,
+    /// The step of one that stays however old it is.
+    pub best: Option<usize>,
     left: LeftOut,
     removal: Option<JoinHandle<()>>,
 }
 
 impl Saves {
     /// To a folder, whose lock this process has; of older ones as many stay as make up `keep` with the
-    /// newest. What jobs that have died have left there is removed.
+    /// newest, and that of step `best`. What jobs that have died have left there is removed.
     ///
     /// # Errors
     /// `save`.
-    pub fn new(dir: &Path, keep: usize, left: &LeftOut) -> Result<Saves> {
+    pub fn new(dir: &Path, keep: usize, best: Option<usize>, left: &LeftOut) -> Result<Saves> {
         clean(dir)?;
         let keep = keep.max(1);
         // Room for the next one is needed before it is written.
-        hide(dir, keep).iter().for_each(|path| drop(fs::remove_dir_all(path)));
-        Ok(Saves { dir: dir.into(), keep, left: left.clone(), removal: None })
+        hide(dir, keep, best).iter().for_each(|path| drop(fs::remove_dir_all(path)));
+        Ok(Saves { dir: dir.into(), keep, best, left: left.clone(), removal: None })
     }
 
     /// Saves what all ranks hold after a step: the folder appears whole, or not at all.
@@ -65,7 +67,7 @@ impl Saves {
         let base = self.left.base.as_ref();
         finish(new, dir, Reached { step, run: Some(run), scale: session.scale(), base }, given)?;
         let saved = step_folder(dir, step);
-        let gone = hide(dir, self.keep);
+        let gone = hide(dir, self.keep, self.best);
         // What cannot be removed costs room alone, and the next save tries again.
         let remove = move || gone.iter().for_each(|path| drop(fs::remove_dir_all(path)));
         self.removal = std::thread::Builder::new().spawn(remove).ok();
@@ -293,14 +295,15 @@ fn flush(dir: &Path) -> std::io::Result<()> {
     fs::File::open(dir)?.sync_all()
 }
 
-/// Renames all but the newest checkpoints: they disappear before they are taken apart. The new names.
-fn hide(dir: &Path, keep: usize) -> Vec<PathBuf> {
+/// Renames all but the newest checkpoints and that of step `best`: they disappear before they are taken apart. The new
+/// names.
+fn hide(dir: &Path, keep: usize, best: Option<usize>) -> Vec<PathBuf> {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
     let mut all: Vec<(usize, PathBuf)> = entries
         .filter_map(|e| Some((step_of(&e.file_name().to_string_lossy())?, e.path())))
         .collect();
     all.sort();
-    let old = all.iter().rev().skip(keep);
+    let old = all.iter().rev().skip(keep).filter(|x| Some(x.0) != best);
     old.filter_map(|(step, path)| {
         let gone = unfinished(dir, *step);
         fs::rename(path, &gone).ok().map(|()| gone)

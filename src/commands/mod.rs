@@ -8,6 +8,7 @@ pub mod doctor;
 pub mod explain;
 pub mod export;
 pub mod fit;
+pub mod generate;
 pub mod import;
 pub mod inspect;
 pub mod launch_script;
@@ -112,6 +113,8 @@ pub enum Command {
     Data(data::Show),
     /// Report which optional tools and libraries this machine has, and how to get the missing ones
     Doctor,
+    /// Write text with a model, to see what it has learned
+    Generate(Box<generate::Generate>),
     /// Convert a torch.export archive (.pt2) to a text model (.ir)
     #[command(after_help = import::EXPORT)]
     Import(import::Import),
@@ -224,6 +227,7 @@ fn command(cli: Cli) -> Result<i32> {
         Command::Man { of } => shell::man(of.as_deref()),
         Command::Data(what) => data::data(&what, json),
         Command::Doctor => doctor::doctor(json),
+        Command::Generate(how) => generate::generate(&how, json),
         Command::Import(how) => import::import(&how),
         Command::Opt { program, pass, output, flags } => {
             passes::opt(&program, &pass, &flags, output.as_deref(), json)

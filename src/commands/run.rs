@@ -25,7 +25,7 @@ use crate::terminal::note;
 use clap::builder::{PossibleValuesParser, RangedU64ValueParser, TypedValueParser};
 use dump::observed;
 pub use dump::parameter;
-use keep::Keeper;
+use keep::{Keep, Keeper};
 use metrics::Metrics;
 pub use settings::Given;
 use shardc_frontends::DUMP;
@@ -60,13 +60,19 @@ pub struct Run {
     pub tokenizer: Option<PathBuf>,
     #[command(flatten)]
     pub reading: Reading,
-    /// Evaluation data, whose loss is shown every --eval-every steps, and once if there is no step to take (--steps 0):
-    /// of examples that of all rows, else of one batch
+    /// Evaluation data, whose loss is shown before the first step and every --eval-every steps: of examples that of all
+    /// rows, else of one batch
     #[arg(long, value_name = "DATA")]
     pub eval_data: Option<String>,
-    /// Steps between evaluations [default: 10]
-    #[arg(long, value_name = "N", requires = "eval_data", value_parser = clap::value_parser!(u64).range(1..))]
-    pub eval_every: Option<u64>,
+    /// Steps between evaluations; epoch: behind each epoch of --data, and behind the last step [default: 10]
+    #[arg(long, value_name = "N|epoch", requires = "eval_data", value_parser = Every::parse)]
+    pub eval_every: Option<Every>,
+    /// Stop after K evaluations behind each other of which none has a lower loss than those before
+    #[arg(long, value_name = "K", requires = "eval_data", conflicts_with = "eval_only", value_parser = clap::value_parser!(u64).range(1..))]
+    pub patience: Option<u64>,
+    /// By how much a loss is lower, at least, for --patience [default: 0]
+    #[arg(long, value_name = "D", requires = "patience", value_parser = delta)]
+    pub min_delta: Option<f64>,
     /// Evaluate once on all rows of --eval-data, and train nothing
     #[arg(long, requires = "eval_data", conflicts_with_all = ["data", "batch", "steps", "epochs", "save", "trace", "metrics"])]
     pub eval_only: bool,
@@ -99,10 +105,11 @@ pub struct Run {
     /// from them on any mesh
     #[arg(long, value_name = "N", requires = "save", value_parser = clap::value_parser!(u64).range(1..))]
     pub save_every: Option<u64>,
-    /// Number of checkpoints to keep, newest first [default: 2]
-    #[arg(long, value_name = "N", requires = "save_every", value_parser = clap::value_parser!(u64).range(1..))]
-    pub keep: Option<u64>,
-    /// Resume from a checkpoint: the latest one in a folder, or a specific one. That of a plan with adapters has no
+    /// Number of checkpoints to keep, newest first; best: the newest, and that of the evaluation with the least loss,
+    /// behind which one is written, too [default: 2]
+    #[arg(long, value_name = "N|best", requires = "save_every", value_parser = Keep::parse)]
+    pub keep: Option<Keep>,
+    /// Resume from a checkpoint: the latest one in a folder, the best one (DIR@best), or a specific one. That of a plan with adapters has no
     /// base model: --weights gives it
     #[arg(long, value_name = "DIR")]
     pub resume: Option<PathBuf>,
@@ -158,8 +165,9 @@ impl Run {
         say(self.adapter.as_ref().map(|_| "--adapter".into()));
         say(self.eval_data.as_ref().map(|_| "--eval-data".into()));
         say(self.eval_only.then(|| "--eval-only".into()));
-        let every = self.eval_every.unwrap_or(EVAL_EVERY);
-        say(self.eval_data.as_ref().map(|_| format!("--eval-every {every}")));
+        let every = self.eval_every.unwrap_or_default();
+        say(self.eval_data.as_ref().map(|_| format!("--eval-every {every:?}")));
+        say(self.patience.map(|n| format!("--patience {n}")));
         say(self.dump.as_ref().map(|_| "--dump".into()));
         all
     }
@@ -170,6 +178,12 @@ fn words() -> impl TypedValueParser<Value = Transport> {
     let of = |word: String| Transport::ALL.into_iter().find(|t| t.name() == word);
     PossibleValuesParser::new(Transport::ALL.map(Transport::name))
         .map(move |word| of(word).expect("one of the words"))
+}
+
+/// By how much a loss is lower.
+fn delta(text: &str) -> std::result::Result<f64, String> {
+    let x = text.parse::<f64>().ok().filter(|x| x.is_finite() && *x >= 0.0);
+    x.ok_or_else(|| "it is 0 or more, for example 0.01".into())
 }
 
 /// A number of epochs.
@@ -223,8 +237,31 @@ pub enum Kernels {
     Interpreted,
 }
 
-/// Steps between evaluations, where nobody says.
-const EVAL_EVERY: u64 = 10;
+/// When there is an evaluation.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Every {
+    Steps(u64),
+    /// Behind each epoch.
+    Epoch,
+}
+
+impl Default for Every {
+    fn default() -> Every {
+        Every::Steps(10)
+    }
+}
+
+impl Every {
+    /// As it is given.
+    ///
+    /// # Errors
+    /// What it must be.
+    fn parse(text: &str) -> std::result::Result<Every, String> {
+        let n = || text.parse().ok().filter(|&n| n > 0).map(Every::Steps);
+        let found = if text == "epoch" { Some(Every::Epoch) } else { n() };
+        found.ok_or_else(|| "it is a number from 1, or epoch".into())
+    }
+}
 
 /// Refuses what does not go together.
 fn check(how: &Run, transport: Transport) -> Result<()> {
@@ -242,6 +279,11 @@ fn check(how: &Run, transport: Transport) -> Result<()> {
         return Err(Diag::new("flag", "the kernels in a plan's folder are for devices")
             .at("--trust-kernels")
             .help("add --device cuda, or leave --trust-kernels out"));
+    }
+    if how.keep == Some(Keep::Best) && how.eval_data.is_none() {
+        return Err(Diag::new("flag", "the best checkpoint is that of an evaluation")
+            .at("--keep best")
+            .help("add --eval-data, or use --keep N"));
     }
     let files = [
         ("--trace", how.trace.as_deref()),
@@ -392,7 +434,8 @@ fn run_in(dir: &Path, how: &Run, job: Option<&Job>, as_json: bool) -> Result<i32
     if how.data_restart {
         run.rows = 0;
     }
-    let keeper = keeps.map(|to| Keeper::open(dir, to, how, (stored, &left), done));
+    let best = run.evaluated.map(|e| e.best.step);
+    let keeper = keeps.map(|to| Keeper::open(dir, to, how, (stored, &left), (done, best)));
     let keeper = keeper.transpose()?;
     let table = inputs(&plan.module);
     let (feed, eval, steps) = input::opened(how, stored, (&mut run, &start, done), &table, job)?;
@@ -428,6 +471,7 @@ fn run_in(dir: &Path, how: &Run, job: Option<&Job>, as_json: bool) -> Result<i32
         keeper,
         as_json,
         warned: false,
+        epoch: None,
     };
     leader.steps(done, steps)
 }

@@ -19,7 +19,7 @@ mod tokens;
 
 use columns::Columns;
 pub use date::Date;
-pub use examples::{Examples, Sample, Setup, Stats, guarded};
+pub use examples::{Examples, Prompt, Prompts, Sample, Setup, Stats, guarded};
 pub use given::number;
 pub use given::{Source, are_examples, default_order, open_examples};
 pub use order::{Order, Picks};

@@ -139,6 +139,14 @@ pub fn encode(
     checked(tokenizer, place, || tokenizer.encode_batch(texts, adds))
 }
 
+/// Tokens as text, without special ones.
+///
+/// # Errors
+/// `tokenizer`.
+pub fn decode(tokenizer: &Bounded, place: &Path, ids: &[u32]) -> Result<String> {
+    call(place, || tokenizer.decode(ids, true))
+}
+
 /// What the library makes of texts. It goes on where one cannot be normalized.
 fn checked(
     tokenizer: &Bounded,

@@ -368,8 +368,15 @@ fn documents(text: &str) -> Result<Documents> {
 
 /// Adapters as those of a folder that PEFT wrote.
 pub(super) fn read_adapter(g: &Given) -> Result<Lora> {
-    let dir = Path::new(g.text());
-    let flag = format!("--lora-from {}", dir.display());
+    adapter_of("--lora-from", Path::new(g.text()))
+}
+
+/// The adapters of a folder that PEFT wrote, which a flag names.
+///
+/// # Errors
+/// Those of [`AdapterConfig::read`] and [`Lora::checked`].
+pub fn adapter_of(flag: &str, dir: &Path) -> Result<Lora> {
+    let flag = format!("{flag} {}", dir.display());
     let c = AdapterConfig::read(dir).map_err(|d| d.why(format!("{flag} reads it")))?;
     let l = Lora {
         r: c.r,

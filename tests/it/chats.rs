@@ -381,6 +381,55 @@ fn masks_are_those_of_transformers() {
     assert!(n > 30, "{n}");
 }
 
+/// Templates that write a turn otherwise when others follow: a row of each turn as transformers 5.24 renders the chat up to
+/// it. One that begins an answer otherwise than it writes it is refused, and what does not help is not offered.
+#[test]
+fn turns_are_split_where_templates_change_them() {
+    let lab = Lab::new("chats-split");
+    let chat = json!({ "messages": [
+        { "role": "user", "content": "One?" },
+        { "role": "assistant", "content": "<think>\nHm.\n</think>\n\nYes." },
+        { "role": "user", "content": "Two?" },
+        { "role": "assistant", "content": "No." },
+    ] });
+    lab.write("c.jsonl", chat.to_string());
+    let folder = format!("{FIXTURES}/data/chats");
+    let phi = [
+        "<|user|>⏎One?<|end|>⏎<|assistant|>⏎[<think>⏎Hm.⏎</think>⏎⏎Yes.<|end|>⏎<|im_end|>]",
+        "<|user|>⏎One?<|end|>⏎<|assistant|>⏎<think>⏎Hm.⏎</think>⏎⏎Yes.<|end|>⏎<|user|>⏎Two?<|end|>⏎<|assistant|>⏎[No.<|end|>⏎<|im_end|>]",
+    ];
+    let qwen = [
+        "<|im_start|>user⏎One?<|im_end|>⏎<|im_start|>assistant⏎[<think>⏎Hm.⏎</think>⏎⏎Yes.<|im_end|>]⏎",
+        "<|im_start|>user⏎One?<|im_end|>⏎<|im_start|>assistant⏎Yes.<|im_end|>⏎<|im_start|>user⏎Two?<|im_end|>⏎<|im_start|>assistant⏎[<think>⏎⏎</think>⏎⏎No.<|im_end|>]⏎",
+    ];
+    for (name, want) in [
+        ("phi3", Some(phi)),
+        ("phi3_5", Some(phi)),
+        ("qwen3", Some(qwen)),
+        ("deepseek_r1_distill", None),
+    ] {
+        let template = format!("{folder}/templates/{name}.jinja");
+        let args = ["data", "c.jsonl", "--tokenizer", &folder, "--chat-template", &template];
+        let said = lab.refuses(&args, 2, "chat-mask");
+        assert!(said.contains("--split-turns"), "{name}: {said}");
+        let args = [&args[..], &["--split-turns"]].concat();
+        let Some(want) = want else {
+            let said = lab.refuses(&args, 2, "chat-mask");
+            assert!(!said.contains("--split-turns") && said.contains("--loss-on all"), "{said}");
+            continue;
+        };
+        let out = lab.ok(&[&args[..], &["--show", "9", "--format", "json"]].concat());
+        let got: Json = serde_json::from_slice(&out.stdout).expect("JSON");
+        let shown: Vec<&Json> =
+            got["shown"].as_array().expect("rows").iter().map(|r| &r["shown"]).collect();
+        assert_eq!(
+            shown,
+            want.iter().map(|w| json!(w)).collect::<Vec<_>>().iter().collect::<Vec<_>>(),
+            "{name}"
+        );
+    }
+}
+
 /// Programs of strangers: each ends soon, with a text or with an error, and takes no more memory than there is.
 #[test]
 fn hostile_templates_end() {

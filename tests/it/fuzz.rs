@@ -5,7 +5,7 @@
 //!
 //! Every base ends with status 0 before it is mutated. `FUZZ_RUNS` (300) or `FUZZ_SECONDS` (`.ci/nightly` has 600),
 //! `FUZZ_WORKERS` (as many as cores) and `SEED` say how many or how long, how many at once and which: `.ci/fuzz SEED RUNS`.
-//! `FUZZ_ONE` is one of the runs alone, by the words that its defect has. `SHARDC_BIN` names another build of the
+//! `FUZZ_ONLY` has a part of the names of targets that are wanted. `FUZZ_ONE` is one of the runs alone, by the words that its defect has. `SHARDC_BIN` names another build of the
 //! command. A defect is kept in the folder of the test with what it needs. Its own test program: it needs the command,
 //! and nothing else that takes long to build.
 
@@ -85,6 +85,11 @@ const RUN: &str = "run plan --steps 1 --threads 1 --kernels interpreted --format
 const RESUME: &str =
     "run plan --steps 2 --threads 1 --kernels interpreted --format json --resume ckpt";
 
+#[cfg(feature = "tokenizers")]
+const CHATS: &str = "data chat/test.jsonl --tokenizer chat --seq 32 --too-long split --show 3";
+#[cfg(feature = "tokenizers")]
+const GENERATE: &str = "generate chat --chat Hi --max-new 3 --kernels interpreted --threads 1";
+
 /// All targets; what reads text by a tokenizer needs that feature.
 const TARGETS: &[Target] = &[
     file("config.json", "check model --seq 8", "model/config.json"),
@@ -160,6 +165,28 @@ const TARGETS: &[Target] = &[
         "tokenizer.json",
         "run words --steps 1 --threads 1 --kernels interpreted --data text:data/tokenizer/one.txt --tokenizer data/tokenizer",
         "data/tokenizer/tokenizer.json",
+    ),
+    #[cfg(feature = "tokenizers")]
+    file("chats (.jsonl)", CHATS, "chat/test.jsonl"),
+    #[cfg(feature = "tokenizers")]
+    file("chat template", CHATS, "chat/chat_template.jinja"),
+    #[cfg(feature = "tokenizers")]
+    file("chat tokenizer", CHATS, "chat/tokenizer.json"),
+    #[cfg(feature = "tokenizers")]
+    file("tokenizer_config.json", CHATS, "chat/tokenizer_config.json"),
+    #[cfg(feature = "tokenizers")]
+    file("generate's tokenizer", GENERATE, "chat/tokenizer.json"),
+    #[cfg(feature = "tokenizers")]
+    file("generation_config.json", GENERATE, "chat/generation_config.json"),
+    file(
+        "adapter_config.json",
+        "check model --seq 8 --lora-from adapter",
+        "adapter/adapter_config.json",
+    ),
+    file(
+        "adapter",
+        "run adapted --steps 1 --threads 1 --kernels interpreted --weights model --adapter adapter",
+        "adapter/adapter_model.safetensors",
     ),
     file("times", "inspect pipe --timeline --times times.json", "times.json"),
     word("--mesh", "check model --seq 8 --mesh dp=2,tp=2", 5),
@@ -241,6 +268,12 @@ fn bases(workers: usize) -> Vec<PathBuf> {
     );
     copy("data", "data", &["mega.bin", "mega.idx", "row.npy"]);
     copy("data/tokenizer", "data/tokenizer", &["tokenizer.json", "one.txt"]);
+    copy("lora/llama", "adapter", &["adapter_config.json", "adapter_model.safetensors"]);
+    let chat =
+        ["config.json", "generation_config.json", "model.safetensors", "chat_template.jinja"];
+    let words = ["tokenizer.json", "tokenizer_config.json"];
+    copy("../../examples/tiny-chat/my-model", "chat", &[&chat[..], &words].concat());
+    copy("../../examples/tiny-chat", "chat", &["test.jsonl"]);
     let archives = ["toy.pt2", "llama.pt2", "bert_padded.pt2", "picture.pt2"];
     copy("../imports", "", &archives);
     copy("llama_mha", "large", &["config.json"]);
@@ -263,6 +296,7 @@ fn bases(workers: usize) -> Vec<PathBuf> {
         "compile cut --seq 8 --global-batch 2 -o whole",
         "compile large --seq 8 --global-batch 2 -o words",
         "compile model --seq 16 -o batch",
+        "compile model --seq 8 --global-batch 2 --lora-from adapter -o adapted",
         "compile model --seq 8 --global-batch 2 --mesh pp=2 --microbatch 1 -o pipe",
         "run plan --steps 1 --kernels interpreted --save ckpt --save-every 1",
         "run pipe --steps 1 --kernels interpreted --trace times.json",
@@ -402,7 +436,9 @@ fn mutant(
 /// Which target a run is of, by its place in a round of all, and how many there are in a round.
 fn round() -> Vec<usize> {
     let is_drawn = |i: &usize| matches!(TARGETS[*i].what, What::All(_));
-    let (drawn, others): (Vec<usize>, Vec<usize>) = (0..TARGETS.len()).partition(is_drawn);
+    let only = std::env::var("FUZZ_ONLY").unwrap_or_default();
+    let wanted = (0..TARGETS.len()).filter(|&i| TARGETS[i].name.contains(&only));
+    let (drawn, others): (Vec<usize>, Vec<usize>) = wanted.partition(is_drawn);
     // Those that take long are not all at the end.
     let mut all = vec![];
     for i in 0..MORE.max(others.len().div_ceil(4)) {

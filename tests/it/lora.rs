@@ -5,9 +5,10 @@ mod files;
 use crate::lab::{FIXTURES, Lab};
 use safetensors::SafeTensors;
 use serde_json::Value as Json;
-use shardc_testing::taken;
+use shardc_testing::{Tool, skip, taken};
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::process::Command;
 
 /// A fixture, and the folder of its base model.
 type Case = (&'static str, &'static str);
@@ -78,7 +79,11 @@ fn norm(it: impl Iterator<Item = f64>) -> f64 {
 /// Trains a fixture for three steps on a layout: losses to 1e-5, gradients of the first step to 1e-5 of each tensor's
 /// norm, A and B after the last to 1e-4; the base model does not change by a bit.
 fn trains_as_peft(lab: &Lab, (name, base): Case, flags: &[&str]) {
-    let (base, adapter) = (format!("{FIXTURES}/{base}"), folder(name));
+    trains_as(lab, name, (format!("{FIXTURES}/{base}"), folder(name)), flags);
+}
+
+/// The same of the folders of a base model and of what PEFT made of it.
+fn trains_as(lab: &Lab, name: &str, (base, adapter): (String, String), flags: &[&str]) {
     let what = format!("{name} {flags:?}");
     for old in ["out", "m.jsonl", "dump.safetensors"] {
         let _ = std::fs::remove_dir_all(lab.path(old));
@@ -97,6 +102,9 @@ fn trains_as_peft(lab: &Lab, (name, base): Case, flags: &[&str]) {
         &batch,
         "--steps",
         "3",
+        // Plans for others, too: their order of work is theirs.
+        "--transport",
+        "threads",
     ];
     let out = ["--dump", "dump.safetensors", "--metrics", "m.jsonl", "--kernels", "interpreted"];
     lab.ok(&[&run[..], &out].concat());
@@ -142,8 +150,50 @@ fn one_rank_trains_as_peft_does() {
     }
 }
 
+/// Families beside those of the fixtures with weights that are fused, transposed, latent or tied, or with experts beside
+/// which linears are.
+const FAMILIES: [&str; 16] = [
+    "falcon",
+    "gpt_bigcode",
+    "deepseek_v2",
+    "glm4",
+    "gemma3",
+    "llama4",
+    "cohere",
+    "gptj",
+    "glm",
+    "gemma",
+    "phi",
+    "starcoder2",
+    "stablelm",
+    "minimax_m2",
+    "ernie4_5",
+    "olmo",
+];
+
+/// What PEFT makes of them when the test runs; a part of them in each.
+#[test]
+fn families_train_as_peft_does() {
+    let lab = Lab::new("lora-families");
+    let python = std::env::var("SHARDC_PYTHON").unwrap_or("python3".into());
+    let find = "import importlib.util as u; assert all(map(u.find_spec, ['torch', 'transformers', 'peft']))";
+    if !Command::new(&python).args(["-c", find]).output().is_ok_and(|o| o.status.success()) {
+        return skip(Tool::Peft, "adapters of further families, trained by others");
+    }
+    let some: Vec<&str> =
+        (0..FAMILIES.len()).filter(|&i| taken(i, 5)).map(|i| FAMILIES[i]).collect();
+    let mut c = Command::new(python);
+    c.current_dir(FIXTURES).args(["-B", "lora.py", "--into"]).arg(&lab.0).args(&some);
+    let out = c.output().expect("Python starts");
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    for name in some {
+        let folders = (format!("{FIXTURES}/{name}"), lab.path(name).display().to_string());
+        trains_as(&lab, name, folders, &[]);
+    }
+}
+
 /// Layouts, and what else must change nothing.
-const LAYOUTS: [&[&str]; 15] = [
+const LAYOUTS: [&[&str]; 18] = [
     &["--mesh", "tp=2"],
     &["--mesh", "tp=2", "--sp"],
     &["--mesh", "dp=2", "--zero", "3"],
@@ -159,6 +209,10 @@ const LAYOUTS: [&[&str]; 15] = [
     &["--mesh", "tp=2", "--fuse", "no"],
     &["--mesh", "tp=2", "--shard", "auto"],
     &["--mesh", "tp=4", "--sp"],
+    &["--recompute", "fit", "--memory", "64MiB"],
+    // Early sums of gradients, and work that overlaps with them.
+    &["--mesh", "dp=2", "--transport", "mpi", "--microbatch", "2"],
+    &["--mesh", "dp=2,tp=2", "--zero", "3", "--transport", "mpi", "--microbatch", "1"],
 ];
 
 /// The first four in every run, the others in turn; all families on tp and sp in the long run.

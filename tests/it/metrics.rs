@@ -51,7 +51,7 @@ fn a_line_has_what_the_step_came_to() {
         assert!((rate - 128.0).abs() < 1e-6, "8 sequences of 16 tokens: {l}");
         assert!(l["memory_bytes"].as_u64().is_some_and(|n| n > 1 << 20), "{l}");
     }
-    assert_eq!(all.iter().filter(|l| l.get("eval_loss").is_some()).count(), 2);
+    assert_eq!(all.iter().filter(|l| l.get("eval_loss").is_some()).count(), 3);
 }
 
 #[test]

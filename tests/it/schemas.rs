@@ -128,6 +128,14 @@ fn what_is_printed_is_as_the_schemas_have_it() {
     let texts = c.lab.write("t.jsonl", "{\"text\": \"Two words.\"}\n").display().to_string();
     let tokenizer = format!("{FIXTURES}/data/tokenizer");
     c.run("data", &["data", &texts, "--tokenizer", &tokenizer, "--seq", "16"]);
+    let wide = c.lab.config(
+        "llama_mha",
+        serde_json::json!({ "vocab_size": 512, "max_position_embeddings": 64 }),
+    );
+    c.lab.ok(&["compile", &wide, "--seq", "16", "--global-batch", "1", "-o", "wide.plan"]);
+    c.lab.ok(&["run", "wide.plan", "--steps", "1", "--save", "wide", "--kernels", "interpreted"]);
+    let generate = ["generate", "wide", "--tokenizer", &tokenizer, "--kernels", "interpreted"];
+    c.run("generate", &[&generate[..], &["--prompt", "Two", "--max-new", "3"]].concat());
     for launcher in ["slurm", "k8s", "mpirun", "torchrun"] {
         c.run("launch-script", &["launch-script", "0.plan", "--for", launcher]);
     }

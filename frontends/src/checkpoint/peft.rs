@@ -45,7 +45,12 @@ impl Checkpoint {
         for (name, entry) in std::mem::take(&mut c.tensors) {
             // The name of the adapter, which PEFT has in memory, and other software in files.
             let plain = name.replacen(".default.", ".", 1).replacen(".modules_to_save.", ".", 1);
-            let Some(tensor) = own.get(&plain) else {
+            // Checkpoints may have tensors without the root that modules have.
+            let less = || {
+                let (_, path) = plain.strip_prefix(PREFIX)?.split_once('.')?;
+                own.get(&format!("{PREFIX}{path}"))
+            };
+            let Some(tensor) = own.get(&plain).or_else(less) else {
                 let what = format!("the plan has no adapter `{name}`");
                 let d = at(Diag::new("adapter", what));
                 return Err(match nearest(&plain, own.keys().map(String::as_str), 1).first() {

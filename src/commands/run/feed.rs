@@ -88,8 +88,7 @@ impl Feed {
                 Ok((rows as f64 * epochs).ceil() as u64)
             }
             _drawn => Err(Diag::new("flag", "data that are drawn at random have no epochs")
-                .at(format!("--epochs {epochs}"))
-                .help("add --data-order shuffled, or use --steps")),
+                .help("add --data-order shuffled, or count steps: --steps, --eval-every N")),
         }
     }
 

@@ -6,6 +6,7 @@ use crate::checkpoint::{self, LeftOut, RunState, Saves};
 use crate::commands::saving::{prepare, write};
 use crate::lock::{self, Lock};
 use crate::plan_dir::Stored;
+use crate::terminal::warn;
 use shardc_frontends::{Saving, check_target};
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::files::{self, Place};
@@ -16,6 +17,27 @@ use std::time::Instant;
 
 /// Checkpoints that are kept if nobody says.
 const KEPT: usize = 2;
+
+/// Which checkpoints stay.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Keep {
+    /// So many, the newest first.
+    Newest(usize),
+    /// The newest, and the one with the least loss of an evaluation.
+    Best,
+}
+
+impl Keep {
+    /// As it is given.
+    ///
+    /// # Errors
+    /// What it must be.
+    pub fn parse(text: &str) -> std::result::Result<Keep, String> {
+        let n = || text.parse().ok().filter(|&n| n > 0).map(Keep::Newest);
+        let found = if text == "best" { Some(Keep::Best) } else { n() };
+        found.ok_or_else(|| "it is a number from 1, or best".into())
+    }
+}
 
 /// Where and how a run saves.
 pub struct Keeper {
@@ -60,7 +82,7 @@ impl Keeper {
         place: &Place,
         how: &Run,
         (stored, left): (&Stored, &LeftOut),
-        done: usize,
+        (done, best): (usize, Option<usize>),
     ) -> Result<Keeper> {
         let weights = how.weights.as_deref();
         let (what, lock) = match how.save_every {
@@ -75,20 +97,29 @@ impl Keeper {
                 no_other_use(place.path())?;
                 let lock = lock::of_checkpoints(place, plan)?;
                 checkpoint::check_steps(place.path(), done)?;
-                (
-                    What::Steps(
-                        Saves::new(place.path(), how.keep.map_or(KEPT, |n| n as usize), left)?,
-                        n,
-                    ),
-                    lock,
-                )
+                // Better now than when it is trained.
+                let unread = adapters::unread(stored)?;
+                warn(unread.as_slice());
+                let (keep, best) = match how.keep {
+                    Some(Keep::Best) => (1, best),
+                    Some(Keep::Newest(n)) => (n, None),
+                    None => (KEPT, None),
+                };
+                (What::Steps(Saves::new(place.path(), keep, best, left)?, n), lock)
             }
         };
         let place = place.clone();
         Ok(Keeper { place, written: None, what, begun: done, last: None, lock })
     }
 
-    /// After a step: a checkpoint if it is time, and what to tell of it.
+    /// The checkpoint of a step, which is written behind it, stays until another one does.
+    pub fn stays(&mut self, step: usize) {
+        if let What::Steps(saves, _) = &mut self.what {
+            saves.best = Some(step);
+        }
+    }
+
+    /// After a step: a checkpoint if it is time, or if it is wanted, and what to tell of it.
     ///
     /// # Errors
     /// `save`, `save-locked`, and those of the session.
@@ -97,10 +128,10 @@ impl Keeper {
         session: &mut Session,
         (stored, run): (&Stored, &RunState),
         step: usize,
-        is_last: bool,
+        wanted: bool,
     ) -> Result<Option<String>> {
         let What::Steps(saves, n) = &mut self.what else { return Ok(None) };
-        if self.last == Some(step) || !(is_last || step as u64 % *n == 0) {
+        if self.last == Some(step) || !(wanted || step as u64 % *n == 0) {
             return Ok(None);
         }
         self.lock.check()?;

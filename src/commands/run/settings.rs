@@ -101,6 +101,7 @@ impl Given {
             rows,
             data: None,
             recipe: None,
+            evaluated: None,
         };
         let was = saved.unwrap_or(&plan);
         let lr = self.rate.over(was.lr)?;
@@ -112,6 +113,7 @@ impl Given {
             rows: was.rows,
             data: None,
             recipe: was.recipe.clone(),
+            evaluated: was.evaluated,
         };
         let (order, seed) = (run.order, run.seed);
         if let Some(job) = job {

@@ -47,7 +47,10 @@ impl Start {
     }
 
     /// The weights of a folder or archive: all of a plan's but its adapters.
-    fn weights(dir: &Path, plan: &Plan) -> Result<Checkpoint> {
+    ///
+    /// # Errors
+    /// `missing-weights`, and those of opening them.
+    pub fn weights(dir: &Path, plan: &Plan) -> Result<Checkpoint> {
         let is_archive = crate::is_archive(dir) && dir.is_file();
         let none = || {
             let what = match (dir.exists(), dir.is_dir()) {

@@ -3,10 +3,11 @@
 use super::dump::dump;
 use super::evaluation::{Evaluation, Sums};
 use super::feed::Feed;
+use super::keep::Keep;
 use super::keep::Keeper;
 use super::metrics::{Metrics, Step};
-use super::{EVAL_EVERY, Run, trace};
-use crate::checkpoint::RunState;
+use super::{Every, Run, trace};
+use crate::checkpoint::{Evaluated, RunState};
 use crate::cluster::Job;
 use crate::data::number;
 use crate::plan_dir::Stored;
@@ -39,6 +40,8 @@ pub(super) struct Leader<'a> {
     pub as_json: bool,
     /// It was said that data of an evaluation have no labels.
     pub warned: bool,
+    /// The number of an epoch, and rows of data since training began up to its end.
+    pub epoch: Option<(u64, u64)>,
 }
 
 impl Leader<'_> {
@@ -59,11 +62,12 @@ impl Leader<'_> {
         let asked = || job.map_or_else(signals::asked, |j| j.control.wished());
         // Where there is no step to take, an evaluation is what somebody wants.
         let alone = done >= steps && self.eval.is_some();
-        if let Some(line) = self.evaluation(done, alone && asked().is_none())? {
-            out.line(line)?;
-        }
+        let first_of_all = alone || done == 0;
+        let begun = self.evaluation(done, first_of_all && asked().is_none())?;
+        begun.map_or(Ok(()), |(_, line)| out.line(line))?;
+        let mut waited = self.waited();
         for step in first_step..=steps {
-            if asked().is_some() {
+            if asked().is_some() || waited.is_some() {
                 break;
             }
             let columns = self.feed.batch(&self.table, s, step)?;
@@ -99,18 +103,26 @@ impl Leader<'_> {
                     note(format!("{name}: saving after this step; a second one ends at once"))
                 });
             }
-            if let Some(k) = &mut self.keeper
-                && let Some(line) =
-                    k.after(&mut self.session, (self.stored, &self.run), step, step == steps)?
-            {
-                bar.suspend(|| note(&line));
-            }
-            let due = step.is_multiple_of(self.how.eval_every.unwrap_or(EVAL_EVERY) as usize);
-            if let Some(line) = self.evaluation(step, due)? {
+            let due = self.due(done, step, steps)?;
+            if let Some((loss, line)) = self.evaluation(step, due)? {
                 bar.suspend(|| out.line(line))?;
+                self.counts(step, loss);
+            }
+            waited = self.waited();
+            let is_best = self.run.evaluated.is_some_and(|e| e.best.step == step);
+            let wanted = step == steps || waited.is_some();
+            if let Some(k) = &mut self.keeper {
+                let best = is_best && self.how.keep == Some(Keep::Best);
+                if best {
+                    k.stays(step);
+                }
+                let saved =
+                    k.after(&mut self.session, (self.stored, &self.run), step, wanted || best)?;
+                saved.iter().for_each(|line| bar.suspend(|| note(line)));
             }
         }
         bar.finish_and_clear();
+        waited.iter().filter(|_| !only).for_each(note);
         idle.told(at - done).iter().for_each(note);
         if done >= steps && !alone && !only {
             let are = count(done, "step is", "steps are");
@@ -158,8 +170,49 @@ impl Leader<'_> {
         }
     }
 
-    /// What is said of an evaluation after a step, if it is due and there are data for it.
-    fn evaluation(&mut self, step: usize, due: bool) -> Result<Option<String>> {
+    /// Whether there is an evaluation behind a step of a run that begins behind step `done`.
+    fn due(&mut self, done: usize, step: usize, steps: usize) -> Result<bool> {
+        match self.how.eval_every.unwrap_or_default() {
+            _ if self.eval.is_none() => Ok(false),
+            Every::Steps(n) => Ok(step as u64 % n == 0),
+            Every::Epoch => {
+                let batch = self.stored.plan.settings.global_batch;
+                let taken = self.run.picks(done).taken(step, batch);
+                let before = taken.saturating_sub(batch as u64);
+                let (mut epoch, mut end) = self.epoch.unwrap_or((0, 0));
+                // Those before the step are over.
+                while end <= before {
+                    epoch += 1;
+                    end = self.feed.rows(&self.table, epoch as f64)?;
+                }
+                self.epoch = Some((epoch, end));
+                Ok(end <= taken || step == steps)
+            }
+        }
+    }
+
+    /// Counts the loss of an evaluation behind a step.
+    fn counts(&mut self, step: usize, loss: Option<f64>) {
+        let delta = self.how.min_delta.unwrap_or(0.0);
+        let and = |loss| Evaluated::and(self.run.evaluated, step, loss, delta);
+        self.run.evaluated = loss.map(and).or(self.run.evaluated);
+    }
+
+    /// Why there are no more steps, if evaluations have waited for a lower loss as long as is wanted.
+    fn waited(&self) -> Option<String> {
+        let (e, patience) = self.run.evaluated.zip(self.how.patience)?;
+        (e.waited >= patience).then(|| {
+            format!(
+                "no lower loss in {}: the best was {:.4}, behind step {}",
+                count(e.waited as usize, "evaluation", "evaluations"),
+                e.best.loss,
+                e.best.step
+            )
+        })
+    }
+
+    /// The loss of an evaluation after a step and what is said of it, if it is due and there are data for it.
+    fn evaluation(&mut self, step: usize, due: bool) -> Result<Option<(Option<f64>, String)>> {
         let s = &self.stored.plan.settings;
         let Some(e) = self.eval.as_ref().filter(|_| due) else { return Ok(None) };
         let scores = self.table.iter().any(|r| r.input.fill == Fill::Labels);
@@ -178,7 +231,7 @@ impl Leader<'_> {
         self.metrics.iter_mut().for_each(|m| m.evaluation(step, loss));
         if self.how.eval_only {
             let (loss, tokens) = (all.mean().unwrap_or(f64::NAN), all.tokens);
-            return Ok(Some(match self.as_json {
+            let line = match self.as_json {
                 true => json!({ "step": step, "eval_loss": loss, "perplexity": loss.exp(), "tokens": tokens })
                     .to_string(),
                 false => format!(
@@ -186,12 +239,14 @@ impl Leader<'_> {
                     loss.exp(),
                     number(tokens as u64)
                 ),
-            }));
+            };
+            return Ok(Some((all.mean(), line)));
         }
-        Ok(Some(match self.as_json {
+        let line = match self.as_json {
             true => json!({ "step": step, "eval_loss": loss }).to_string(),
             false => format!("step {step:>5}  evaluation loss {:.4}", loss.unwrap_or(f32::NAN)),
-        }))
+        };
+        Ok(Some((all.mean(), line)))
     }
 
     /// Saves, and writes what was asked for: first what is worth most.

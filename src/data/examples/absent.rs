@@ -20,6 +20,68 @@ pub struct Examples {
 
 enum Never {}
 
+/// A prompt of a file.
+pub struct Prompt {
+    pub place: String,
+    pub ids: Vec<u32>,
+}
+
+/// Makes tokens of prompts: there are none.
+pub struct Prompts(Never);
+
+impl Prompts {
+    /// Refuses.
+    ///
+    /// # Errors
+    /// `not-built`.
+    pub fn open(place: &Path, _: &Reading) -> Result<Prompts> {
+        Err(none(place))
+    }
+
+    /// # Errors
+    /// None.
+    pub fn text(&self, _: &str) -> Result<Vec<u32>> {
+        match self.0 {}
+    }
+
+    /// # Errors
+    /// None.
+    pub fn chat(&self, _: &str) -> Result<Vec<u32>> {
+        match self.0 {}
+    }
+
+    /// # Errors
+    /// None.
+    pub fn file(&self, _: &Path) -> Result<Vec<Prompt>> {
+        match self.0 {}
+    }
+
+    /// # Errors
+    /// None.
+    pub fn decode(&self, _: &[u32]) -> Result<String> {
+        match self.0 {}
+    }
+
+    pub fn name(&self, _: u32) -> String {
+        match self.0 {}
+    }
+
+    pub fn end(&self) -> Option<u32> {
+        match self.0 {}
+    }
+
+    pub fn turn_end(&self) -> Option<u32> {
+        match self.0 {}
+    }
+}
+
+/// There is no tokenizer in this command.
+fn none(place: &Path) -> Diag {
+    Diag::new("not-built", "this shardc was built without tokenizers")
+        .at(place.display().to_string())
+        .help("cargo build --release builds with them: leave --no-default-features out")
+}
+
 /// What a pass over all examples has counted.
 pub struct Stats(Never);
 
@@ -61,10 +123,9 @@ impl Examples {
     /// # Errors
     /// `not-built`.
     pub fn open(_: &[PathBuf], setup: &Setup) -> Result<Examples> {
-        Err(Diag::new("not-built", "this shardc was built without tokenizers")
-            .at(setup.tokenizer.display().to_string())
-            .help("cargo build --release builds with them: leave --no-default-features out")
-            .help("or tokenize the examples with Python, to columns input_ids and labels: docs/data.md"))
+        Err(none(setup.tokenizer).help(
+            "or tokenize the examples with Python, to columns input_ids and labels: docs/data.md",
+        ))
     }
 
     pub fn rows_of(&self, _: &Picks, _: f64) -> u64 {

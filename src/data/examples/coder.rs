@@ -1,9 +1,12 @@
 //! Examples as tokens: a tokenizer, a template, and what of a text is scored.
 
+mod prompt;
+
 use super::shape::Example;
 use super::spans::{Marked, Marker};
 use super::template::{Template, special_tokens};
 use crate::data::{Reading, TooLong, short, tokenizer};
+pub use prompt::{Prompt, Prompts};
 use serde_json::{Map, Value as Json};
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::files;
@@ -123,6 +126,11 @@ impl Coder {
         whole.file_name().map_or(folder.display().to_string(), |n| n.to_string_lossy().into_owned())
     }
 
+    /// The template of chats, with tools or without.
+    fn template_of(&self, tools: bool) -> Option<&Template> {
+        self.with_tools.as_ref().filter(|_| tools).or(self.template.as_ref())
+    }
+
     /// The texts of an example of a line.
     ///
     /// # Errors
@@ -130,7 +138,7 @@ impl Coder {
     pub fn texts(&self, e: &Example, line: &str) -> Result<Vec<Marked>> {
         let tools = matches!(e, Example::Chat(c) if !c.tools.is_null());
         let marker = Marker {
-            template: self.with_tools.as_ref().filter(|_| tools).or(self.template.as_ref()),
+            template: self.template_of(tools),
             loss_on: self.reading.loss_on,
             split_turns: self.reading.split_turns,
             specials: &self.tokenizer.specials,

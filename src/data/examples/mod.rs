@@ -12,8 +12,9 @@ mod stats;
 mod template;
 
 use super::order::{Order, Picks};
-use super::{Reading, Recipe, TooLong, short};
+use super::{Reading, Recipe, TooLong};
 use coder::{Coded, Coder};
+pub use coder::{Prompt, Prompts};
 use file::{Files, Spot};
 use pack::{Deal, Lens, Rows};
 pub use room::guarded;
@@ -276,13 +277,13 @@ impl Examples {
 
     /// Hash of what decides which tokens row N has, but for the order: which examples there are, and how long.
     fn arrangement(&self) -> String {
-        let mut bytes = vec![];
+        let mut hash = blake3::Hasher::new();
         for e in &self.index {
-            bytes.extend(e.spot.at.to_le_bytes());
-            bytes.extend(e.part.to_le_bytes());
-            bytes.extend(e.len.to_le_bytes());
+            hash.update(&e.spot.at.to_le_bytes());
+            hash.update(&e.part.to_le_bytes());
+            hash.update(&e.len.to_le_bytes());
         }
-        short(&bytes)
+        hash.finalize().to_hex()[..16].to_string()
     }
 
     /// What is told before the first step: of the examples, and of their tokens.

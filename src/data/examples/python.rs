@@ -68,6 +68,36 @@ pub fn text(v: &Value) -> Result<String, Error> {
     }
 }
 
+/// `v|join(d, attribute=…)`: items, or what they have by a name, as `str` has them.
+///
+/// # Errors
+/// For what has no items, and for what becomes too long.
+pub fn join(v: Value, d: Option<String>, kw: Kwargs) -> Result<String, Error> {
+    let attribute: Option<String> = kw.get("attribute")?;
+    let named: Option<String> = kw.get("d")?;
+    kw.assert_all_used()?;
+    let between = d.or(named).unwrap_or_default();
+    let mut out = String::new();
+    for (i, x) in v.try_iter()?.enumerate() {
+        out.push_str(if i > 0 { &between } else { "" });
+        let own = attribute.as_deref().map(|name| x.get_attr(name)).transpose()?;
+        out.push_str(&text(&own.unwrap_or(x))?);
+        short(&out)?;
+    }
+    Ok(out)
+}
+
+/// `v|string`: a string as it is.
+///
+/// # Errors
+/// Those of [`text`].
+pub fn string(v: Value) -> Result<Value, Error> {
+    match v.as_str() {
+        Some(own) => short(own).map(|()| v.clone()),
+        None => text(&v).map(Value::from),
+    }
+}
+
 fn repr(v: &Value, out: &mut String, depth: usize) -> Result<(), Error> {
     match v.kind() {
         ValueKind::Undefined => out.push_str("Undefined"),

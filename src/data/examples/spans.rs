@@ -97,7 +97,7 @@ impl Marker<'_> {
                 Ok(one(text, scored))
             }
             (Example::Chat(chat), on) => {
-                let Some(t) = self.template else { return Err(self.no_template()) };
+                let Some(t) = self.template else { return Err(no_template(self.model)) };
                 self.chat(t, chat, on).map_err(|no| self.said(no, line))
             }
         }
@@ -107,13 +107,6 @@ impl Marker<'_> {
         Diag::new("flag", format!("{what} has no turns"))
             .at(format!("--loss-on {}", on.name()))
             .help(format!("use --loss-on {instead}, or leave it out"))
-    }
-
-    fn no_template(&self) -> Diag {
-        Diag::new("data", format!("no chat template: {} has none", self.model))
-            .rule("a chat becomes text by the template of its model")
-            .help("give --chat-template FILE")
-            .help("that of a model that was trained on chats is in its folder: chat_template.jinja, or tokenizer_config.json")
     }
 
     fn chat(
@@ -218,7 +211,7 @@ impl Marker<'_> {
                     let text: String = s[from..].chars().take(24).collect();
                     format!("{text:?}")
                 };
-                Diag::new(
+                let d = Diag::new(
                     "chat-mask",
                     format!("what the assistant says in turn {} is not found in the text of the chat", d.turn + 1),
                 )
@@ -228,12 +221,24 @@ impl Marker<'_> {
                     shown(&d.now),
                     shown(&d.then)
                 ))
-                .help("give a template with {% generation %} around what is generated: --chat-template FILE")
-                .help("or make a row of each turn: --split-turns")
-                .help("or score all tokens: --loss-on all")
+                .help("give a template with {% generation %} around what is generated: --chat-template FILE");
+                // Where each turn is the last one already, the template begins what follows otherwise than it writes it.
+                let d = match self.split_turns {
+                    true => d,
+                    false => d.help("or make a row of each turn: --split-turns"),
+                };
+                d.help("or score all tokens: --loss-on all")
             }
         }
     }
+}
+
+/// A model has no template.
+pub fn no_template(model: &str) -> Diag {
+    Diag::new("data", format!("no chat template: {model} has none"))
+        .rule("a chat becomes text by the template of its model")
+        .help("give --chat-template FILE")
+        .help("that of a model that was trained on chats is in its folder: chat_template.jinja, or tokenizer_config.json")
 }
 
 fn render(

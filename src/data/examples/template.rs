@@ -3,6 +3,8 @@
 //!
 //! A template is a stranger's program. It may take so many steps and write so much; it reads no file and no clock.
 
+mod concat;
+
 use super::python;
 use super::room::timed;
 use crate::data::Date;
@@ -69,7 +71,7 @@ impl Template {
         env.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
         env.set_formatter(format);
         env.add_filter("tojson", |v: Value, kw| python::tojson(&v, kw));
-        env.add_filter("string", |v: Value| python::text(&v));
+        env.add_filter("string", python::string);
         env.add_filter("trim", |v: Value, chars: Option<String>| {
             let text = python::text(&v)?;
             Ok::<String, Error>(match chars {
@@ -77,6 +79,7 @@ impl Template {
                 Some(all) => text.trim_matches(|c| all.contains(c)).into(),
             })
         });
+        env.add_filter("join", python::join);
         env.add_test("iterable", |v: Value| {
             !v.is_none() && !v.is_undefined() && v.try_iter().is_ok()
         });
@@ -86,7 +89,7 @@ impl Template {
         env.add_function("strftime_now", move |f: String| {
             date.strftime(&f).map_err(|e| Error::new(ErrorKind::InvalidOperation, e))
         });
-        let (marked, tags) = marked(source)?;
+        let (marked, tags) = marked(&concat::with_strings(source))?;
         // What is known of constants is computed at once.
         let work = || env.add_template_owned("chat", marked).map_err(|e| said(&e));
         timed(|| Memory::within(MEMORY, work))?;

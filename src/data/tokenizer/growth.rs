@@ -183,6 +183,8 @@ struct Parts {
     #[serde(default)]
     post_processor: Json,
     #[serde(default)]
+    decoder: Json,
+    #[serde(default)]
     model: Names,
 }
 
@@ -211,6 +213,11 @@ pub fn check(path: &Path, file: &[u8]) -> Result<()> {
             return Err(wrong(path, what).help(format!("use at most {NAME} bytes")));
         }
     }
+    let written = contents(&parts.decoder);
+    if written > NAME {
+        let what = format!("its decoder writes {written} bytes for what it replaces");
+        return Err(wrong(path, what).help(format!("use at most {NAME} bytes")));
+    }
     let texts = templates(&parts.post_processor);
     if texts > 1 {
         return Err(wrong(path, format!("its templates write a text {texts} times"))
@@ -226,6 +233,13 @@ pub fn check(path: &Path, file: &[u8]) -> Result<()> {
         false => Err(wrong(path, "a precompiled_charsmap is not what its head says")
             .rule(format!("a character becomes at most {NAME} bytes"))),
     }
+}
+
+/// The longest text that decoders, one behind the other, write in place of another.
+fn contents(decoder: &Json) -> usize {
+    let own = decoder["content"].as_str().map_or(0, str::len);
+    let inner = decoder["decoders"].as_array().into_iter().flatten().map(contents);
+    inner.fold(own, usize::max)
 }
 
 /// How often templates, one behind the other, write a text.

@@ -221,36 +221,37 @@ fn epochs_are_steps() {
     assert!(said.contains("no column `segments`"), "{said}");
 }
 
-/// The commands of docs/finetune.md, one after the other as they stand, on a small model: the loss falls, and the folder at
-/// their end is a model.
+/// Words of a command as a shell has them: what stands in double quotes is one.
+fn words(line: &str) -> Vec<String> {
+    let quoted = line.split('"').enumerate();
+    let of = |(i, part): (usize, &str)| match i % 2 {
+        0 => part.split_whitespace().map(String::from).collect::<Vec<_>>(),
+        _ => vec![part.to_string()],
+    };
+    quoted.flat_map(of).collect()
+}
+
+/// The commands of docs/finetune.md, one after the other as they stand, in examples/tiny-chat: the model answers as the chats
+/// do, with all its weights trained and with an adapter, beside it and merged.
 #[test]
 fn fine_tuning_as_the_docs_have_it() {
-    let (lab, model) = lab("finetune");
-    let long =
-        lab.config("llama_mha", json!({ "vocab_size": 320, "max_position_embeddings": 512 }));
-    assert_eq!(model, long);
-    lab.ok(&["compile", &long, "--seq", "16", "--global-batch", "1", "-o", "first"]);
-    lab.ok(&["run", "first", "--steps", "1", "--lr", "1e-30", "--save", "my-model"]);
-    chats(&lab, "train.jsonl");
-    chats(&lab, "all.jsonl");
-    let some: String = std::fs::read_to_string(lab.path("all.jsonl"))
-        .unwrap()
-        .lines()
-        .take(11)
-        .map(|l| l.to_owned() + "\n")
-        .collect();
-    lab.write("test.jsonl", some);
-    for name in ["tokenizer.json", "tokenizer_config.json"] {
-        std::fs::copy(format!("{FIXTURES}/data/chats/{name}"), lab.path("my-model").join(name))
-            .expect("a file");
+    let lab = Lab::new("finetune");
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/tiny-chat");
+    for e in std::fs::read_dir(format!("{folder}/my-model")).expect("a model") {
+        let name = e.expect("an entry").file_name().to_string_lossy().into_owned();
+        let bytes = std::fs::read(format!("{folder}/my-model/{name}")).expect("a file");
+        lab.write(&format!("my-model/{name}"), bytes);
     }
-    std::fs::rename(lab.path("t.jinja"), lab.path("my-model/chat_template.jinja")).expect("a file");
+    for name in ["train.jsonl", "test.jsonl"] {
+        lab.write(name, std::fs::read(format!("{folder}/{name}")).expect("chats"));
+    }
     let page = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/finetune.md");
     let page = std::fs::read_to_string(page).expect("a page");
-    let mut losses = vec![];
+    let (mut losses, mut said) = (vec![], vec![]);
     let mut ran = 0;
     for line in page.lines().filter(|l| l.starts_with("shardc ")) {
-        let words: Vec<&str> = line.split_whitespace().skip(1).collect();
+        let words = words(line);
+        let words: Vec<&str> = words.iter().skip(1).map(String::as_str).collect();
         let out = lab.ok(&words);
         let printed = String::from_utf8(out.stdout).expect("text");
         if line.contains("--eval-only") {
@@ -262,20 +263,23 @@ fn fine_tuning_as_the_docs_have_it() {
             let same = shown.expect("what it prints").lines().zip(printed.lines());
             same.for_each(|(a, b)| assert!(b.starts_with(a.trim_end_matches('…')), "{a}\n{b}"));
         }
+        if line.contains("--chat ") {
+            said.push(printed.trim().to_string());
+        }
+        if line.contains("--chat-file") {
+            let places = printed.lines().filter(|l| l.starts_with("# test.jsonl:")).count();
+            let right = printed.lines().filter(|l| l.starts_with("The answer is: ")).count();
+            assert!(places == 16 && right >= 14, "{printed}");
+        }
         ran += 1;
     }
-    assert_eq!((ran, losses.len()), (10, 2));
-    assert!(losses[1] < losses[0] - 0.2, "{losses:?}");
+    assert_eq!((ran, losses.len()), (14, 2));
+    assert!(losses[1] < losses[0] - 1.0, "{losses:?}");
+    assert_eq!(said, ["Blue.", "The answer is: blue!", "The answer is: blue!"]);
     assert!(
         lab.path("tuned/model.safetensors").is_file() && lab.path("tuned/tokenizer.json").is_file()
     );
-    // The adapter is no model, and the merged model is one that has learned.
+    // The adapter is no model.
     assert!(lab.path("adapter/adapter_model.safetensors").is_file());
     assert!(!lab.path("adapter/model.safetensors").exists());
-    let eval =
-        ["run", "sft.plan", "--eval-only", "--eval-data", "test.jsonl", "--weights", "merged"];
-    let printed = String::from_utf8(lab.ok(&eval).stdout).expect("text");
-    let loss = printed.strip_prefix("loss ").and_then(|l| l.split(' ').next());
-    let merged: f64 = loss.expect("a loss").parse().expect("a number");
-    assert!(merged < losses[0] - 0.02, "{merged} {losses:?}");
 }

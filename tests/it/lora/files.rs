@@ -152,6 +152,7 @@ fn what_is_wrong_is_said() {
     );
     compile(&base, &["--lora", "r=0"], 2, "lora-rank", "at least one row");
     compile(&base, &["--lora", "alpha=3"], 2, "flag", "no rank is given");
+    compile(&base, &["--lora", "r=2", "--dtype-frozen", "nf4"], 4, "not-built", "--dtype bf16");
     compile(&base, &["--lora", "r=2,r=3"], 2, "flag", "`r` is given twice");
     compile(&base, &["--lora", "r=2,dropout=1"], 2, "flag", "dropout=1 is not in 0..1");
     compile(&base, &["--lora", "r=2,dora"], 2, "flag", "`dora`");
@@ -288,4 +289,55 @@ fn names_of_others_and_whole_modules_are_read() {
     let more = ["--adapter", "again", "--steps", "1", "--dump", "beside.safetensors"];
     lab.ok(&[&run[..], &more].concat());
     read_by_peft(&lab, &base, &batch);
+}
+
+/// A checkpoint whose tensors lack the root that modules have: what is trained beside adapters is saved by the names of
+/// modules, read again, and read by PEFT.
+#[test]
+fn names_without_a_root_are_those_of_modules() {
+    let lab = Lab::new("lora-rootless");
+    let from = format!("{FIXTURES}/gpt2");
+    let bytes = std::fs::read(format!("{from}/model.safetensors")).expect("weights");
+    let all = SafeTensors::deserialize(&bytes).expect("safetensors");
+    let bare = all.tensors().into_iter().map(|(n, t)| (n.replacen("transformer.", "", 1), t));
+    lab.write("bare/model.safetensors", safetensors::serialize(bare, None).expect("safetensors"));
+    lab.write("bare/config.json", std::fs::read(format!("{from}/config.json")).expect("a config"));
+    let batch = format!("{from}/batch.safetensors");
+    let lora = ["--lora", "r=2,targets=c_attn", "--train", "ln_f.*", "--lr", "0.05"];
+    lab.ok(
+        &[&["compile", "bare", "--seq", "16", "-o", "plan", "--prove", "no"], &lora[..]].concat()
+    );
+    let run = ["run", "plan", "--weights", "bare", "--batch", &batch, "--kernels", "interpreted"];
+    lab.ok(&[&run[..], &["--steps", "2", "--save", "c", "--save-every", "2"]].concat());
+    lab.ok(&["reshard", "c", "--to", "peft", "-o", "again"]);
+    lab.ok(&["reshard", "c", "--to", "hf", "--merge", "-o", "merged"]);
+    let saved = tensors(&lab.path("again/adapter_model.safetensors"));
+    let of = |name: &str| saved.keys().filter(|k| k.starts_with(name)).count();
+    assert_eq!(of("base_model.model.transformer.ln_f."), 2, "{:?}", saved.keys());
+    assert_eq!(of("base_model.model.transformer.h."), saved.len() - 2, "{:?}", saved.keys());
+    lab.ok(&[&run[..], &["--adapter", "again", "--steps", "0", "--save", "same"]].concat());
+    assert_eq!(tensors(&lab.path("same/adapter_model.safetensors")), saved);
+    let more = ["--adapter", "again", "--steps", "1", "--dump", "beside.safetensors"];
+    lab.ok(&[&run[..], &more].concat());
+    read_by_peft(&lab, "bare", &batch);
+}
+
+/// What PEFT would take for adapters of experts is refused before training where it is saved, and told where it is not yet.
+#[test]
+fn adapters_that_peft_reads_as_others_are_refused() {
+    let lab = Lab::new("lora-unread");
+    let base = format!("{FIXTURES}/deepseek_v3");
+    lab.ok(&["compile", &base, "--seq", "16", "-o", "plan", "--lora", "r=2", "--prove", "no"]);
+    let run = ["run", "plan", "--steps", "1", "--kernels", "interpreted", "--save", "s"];
+    let said = lab.refuses(&run, 4, "not-built");
+    assert!(
+        said.contains("of a deepseek_v3 for its experts'") && said.contains("--merge"),
+        "{said}"
+    );
+    let out = lab.ok(&[&run[..], &["--save-every", "1"]].concat());
+    assert!(String::from_utf8_lossy(&out.stderr).contains("warning[not-built]"), "{out:?}");
+    let attention = "r=2,targets=q_a_proj+q_b_proj+kv_b_proj+o_proj";
+    lab.ok(&["compile", &base, "--seq", "16", "-o", "other", "--lora", attention, "--prove", "no"]);
+    let run = ["run", "other", "--steps", "1", "--kernels", "interpreted", "--save", "t"];
+    assert!(!String::from_utf8_lossy(&lab.ok(&run).stderr).contains("not-built"));
 }

@@ -167,3 +167,32 @@ fn templates_render_as_transformers_does() {
         assert!(n.equal > 150 && n.spans > 80, "{n:?}");
     }
 }
+
+/// What Jinja2 3.1.6 makes of `~`, in the environment that transformers has.
+#[test]
+fn joined_values_are_as_python_prints_them() {
+    let chat = json!({
+        "l": ["a", { "k": null }], "d": { "x": 1.5, "y": [true] }, "n": null, "t": true, "f": 1e22, "s": "it's", "i": 3,
+    });
+    for (source, want) in [
+        ("{{ l ~ d }}", "['a', {'k': None}]{'x': 1.5, 'y': [True]}"),
+        ("{{ 'x' ~ n ~ t ~ f ~ i }}", "xNoneTrue1e+223"),
+        ("{{ s ~ [s, n] }}", "it's[\"it's\", None]"),
+        ("{{ (l ~ '!')|length }}", "19"),
+        ("{{ 'a' ~ i * 2 ~ 'b' }}", "a6b"),
+        ("{{ 'a' ~ -i }}", "a-3"),
+        ("{% set x = d ~ '' %}{{ x }}", "{'x': 1.5, 'y': [True]}"),
+        ("{{ 'y' if n ~ '' == 'None' else 'z' }}", "y"),
+        ("{{ l|join('~') ~ '~' ~ l[0] ~ u }}", "a~{'k': None}~a"),
+        ("{{ {'k': n ~ t}['k'] ~ {} }}", "NoneTrue{}"),
+        ("{%- for c in 'p' ~ t -%}{{ c ~ n }}{%- endfor -%}", "pNoneTNonerNoneuNoneeNone"),
+        ("{{ l ~ l|tojson }}", "['a', {'k': None}][\"a\", {\"k\": null}]"),
+        ("{% raw %}{{ a ~ b }}{% endraw %}{# ~ #}{{ 'q' ~ t }}", "{{ a ~ b }}qTrue"),
+    ] {
+        let kwargs = chat.as_object().unwrap();
+        let (messages, tools) = (&[][..], &Json::Null);
+        let t = template(source, &Json::Null);
+        let made = t.render(&Chat { messages, tools, kwargs, prompt: false });
+        assert_eq!(made.unwrap().text, want, "{source}");
+    }
+}

@@ -11,10 +11,12 @@
 
 mod base;
 mod index;
+mod states;
 mod write;
 
 pub use base::{BaseModel, LeftOut};
 pub use index::{RunState, Saved};
+pub use states::OptimResume;
 pub use write::{Reached, Saves, check_steps, task, write_all};
 
 use std::path::{Path, PathBuf};

@@ -247,7 +247,10 @@ mod tests {
         let how = LossScaling::Constant { scale: 8.0 };
         let mut s = ScaleState::new(Some(how));
         (0..9).for_each(|_| s.update(how, true).unwrap());
-        assert_eq!((s, s.scale(Some(how))), (ScaleState { skipped: 0, before: 0, loss_scale: None }, 8.0));
+        assert_eq!(
+            (s, s.scale(Some(how))),
+            (ScaleState { skipped: 0, before: 0, loss_scale: None }, 8.0)
+        );
         assert_eq!(s.update(how, false).unwrap_err().code, "nan-loss");
     }
 

@@ -354,9 +354,9 @@ impl Saved {
         let Some(t) = self.tensors.get(&(kind.to_string(), name.to_string())) else {
             let tensors = count(self.tensors.len(), "tensor", "tensors");
             let what = format!("the checkpoint has no {kind} `{name}`");
-            return Err(Diag::new("missing-tensor", what)
-                .at(at)
-                .help(format!("resume with the model and the optimizer that wrote its {tensors}")));
+            return Err(Diag::new("missing-tensor", what).at(at).help(format!(
+                "resume with the model and the optimizer that wrote its {tensors}"
+            )));
         };
         if t.shape != shape {
             let what =

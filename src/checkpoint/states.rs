@@ -63,7 +63,9 @@ impl Saved {
         said.extend(listed(&frozen).into_iter().map(|l| format!("{l} {without}")));
         if differ && how == OptimResume::Strict {
             let at = self.dir().display().to_string();
-            let model = format!("shardc reshard {at} --to hf -o model, then shardc run PLAN --weights model");
+            let model = format!(
+                "shardc reshard {at} --to hf -o model, then shardc run PLAN --weights model"
+            );
             let d = Diag::new("resume", "the checkpoint's optimizer states are not those of the plan")
                 .at(at)
                 .rule("training goes on with the states of its optimizer: those of the plan, and no others");

@@ -390,7 +390,7 @@ fn run_in(dir: &Path, how: &Run, job: Option<&Job>, as_json: bool) -> Result<i32
         Some(dir) => {
             let states = how.optim_resume.unwrap_or_default();
             resume(dir, how.weights.as_deref(), plan, states, job)?
-        },
+        }
     };
     let left = LeftOut::of(stored, start.base(plan)?)?;
     let done = if let Start::Resumed(s, _) = &start { s.step } else { 0 };

@@ -161,7 +161,12 @@ fn states_of_another_optimizer_begin() {
     }
     for (from, to, said, all_begin) in [
         ("adamw", "muon", &["no momentum_buffer of ", "the plan has no exp_avg of "][..], false),
-        ("muon", "adamw", &["no exp_avg of ", "begins anew with them", "plan has no momentum_"], true),
+        (
+            "muon",
+            "adamw",
+            &["no exp_avg of ", "begins anew with them", "plan has no momentum_"],
+            true,
+        ),
         ("adamw", "lion", &["the plan has no exp_avg_sq of "], false),
         ("sgd", "adamw", &["checkpoint has no exp_avg of ", "no exp_avg_sq of "], true),
         ("lion", "sgd", &["the plan has no exp_avg of "], true),
@@ -181,7 +186,11 @@ fn states_of_another_optimizer_begin() {
         assert!(!told.contains("[resume]"), "{told}");
         if all_begin {
             lab.ok(&["reshard", &at, "--to", "hf", "-o", "model"]);
-            assert_eq!(steps(&[to, "--weights", "model", "--steps", "2"]).0, losses, "{from} to {to}");
+            assert_eq!(
+                steps(&[to, "--weights", "model", "--steps", "2"]).0,
+                losses,
+                "{from} to {to}"
+            );
             std::fs::remove_dir_all(lab.path("model")).expect("a folder");
         }
         std::fs::remove_dir_all(lab.path("half")).expect("a folder");

@@ -15,6 +15,7 @@ mod scalars;
 pub(super) use scalars::Scalars;
 
 use crate::optim::{Groups, Spread};
+use owners::Owners;
 use shardc_ir::attr::Broadcast;
 use shardc_ir::builder::Builder;
 use shardc_ir::func::{
@@ -22,7 +23,7 @@ use shardc_ir::func::{
 };
 use shardc_ir::hardware::Hardware;
 use shardc_ir::maps::HashMap;
-use shardc_ir::mesh::Mesh;
+use shardc_ir::mesh::{AtomSet, Mesh, PIPELINE};
 use shardc_ir::ops::cast::in_f32;
 use shardc_ir::ops::*;
 use shardc_ir::text::update::{Kept, Update};
@@ -43,7 +44,7 @@ type Made = ValueMap<Option<Value>>;
 /// Parameters that are updated together, by their numbers.
 struct Stack {
     of: Vec<usize>,
-    by: owners::Owners,
+    by: Owners,
 }
 
 /// Updates of parameters.
@@ -106,29 +107,48 @@ impl<'a> Updates<'a> {
             }
         }
         for (_, class) in classes {
-            let p = all[class[0]].p;
-            let u = self.of(p).clone();
-            let whole = |u: &Arc<Update>| u.fused().expect("it was checked").is_some();
-            if whole(&u) || p.stored.sharded().is_empty() {
-                continue;
-            }
-            let count = if u.stack { 1 } else { owners::ways(mesh, &p.stored) };
-            for part in class.chunks(count) {
-                let by = owners::Owners::of(mesh, &self.hardware, &u, &p.stored, part.len());
-                let Some(by) = by else { continue };
-                let asked = self.groups.all[u.group].spread;
-                let alone = self.program(mesh, p, &u);
-                let alone = program::price(mesh, &self.hardware, &alone);
-                let dear =
-                    by.price(mesh, &self.hardware) >= alone.saturating_mul(part.len() as u64);
-                if asked == Spread::Gather || (asked == Spread::Auto && dear) {
-                    continue;
-                }
-                let stack = Arc::new(Stack { of: part.to_vec(), by });
-                part.iter().for_each(|&i| of[i] = Some(stack.clone()));
+            for stack in self.shared_out(mesh, all[class[0]].p, &class) {
+                let stack = Arc::new(stack);
+                stack.of.iter().for_each(|&i| of[i] = Some(stack.clone()));
             }
         }
         of
+    }
+
+    /// The stacks of parameters that are alike, in which whole matrices cost less than apart: over the ranks that hold
+    /// their pieces, or over those that hold copies, too.
+    fn shared_out(&mut self, mesh: &Mesh, p: &ParamLayout, class: &[usize]) -> Vec<Stack> {
+        let u = self.of(p).clone();
+        let asked = self.groups.all[u.group].spread;
+        if asked == Spread::Gather || u.fused().expect("it was checked").is_some() {
+            return vec![];
+        }
+        let alone = self.program(mesh, p, &u);
+        let alone = program::price(mesh, &self.hardware, &alone);
+        let pieces = p.stored.sharded();
+        let stages = mesh.axis(PIPELINE).unwrap_or_default();
+        let copies = mesh.all().minus(stages).minus(pieces);
+        let mut best: (u64, Vec<Stack>) = (u64::MAX, vec![]);
+        for copies in [AtomSet::EMPTY, copies] {
+            let ways = mesh.ways(pieces.union(copies));
+            let (mut sum, mut stacks) = (0u64, vec![]);
+            for part in class.chunks(if u.stack { 1 } else { ways }) {
+                let by = Owners::of(mesh, &self.hardware, &u, &p.stored, part.len(), copies);
+                let priced = by.map(|by| (by.price(mesh, &self.hardware), by));
+                let gathered = alone.saturating_mul(part.len() as u64);
+                match priced.filter(|x| asked == Spread::Owners || x.0 < gathered) {
+                    Some((price, by)) => {
+                        sum = sum.saturating_add(price);
+                        stacks.push(Stack { of: part.to_vec(), by });
+                    }
+                    None => sum = sum.saturating_add(gathered),
+                }
+            }
+            if !stacks.is_empty() && sum < best.0 {
+                best = (sum, stacks);
+            }
+        }
+        best.1
     }
 
     /// Makes the new parameter and states of one.

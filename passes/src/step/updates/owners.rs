@@ -25,11 +25,6 @@ use std::sync::Arc;
 /// Most operands of a concat.
 const MOST: usize = 24;
 
-/// How many ranks hold pieces of a parameter.
-pub(super) fn ways(mesh: &Mesh, stored: &Type) -> usize {
-    stored.sharded().iter().map(|a| mesh.size(a)).product()
-}
-
 /// A rule of which owners run a part.
 pub(super) struct Owners {
     /// The rest of it, which ranks run on pieces: what owners make is an argument without a role, what they take a
@@ -119,13 +114,15 @@ impl Inner {
 }
 
 impl Owners {
-    /// For so many parameters that are stored so; `None` if the rule has no such part, or pieces do not fit.
+    /// For so many parameters that are stored so, shared out among the ranks that hold their pieces, and those of other
+    /// axes, which hold `copies`; `None` if the rule has no such part, or pieces do not fit.
     pub fn of(
         mesh: &Mesh,
         hw: &Hardware,
         u: &Update,
         stored: &Type,
         count: usize,
+        copies: AtomSet,
     ) -> Option<Owners> {
         let first = usize::from(u.stack);
         if first == 0 && count < 2 {
@@ -133,8 +130,14 @@ impl Owners {
         }
         let f = u.func(&stored.sizes()).expect("it was checked");
         let inner = Inner::of(&f, first, &program::whole(&f, first))?;
-        let mut list = stored.dims[..first].iter().flat_map(|d| d.atoms.iter()).collect::<Vec<_>>();
-        list.extend(stored.dims[first..].iter().flat_map(|d| d.atoms.iter()));
+        let of = |dims: &[Dim]| dims.iter().flat_map(|d| d.atoms.iter()).collect::<Vec<_>>();
+        // Copies are cut for nothing, before pieces move.
+        let mut list = of(&stored.dims[..first]);
+        list.extend(copies.iter());
+        list.extend(of(&stored.dims[first..]));
+        if list.is_empty() {
+            return None;
+        }
         let list = AtomList::collect(list)?;
         let axes = list.set();
         let outer = outer(mesh, hw, &f, u, stored, &inner);

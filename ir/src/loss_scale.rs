@@ -95,6 +95,8 @@ impl LossScale {
 pub struct ScaleState {
     /// Steps that have changed nothing.
     pub skipped: usize,
+    /// Updates of which optimizer states know nothing, because they began anew behind them.
+    pub before: usize,
     /// `None` unless the scale has changed from step to step, in this run or one that it goes on from.
     pub loss_scale: Option<LossScale>,
 }
@@ -108,7 +110,7 @@ impl ScaleState {
             }
             Some(LossScaling::Constant { .. }) | None => None,
         };
-        ScaleState { skipped: 0, loss_scale }
+        ScaleState { skipped: 0, before: 0, loss_scale }
     }
 
     /// That of a run that goes on from here, and may scale its loss in another way: with no smaller scale than
@@ -228,7 +230,7 @@ mod tests {
         for (i, (finite, scale, good, left)) in STEPS.into_iter().enumerate() {
             s.update(how, finite).unwrap();
             skipped += usize::from(!finite);
-            let want = ScaleState { skipped, loss_scale: Some(of(scale, good, left)) };
+            let want = ScaleState { skipped, before: 0, loss_scale: Some(of(scale, good, left)) };
             assert_eq!(s, want, "step {}", i + 1);
             assert!(of(scale, good, left).is_valid() && s.scale(Some(how)) == scale);
             assert_eq!(s.resumed(Some(how)), s);
@@ -245,16 +247,19 @@ mod tests {
         let how = LossScaling::Constant { scale: 8.0 };
         let mut s = ScaleState::new(Some(how));
         (0..9).for_each(|_| s.update(how, true).unwrap());
-        assert_eq!((s, s.scale(Some(how))), (ScaleState { skipped: 0, loss_scale: None }, 8.0));
+        assert_eq!(
+            (s, s.scale(Some(how))),
+            (ScaleState { skipped: 0, before: 0, loss_scale: None }, 8.0)
+        );
         assert_eq!(s.update(how, false).unwrap_err().code, "nan-loss");
     }
 
     #[test]
     fn a_run_goes_on_with_its_scale_if_that_changes() {
         let (dynamic, constant) = (LossScaling::default(), LossScaling::Constant { scale: 8.0 });
-        let now = ScaleState { skipped: 7, loss_scale: Some(of(64.0, 5, 1)) };
+        let now = ScaleState { skipped: 7, before: 0, loss_scale: Some(of(64.0, 5, 1)) };
         assert_eq!(now.resumed(Some(dynamic)), now);
-        let plain = ScaleState { skipped: 7, loss_scale: None };
+        let plain = ScaleState { skipped: 7, before: 0, loss_scale: None };
         for other in [Some(constant), None] {
             // Kept, and not used.
             let then = now.resumed(other);
@@ -263,7 +268,7 @@ mod tests {
         assert_eq!((plain.scale(None), plain.scale(Some(constant))), (1.0, 8.0));
         assert_eq!(plain.resumed(Some(dynamic)).scale(Some(dynamic)), 4_294_967_296.0);
         let least = LossScaling::Dynamic { initial: 1024.0, min: 256.0, window: 9, hysteresis: 1 };
-        let raised = ScaleState { skipped: 7, loss_scale: Some(of(256.0, 5, 1)) };
+        let raised = ScaleState { skipped: 7, before: 0, loss_scale: Some(of(256.0, 5, 1)) };
         assert_eq!(now.resumed(Some(least)), raised);
     }
 

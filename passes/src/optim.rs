@@ -2,13 +2,12 @@
 
 use crate::options::{Decay, Optimizer, Options};
 use shardc_ir::diag::{Diag, Result};
-use shardc_ir::func::{Func, Node, RoleKind, StateDecl, StateInit, StateOwner, Value};
+use shardc_ir::func::{Func, RoleKind, StateDecl, StateInit, StateOwner, Value};
 use shardc_ir::maps::HashMap;
 use shardc_ir::names::{self, nearest};
-use shardc_ir::ops::{FusionClass, Kind};
+use shardc_ir::ops::Kind;
 use shardc_ir::plan::LrSchedule;
 use shardc_ir::text::update::{Kept, Rule, Rules, Update, built_in};
-use shardc_ir::types::DType;
 use shardc_ir::weights::Weight;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -27,6 +26,20 @@ pub struct Group {
     pub given: BTreeMap<String, String>,
     /// The learning rate, as a multiple of the run's.
     pub lr: f64,
+    /// Who makes what is made of whole matrices.
+    pub spread: Spread,
+}
+
+/// Which ranks make what a rule makes of whole matrices that are split over several.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Spread {
+    /// As costs less.
+    #[default]
+    Auto,
+    /// Each rank some of the matrices.
+    Owners,
+    /// Every rank all of them.
+    Gather,
 }
 
 /// All groups, and what each trained parameter is updated by.
@@ -73,7 +86,6 @@ pub fn groups(
     let params: Vec<(Value, &str)> = params.collect();
     let matches = matches(f, &all, &params, &weights)?;
     let left_out = left_out(f, &all, &params, &weights);
-    let skips = o.dtype == DType::F16 || f.values.iter().any(|v| v.ty.dtype == DType::F16);
     let mut out = Groups { all, left_out, ..Groups::default() };
     let mut known: HashMap<Alike, Arc<Update>> = HashMap::default();
     for ((v, name), group) in params.into_iter().zip(matches) {
@@ -86,8 +98,7 @@ pub fn groups(
         let update = match known.get(&key) {
             Some(known) => known.clone(),
             None => {
-                let own =
-                    Asked { own: &own, g: &out.all[group], group, name, decays, stack, skips };
+                let own = Asked { own: &own, g: &out.all[group], group, name, decays, stack };
                 let made = Arc::new(own.update(&key.3, fans, o)?);
                 out.keep(&made, key.3.len(), name)?;
                 known.insert(key, made.clone());
@@ -155,7 +166,7 @@ fn base(o: &Options) -> Group {
         }
         Optimizer::Sgd => ("sgd", BTreeMap::new()),
     };
-    Group { on: "*".into(), rule: rule.into(), given, lr: 1.0 }
+    Group { on: "*".into(), rule: rule.into(), given, lr: 1.0, spread: Spread::Auto }
 }
 
 /// The rate by which a group's `lr=` is a multiple.
@@ -184,7 +195,7 @@ fn read(text: &str, o: &Options) -> Result<Group> {
     // The group of all parameters says it of the rules that follow, too, where they are the same.
     let base = base(o);
     let mut given = if base.rule == rule { base.given } else { BTreeMap::new() };
-    let mut lr = 1.0;
+    let (mut lr, mut spread) = (1.0, Spread::Auto);
     for word in words {
         let (key, value) = word.split_once('=').ok_or_else(|| form("an attribute has no value"))?;
         let (key, value) = (key.trim(), value.trim());
@@ -195,6 +206,14 @@ fn read(text: &str, o: &Options) -> Result<Group> {
         match key {
             "lr" => lr = rate()? / peak(o),
             "lr*" => lr = rate()?,
+            "spread" => {
+                spread = match value {
+                    "auto" => Spread::Auto,
+                    "owners" => Spread::Owners,
+                    "gather" => Spread::Gather,
+                    _other => return Err(form("spread is one of auto, owners and gather")),
+                }
+            }
             _other if !allows(key, value) => {
                 let what = format!("`{value}` is no {key}");
                 return Err(wrong(text, what).help(
@@ -209,7 +228,7 @@ fn read(text: &str, o: &Options) -> Result<Group> {
             return Err(form("the learning rate of the group is out of the range of f32"));
         }
     }
-    Ok(Group { on: on.into(), rule, given, lr })
+    Ok(Group { on: on.into(), rule, given, lr, spread })
 }
 
 /// Whether a number may be that of an attribute: words and terms are the rule's to understand.
@@ -338,8 +357,6 @@ struct Asked<'a> {
     name: &'a str,
     decays: bool,
     stack: bool,
-    /// There are steps that change nothing.
-    skips: bool,
 }
 
 impl Asked<'_> {
@@ -356,14 +373,8 @@ impl Asked<'_> {
         let attrs = attrs.map_err(|[what, help]| wrong(&text, what).help(help))?;
         let update = Update { rule, attrs, stack, lr: self.g.lr, group: self.group };
         // What is wrong with its text is said once, and here.
-        let func = update.func(shape)?;
-        let joins = |n: &Node| n.op.facts().fusion != Some(FusionClass::Each);
-        if update.fused()?.is_none() && self.skips && func.nodes.iter().any(joins) {
-            let what = format!("`@{}` is not compiled for f16", self.g.rule);
-            return Err(wrong(&text, what)
-                .rule("in f16 a step whose gradients overflow changes nothing: rules of elements alone can")
-                .help("use --dtype bf16, or train these parameters by 1 of adamw, sgd and lion"));
-        }
+        update.func(shape)?;
+        update.fused()?;
         Ok(update)
     }
 

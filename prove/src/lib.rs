@@ -28,6 +28,7 @@ pub mod reverse;
 pub mod ring;
 pub mod shift;
 mod show;
+mod stack;
 mod sums;
 pub mod term;
 pub mod textbook;

@@ -20,7 +20,7 @@
 use crate::fun::{Fun, Microbatches};
 use crate::lemmas::Lemmas;
 use crate::number::Coef;
-use crate::ops::{Reciprocal, Reshape};
+use crate::ops::{Concat, Reciprocal, Reshape};
 use crate::sums::{Sum, Sums};
 use shardc_ir::func::Role;
 use shardc_ir::maps::HashMap;
@@ -61,6 +61,8 @@ impl Mentions {
     pub const PIECE: Mentions = Mentions(8);
     /// Chunks of a dim.
     pub const CHUNK: Mentions = Mentions(16);
+    /// Tensors one behind the other along a first dim.
+    pub const STACK: Mentions = Mentions(32);
 
     pub fn has(self, o: Mentions) -> bool {
         self.0 & o.0 != 0
@@ -87,6 +89,8 @@ pub struct Store {
     origins: Vec<Option<Origin>>,
     known: HashMap<(Node, Box<[usize]>), Term>,
     pub(crate) sums: Sums,
+    /// Rows of terms that were asked for: of a dim, by number.
+    pub(crate) rows: HashMap<(Term, usize, usize), Option<Term>>,
     /// What is being read: the origin of terms that are made now.
     pub here: Option<Origin>,
     pub lemmas: Lemmas,
@@ -183,6 +187,7 @@ impl Store {
                     Fun::Block(_) => of.with(Mentions::BLOCK),
                     Fun::Piece(_) | Fun::Place(_) => of.with(Mentions::PIECE),
                     Fun::Chunk(_) => of.with(Mentions::CHUNK),
+                    Fun::Concat(Concat(0)) => of.with(Mentions::STACK),
                     // What is summed is no longer that of one microbatch.
                     Fun::Microbatches(_) => Mentions(of.0 & !Mentions::MICROBATCH.0),
                     _same => of,
@@ -280,6 +285,9 @@ impl Store {
     pub fn reshape(&mut self, t: Term, to: &[usize]) -> Term {
         if self.shape(t) == to {
             return t;
+        }
+        if let Some(row) = self.row_of_chunk(t, to) {
+            return row;
         }
         match self.node(t).clone() {
             Node::Apply(Fun::Reshape(_), of, _) => {

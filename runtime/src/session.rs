@@ -228,7 +228,7 @@ impl Session {
             columns,
             lr: lr as f32,
             step,
-            update: step.saturating_sub(self.scale.skipped),
+            update: step.saturating_sub(self.scale.skipped + self.scale.before),
             loss_scale: self.scale.scale(scaling),
             observe: batch.observe,
             evaluate,

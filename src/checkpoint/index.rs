@@ -17,7 +17,7 @@ use shardc_ir::loss_scale::{LossScale, ScaleState};
 use shardc_ir::plan::LrSchedule;
 use shardc_passes::options::Options;
 use shardc_runtime::holdings::Holding;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{ErrorKind, Read};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -43,6 +43,9 @@ pub(super) struct Index {
     /// Steps of these that have changed nothing, because gradients of f16 overflowed.
     #[serde(default, skip_serializing_if = "is_none")]
     pub skipped: usize,
+    /// Updates of which optimizer states know nothing, because they began anew behind them.
+    #[serde(default, skip_serializing_if = "is_none")]
+    pub before: usize,
     /// The scale of the loss, if it has changed from step to step in this run or one that it goes on from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loss_scale: Option<LossScale>,
@@ -128,7 +131,9 @@ pub struct Saved {
     mark: String,
     plan: String,
     files: BTreeMap<String, File>,
-    tensors: BTreeMap<(String, String), Tensor>,
+    pub(super) tensors: BTreeMap<(String, String), Tensor>,
+    /// States that begin as in a new run.
+    pub(super) begins: BTreeSet<Role>,
     data: Checkpoint,
 }
 
@@ -227,6 +232,10 @@ impl Saved {
             let what = format!("index.json: {} steps of {} skipped", index.skipped, index.step);
             return Err(wrong(what));
         }
+        if index.before > index.step - index.skipped {
+            let what = format!("index.json: {} updates in {} steps", index.before, index.step);
+            return Err(wrong(what));
+        }
         if index.loss_scale.is_some_and(|s| !s.is_valid()) {
             return Err(wrong("index.json: no such scale of a loss".into()));
         }
@@ -246,9 +255,11 @@ impl Saved {
             }
         }
         let (step, mark) = (index.step, seal::hash(text.as_bytes()));
-        let scale = ScaleState { skipped: index.skipped, loss_scale: index.loss_scale };
+        let Index { skipped, before, loss_scale, .. } = index;
+        let scale = ScaleState { skipped, before, loss_scale };
         let (run, plan, files, base) = (index.run, index.plan, index.files, index.base);
-        Ok(Saved { dir, step, run, scale, base, mark, plan, files, tensors, data })
+        let begins = BTreeSet::new();
+        Ok(Saved { dir, step, run, scale, base, mark, plan, files, tensors, begins, data })
     }
 
     /// True for a parameter of the base model, of a checkpoint that has adapters alone.
@@ -344,21 +355,9 @@ impl Saved {
         let Some(t) = self.tensors.get(&(kind.to_string(), name.to_string())) else {
             let tensors = count(self.tensors.len(), "tensor", "tensors");
             let what = format!("the checkpoint has no {kind} `{name}`");
-            let d = Diag::new("missing-tensor", what)
-                .at(at.clone())
-                .help(format!("resume with the model and the optimizer that wrote its {tensors}"));
-            // The parameter is there: it was frozen, or another optimizer trained it.
-            let known = (RoleKind::Param.to_string(), name.to_string());
-            let trains_other = kind != RoleKind::Param && self.tensors.contains_key(&known);
-            return Err(if !trains_other {
-                d
-            } else {
-                d.rule("training goes on with the state of its optimizer, which has one of each parameter that it trained")
-                    .help(format!(
-                        "to train other parameters, or with another optimizer, begin with the weights alone: \
-                         shardc reshard {at} --to hf -o model, then shardc run PLAN --weights model"
-                    ))
-            });
+            return Err(Diag::new("missing-tensor", what).at(at).help(format!(
+                "resume with the model and the optimizer that wrote its {tensors}"
+            )));
         };
         if t.shape != shape {
             let what =

@@ -13,11 +13,13 @@ mod base;
 mod evaluated;
 mod found;
 mod index;
+mod states;
 mod write;
 
 pub use base::{BaseModel, LeftOut};
 pub use evaluated::Evaluated;
 pub use index::{RunState, Saved};
+pub use states::OptimResume;
 pub use write::{Reached, Saves, check_steps, task, write_all};
 
 use std::path::{Path, PathBuf};

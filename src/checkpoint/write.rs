@@ -271,10 +271,11 @@ fn finish(new: Unfinished, dir: &Path, reached: Reached, given: Vec<Vec<u8>>) ->
     let head = new.join("plan/plan.json");
     let head = files::read(&head, MAX_INDEX).map_err(|d| failed(new, &d.message))?;
     let (hash, plan) = (String::new(), seal::hash(&head));
-    let ScaleState { skipped, loss_scale } = scale;
+    let ScaleState { skipped, before, loss_scale } = scale;
     let (run, base) = (run.cloned(), base.cloned());
+    let format = FORMAT;
     let index =
-        Index { format: FORMAT, hash, step, run, skipped, loss_scale, base, plan, files, tensors };
+        Index { format, hash, step, run, skipped, before, loss_scale, base, plan, files, tensors };
     let text = seal::seal(&serde_json::to_string_pretty(&index).expect("plain data"));
     let path = new.join("index.json");
     let write = |e| files::io_error("cannot write the file", &path, &e);

@@ -14,7 +14,7 @@ mod trace;
 mod words;
 
 use super::saving::{CHECKPOINTS, HowToSave, apart, place_of};
-use crate::checkpoint::{self, LeftOut};
+use crate::checkpoint::{self, LeftOut, OptimResume};
 use crate::cluster::{self, Connections, Job, Transport};
 use crate::data::{Reading, are_examples, is_text};
 use crate::hub;
@@ -113,6 +113,10 @@ pub struct Run {
     /// base model: --weights gives it
     #[arg(long, value_name = "DIR")]
     pub resume: Option<PathBuf>,
+    /// If the optimizer states of the checkpoint are not those of the plan: strict refuses, init begins those that the
+    /// checkpoint lacks as a new run does, and leaves those behind that the plan lacks [default: strict]
+    #[arg(long, value_name = "HOW", requires = "resume", hide_possible_values = true)]
+    pub optim_resume: Option<OptimResume>,
     /// Write a trace of what every rank did, for Perfetto or chrome://tracing
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
@@ -425,7 +429,10 @@ fn run_in(dir: &Path, how: &Run, job: Option<&Job>, as_json: bool) -> Result<i32
     how.metrics.iter().filter(|_| leads).try_for_each(|file| metrics::METRICS.check(file))?;
     let start = match &how.resume {
         None => Start::open(how.weights.as_deref(), how.adapter.as_deref(), plan)?,
-        Some(dir) => resume(dir, how.weights.as_deref(), plan, job)?,
+        Some(dir) => {
+            let states = how.optim_resume.unwrap_or_default();
+            resume(dir, how.weights.as_deref(), plan, states, job)?
+        }
     };
     let left = LeftOut::of(stored, start.base(plan)?)?;
     let done = if let Start::Resumed(s, _) = &start { s.step } else { 0 };

@@ -8,9 +8,10 @@ use super::shown::{lower, of_experts, trained, trains};
 use super::spec::{Idle, Key, Kind, OptionSpec, Seen, TRAINERS, idle, key, lack, row, word};
 use super::values::{not_negative, positive};
 use crate::export::Target::{Deepspeed, Megatron, Torchtitan};
+use crate::seal::hash;
 use shardc_ir::loss_scale::LossScaling;
 use shardc_ir::plan::LrSchedule;
-use shardc_ir::text::update::Rules;
+use shardc_ir::text::update::{BUILT_IN, Rules};
 use shardc_ir::types::DType;
 use shardc_passes::lora::Lora;
 use shardc_passes::optim::rules;
@@ -150,10 +151,16 @@ pub const OPTIONS: &[OptionSpec] = &[
         kind: Kind::Many,
         set: read_optimizer,
         keys: &[GROUPS],
-        rows: &[row("Optimizer", "groups", |s| {
-            let all = &s.options.optim;
-            (!all.is_empty()).then(|| trained(s, all.join("; "))).flatten()
-        })],
+        rows: &[
+            row("Optimizer", "groups", |s| {
+                let all = &s.options.optim;
+                (!all.is_empty()).then(|| trained(s, all.join("; "))).flatten()
+            }),
+            row("Optimizer", "update rules", |s| {
+                let some = !s.options.optim.is_empty();
+                some.then(|| trained(s, texts(&s.options))).flatten()
+            }),
+        ],
         lacks: &[lack(
             TRAINERS,
             |o| !o.optim.is_empty(),
@@ -442,6 +449,24 @@ fn without_betas(s: &Seen) -> bool {
 fn without_own(s: &Seen) -> bool {
     let own = Rules::parse(&s.o.optim_file, "--optim-file").unwrap_or_default();
     s.trains() && !rules(s.o).iter().any(|name| own.named(name).next().is_some())
+}
+
+/// Where the texts of the update rules are from, each with the beginning of its hash: a proof is one of these texts.
+fn texts(o: &Options) -> String {
+    let one = |name: String| {
+        let head = format!("@{name}(");
+        let of = |text: &str| -> String {
+            let all = format!("\n{text}");
+            all.split("\nupdate ").filter(|rule| rule.starts_with(&head)).collect()
+        };
+        let (own, built_in) = (of(&o.optim_file), of(BUILT_IN));
+        let (text, from) = match own.is_empty() {
+            true => (built_in, "built in"),
+            false => (own, "--optim-file"),
+        };
+        format!("@{name} {from}, {}", &hash(text.as_bytes())[..8])
+    };
+    rules(o).into_iter().map(one).collect::<Vec<String>>().join("; ")
 }
 
 /// The optimizer, in a few words.

@@ -234,10 +234,10 @@ fn steps_that_overflow_change_nothing() {
             assert_eq!(held(&mut s, &params, adamw), before, "{what}: step {n} changed something");
         }
         let quarter = Some(LossScale { scale: huge / 4.0, good: 0, left: -1 });
-        assert_eq!(s.scale(), ScaleState { skipped: 3, loss_scale: quarter }, "{what}");
+        assert_eq!(s.scale(), ScaleState { skipped: 3, before: 0, loss_scale: quarter }, "{what}");
         // From a scale that fits, as a run that never overflowed.
         let now = LossScale { scale: SCALE, good: 0, left: 1 };
-        s.go_on(ScaleState { skipped: 3, loss_scale: Some(now) });
+        s.go_on(ScaleState { skipped: 3, before: 0, loss_scale: Some(now) });
         let mut other = start(scaling(SCALE, 1));
         for n in 1..=3 {
             let (a, b) = (step(&mut s, &fx, n + 3), step(&mut other, &fx, n));

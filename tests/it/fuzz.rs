@@ -212,6 +212,7 @@ const TARGETS: &[Target] = &[
     drawn("programs of passes", Source::From),
     drawn("plans, in any command", Source::Plan),
     drawn("launchers' variables, any", Source::Launcher),
+    drawn("update rules", Source::Rules),
 ];
 /// Of what is drawn as a whole, so many runs to one of each other target.
 const MORE: usize = 12;

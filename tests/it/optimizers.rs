@@ -1,7 +1,10 @@
 //! Update rules on ranks: that they are torch's, that layouts change nothing but rounding, that
 //! plans are proved and mistakes refused.
 
+mod owners;
+
 use crate::fixture::*;
+use crate::lab::{FIXTURES, Lab};
 use crate::proofs::proved;
 use safetensors::SafeTensors;
 use shardc_frontends::Model;
@@ -128,7 +131,8 @@ fn layouts_change_no_rule() {
 #[test]
 fn other_updates_are_refused() {
     for (mesh, zero) in [(TP2, 0), (DP2, 1)] {
-        let o = by(&[MUON, "*.embed_tokens.weight=lion"], mesh, zero, 4);
+        let gather = format!("{MUON},spread=gather");
+        let o = by(&[&gather, "*.embed_tokens.weight=lion"], mesh, zero, 4);
         let fx = Fixture::open("llama_gqa");
         let model = fx.model(&o);
         let compiled = compile(&model, &o);
@@ -179,17 +183,14 @@ fn groups_that_mean_nothing_are_refused() {
         ("hidden=muon,steps=0", "`0` is no steps"),
         ("hidden=muon,lr*=1e-300", "a learning rate is a number above 0"),
         ("hidden=muon,lr*=1e-36", "out of the range of f32"),
+        ("hidden=muon,spread=all", "spread is one of auto, owners and gather"),
+        ("hidden=muon,state_dtype=u8", "`u8` is no state_dtype"),
         ("hidden", "no update rule is named"),
     ] {
         let o = by(&[group], &[], 0, 8);
         let d = try_compile(&fx.model(&o), &o).expect_err(group);
         assert!(d.code == "update-rule" && d.message.contains(says), "{group}: {}", d.render());
         assert!(!d.help.is_empty(), "{}", d.render());
-    }
-    for group in [MUON, "*=adafactor"] {
-        let o = Options { dtype: DType::F16, ..by(&[group], &[], 0, 8) };
-        let d = try_compile(&fx.model(&o), &o).expect_err(group);
-        assert!(d.message.contains("is not compiled for f16"), "{}", d.render());
     }
     let o = by(&["*.norm.weight=lion", "hidden=lion,state_dtype=bf16"], &[], 0, 8);
     let d = try_compile(&fx.model(&o), &o).expect_err("two element types of one state");
@@ -259,4 +260,67 @@ fn a_rule_of_ones_own_is_partitioned_and_proved() {
         assert!(worst <= 2e-5, "{name}: {worst:e}");
     }
     proved("llama_gqa", &own(eight, 1));
+}
+
+/// Rules of papers, written as a user would.
+const PAPERS: &str = include_str!("optimizers/papers.ir");
+
+/// Each runs on eight ranks as on one, and is proved.
+#[test]
+fn rules_of_papers_are_partitioned_and_proved() {
+    let eight: Axes = &[("pp", 2), ("dp_shard", 2), ("tp", 2)];
+    let all = ["adan", "mars", "cautious", "adopt", "ademamix", "lamb"];
+    for (_, name) in all.into_iter().enumerate().filter(|(i, _)| taken(*i, 2)) {
+        let group = format!("*={name},eps=1e-5");
+        let of = |mesh, zero| Options { optim_file: PAPERS.into(), ..by(&[&group], mesh, zero, 2) };
+        let (_, one) = trained("llama_gqa", &of(&[], 0));
+        let (_, all) = trained("llama_gqa", &of(eight, 3));
+        for (param, want) in &one {
+            let worst = all[param].iter().zip(want).fold(0.0f32, |m, (a, b)| m.max((a - b).abs()));
+            assert!(worst <= 5e-5, "{name}: {param}: {worst:e}");
+        }
+        proved("llama_gqa", &of(eight, 3));
+    }
+}
+
+/// What a user's text may have wrong, as the command says it.
+#[test]
+fn wrong_texts_are_refused_by_the_command() {
+    let lab = Lab::new("update-rules");
+    let good = "update @mine(\n  %p: f32[n,m] param, %g: f32[n,m] grad, %s: f32[n] state[rows] = 0,\n  \
+                %lr: f32[] scalar \"lr\",\n) -> (f32[n,m] param, f32[n] state[rows]) {\n  \
+                return sub %p, mul[nm,->nm] %g, %lr; %s\n}\n";
+    let model = format!("{FIXTURES}/llama_gqa");
+    let args =
+        ["compile", &model, "--seq", "16", "--optim-file", "rules.ir", "--optim", "hidden=mine"];
+    for (from, to, says) in [
+        ("", "", ""),
+        ("; %s\n}", "\n}", "1 values are returned, not 2"),
+        ("; %s\n}", "; %g\n}", "what is returned for `%s`"),
+        (
+            "%g: f32[n,m] grad",
+            "%g: f32[n,m] grad, %q: f32[n,m] param",
+            "2 arguments are `param`, not 1",
+        ),
+        ("\"lr\"", "\"loss\"", "no scalar of a step is called `loss`"),
+        (
+            "  return",
+            "  repeat i in 0..inf, %x{i} at 0 is %g {\n %x{i+1} = exp %x{i}\n}\n  return",
+            "does not end",
+        ),
+        ("f32[n] state", "f32[n,n] state", "a state has dims that its parameter has not"),
+        ("f32[n] state", "f16[n] state", "is no element type here"),
+        ("return sub %p, mul[nm,->nm] %g", "return sub %p, mul[nm,->nm] %h", "`%h` is not defined"),
+    ] {
+        lab.write("rules.ir", good.replace(from, to));
+        if says.is_empty() {
+            lab.ok(&args);
+            continue;
+        }
+        let out = lab.shardc(&args);
+        let said = String::from_utf8_lossy(&out.stderr).into_owned();
+        assert_eq!(out.status.code(), Some(2), "{to}: {said}");
+        assert!(said.contains(says) && said.contains("= help: "), "{to}: {said}");
+        assert!(said.contains("@mine, line ") || said.contains("rules.ir"), "{to}: {said}");
+    }
 }

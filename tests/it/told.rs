@@ -124,7 +124,9 @@ fn another_optimizer_begins_with_the_weights() {
         plan(&lab, "llama_mha", "p", before);
         plan(&lab, "llama_mha", "q", after);
         run(&lab, &[&["p"], &save[..]].concat());
-        let said = lab.refuses(&["run", "q", "--resume", "c"], 2, "missing-tensor");
+        let said = lab.refuses(&["run", "q", "--resume", "c"], 2, "resume");
+        assert!(said.contains("the checkpoint has no exp_avg of "), "{said}");
+        assert!(said.contains("--optim-resume init"), "{said}");
         let at = "c/step-00000001";
         let way = format!("shardc reshard {at} --to hf -o model, then shardc run PLAN --weights");
         assert!(said.contains(&way), "{said}");
@@ -133,6 +135,65 @@ fn another_optimizer_begins_with_the_weights() {
         for dir in ["c", "model"] {
             std::fs::remove_dir_all(lab.path(dir)).expect("a folder");
         }
+    }
+}
+
+/// With `--optim-resume init` states that a checkpoint and a plan both have go on, others begin or are left behind, each
+/// of them told. Where all begin the run is one that begins with the weights; and it goes on from its own checkpoints.
+#[test]
+fn states_of_another_optimizer_begin() {
+    let lab = Lab::new("told-states");
+    batch(&lab, "b.safetensors", Some(|i| (i * 7 % 50) as i64));
+    let rules: [(&str, &[&str]); 4] = [
+        ("adamw", &[]),
+        ("muon", &["--optimizer", "muon"]),
+        ("lion", &["--optimizer", "lion"]),
+        ("sgd", &["--optimizer", "sgd"]),
+    ];
+    let steps = |args: &[&str]| {
+        let [out, said] = run(&lab, &[args, &["--batch", "b.safetensors"]].concat());
+        let loss = |l: &str| Some(l.split_once("loss ")?.1.split_whitespace().next()?.to_string());
+        (out.lines().filter_map(loss).collect::<Vec<String>>(), said)
+    };
+    for (name, flags) in rules {
+        plan(&lab, "llama_mha", name, &[&["--mesh", "dp_shard=2", "--zero", "1"], flags].concat());
+        steps(&[name, "--steps", "2", "--save", &format!("c-{name}"), "--save-every", "2"]);
+    }
+    for (from, to, said, all_begin) in [
+        ("adamw", "muon", &["no momentum_buffer of ", "the plan has no exp_avg of "][..], false),
+        (
+            "muon",
+            "adamw",
+            &["no exp_avg of ", "begins anew with them", "plan has no momentum_"],
+            true,
+        ),
+        ("adamw", "lion", &["the plan has no exp_avg_sq of "], false),
+        ("sgd", "adamw", &["checkpoint has no exp_avg of ", "no exp_avg_sq of "], true),
+        ("lion", "sgd", &["the plan has no exp_avg of "], true),
+    ] {
+        let at = format!("c-{from}/step-00000002");
+        let on = [to, "--resume", &at, "--optim-resume", "init"];
+        let (losses, told) = steps(&[&on[..], &["--steps", "4"]].concat());
+        assert!(said.iter().all(|said| told.contains(said)), "{from} to {to}: {told}");
+        assert_eq!(losses.len(), 2, "{from} to {to}");
+        let refused = lab.refuses(&["run", to, "--steps", "4", "--resume", &at], 2, "resume");
+        assert!(refused.contains(said[0]), "{refused}");
+        // Stopped on the way, it goes on without a word.
+        let part = ["--steps", "3", "--save", "half", "--save-every", "1"];
+        let (first, _) = steps(&[&on[..], &part].concat());
+        let (second, told) = steps(&[to, "--resume", "half", "--steps", "4"]);
+        assert_eq!([first, second].concat(), losses, "{from} to {to}");
+        assert!(!told.contains("[resume]"), "{told}");
+        if all_begin {
+            lab.ok(&["reshard", &at, "--to", "hf", "-o", "model"]);
+            assert_eq!(
+                steps(&[to, "--weights", "model", "--steps", "2"]).0,
+                losses,
+                "{from} to {to}"
+            );
+            std::fs::remove_dir_all(lab.path("model")).expect("a folder");
+        }
+        std::fs::remove_dir_all(lab.path("half")).expect("a folder");
     }
 }
 

@@ -41,6 +41,9 @@ impl OpDef for Select {
     fn linear(&self) -> Linear {
         Linear::Together(0b110)
     }
+    fn in_place(&self, _: usize) -> Option<usize> {
+        Some(2)
+    }
     fn grad(&self, b: &mut Builder, ins: &[Value], _: &[Value], d: &[Option<Value>]) -> Grads {
         let float = b.ty(ins[1]).dtype.is_float();
         let Some(d) = d[0].filter(|_| float) else { return smallvec::smallvec![None, None, None] };

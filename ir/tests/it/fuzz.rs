@@ -4,10 +4,11 @@
 //! corpus.
 
 use shardc_ir::phase::Phase;
+use shardc_ir::text::update::{BUILT_IN, Rules, Update};
 use shardc_ir::text::{Repeat, expand, parse, parse_source, print, print_source, print_with};
 use shardc_ir::verify::verify;
 use shardc_testing::texts::{Draws, mutate};
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::panic::catch_unwind;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -141,4 +142,52 @@ fn mutated_programs_are_read_or_refused() {
         }
     }
     println!("{inputs} inputs, {read} of them read, {} different outcomes", seen.len());
+}
+
+/// Texts of update rules: each rule that is read is written out for a few shapes, or refused.
+fn exercise_rules(text: &str) -> usize {
+    let Ok(rules) = Rules::parse(text, "rules.ir") else { return 0 };
+    let mut made = 0;
+    for name in rules.names() {
+        for (rule, shape) in
+            rules.named(name).flat_map(|r| [(r, &[4, 6][..]), (r, &[6, 4]), (r, &[5])])
+        {
+            if !rule.fits(shape) {
+                continue;
+            }
+            let Ok(attrs) = rule.attributes(&BTreeMap::new(), [4, 6], shape) else { continue };
+            for stack in [false, true] {
+                let (rule, attrs) = (rule.clone(), attrs.clone());
+                let u = Update { rule, attrs, stack, lr: 1.0, group: 0 };
+                let shape = if stack { [&[3], shape].concat() } else { shape.to_vec() };
+                let kept = u.kept(shape.len());
+                let _ = u.fused();
+                made += usize::from(u.func(&shape).is_ok() && kept.is_ok());
+            }
+        }
+    }
+    made
+}
+
+#[test]
+fn mutated_rules_are_read_or_refused() {
+    let seed = std::env::var("SHARDC_FUZZ_SEED").ok().and_then(|s| s.parse().ok()).unwrap_or(1u64);
+    let mut r = Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1);
+    // A rule at a time: of a text with one that is wrong nothing is read.
+    let whole = |t: &str| format!("update {t}");
+    let mut pool: Vec<String> = BUILT_IN.split("update ").skip(1).map(whole).collect();
+    let own = pool.len();
+    let mut made = pool.iter().map(|t| exercise_rules(t)).sum::<usize>();
+    for input in 0..DEFAULT_INPUTS {
+        let (one, other) = (r.below(pool.len()), r.below(own));
+        let text = mutate(&mut r, shardc_ir::ops::NAMES, &pool[one], &pool[other]);
+        let Ok(n) = catch_unwind(|| exercise_rules(&text)) else {
+            panic!("input {input} of seed {seed}:\n{text}\n(escaped: {text:?})");
+        };
+        made += n;
+        if n > 0 && pool.len() < MAX_POOL && text.len() < MAX_SIZE {
+            pool.push(text);
+        }
+    }
+    assert!(made > 100, "{made} functions of {DEFAULT_INPUTS} texts");
 }

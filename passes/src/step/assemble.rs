@@ -2,7 +2,8 @@
 
 use super::elide_accumulators::{accumulate_rows, elide_accumulators};
 use super::enter::enter;
-use super::finish::{Foreign, StepKind, evaluate, finish};
+use super::finish::{Foreign, StepKind, finish};
+use super::losses::evaluate;
 use super::once::{Once, once};
 use crate::optim::Groups;
 use crate::options::Options;

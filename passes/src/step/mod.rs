@@ -8,6 +8,8 @@ pub mod elide_accumulators;
 pub mod enter;
 pub mod finish;
 pub mod instructions;
+mod losses;
+mod norm;
 pub mod once;
 pub mod replay;
 pub mod router_bias;

@@ -1,7 +1,7 @@
 //! How the ranks of a run are started, and from which values.
 
 use super::{Kernels, On, Run};
-use crate::checkpoint::{BaseModel, Saved};
+use crate::checkpoint::{BaseModel, OptimResume, Saved};
 use crate::cluster::Job;
 use crate::device;
 use crate::terminal::{note, warn};
@@ -174,6 +174,10 @@ pub(super) fn launch(
             (Start::Resumed(s, base), First::Weight(w)) if s.leaves_out(wanted.role) => {
                 begins(base.as_ref(), w, s.seed().unwrap_or(plan.settings.seed), ranges, out)
             }
+            (Start::Resumed(s, _), First::Number(x)) if s.begins(wanted.role) => {
+                out.fill(x as f32);
+                Ok(())
+            }
             (Start::Resumed(s, _), _) => s.read(wanted.role, wanted.shape, ranges, out),
             (Start::Checkpoint(c), First::Weight(w)) => {
                 begins(Some(c), w, plan.settings.seed, ranges, out)
@@ -208,9 +212,10 @@ pub(super) fn resume(
     dir: &Path,
     weights: Option<&Path>,
     plan: &Plan,
+    states: OptimResume,
     job: Option<&Job>,
 ) -> Result<Start> {
-    let saved = Saved::open(dir)?;
+    let mut saved = Saved::open(dir)?;
     let base = weights.map(|w| Start::weights(w, plan)).transpose()?;
     saved.check_base(base.as_ref(), plan)?;
     if let Some(job) = job {
@@ -218,7 +223,9 @@ pub(super) fn resume(
     }
     let (first, of) = job.map_or((0, 1), |j| (j.launched.rank, j.launched.world));
     saved.verify(first, of)?;
+    let other = saved.fit(plan, states)?;
     if first == 0 {
+        warn(&other);
         note(format!("resuming from {}, step {}", saved.dir().display(), saved.step));
     }
     Ok(Start::Resumed(Box::new(saved), base))

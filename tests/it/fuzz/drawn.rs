@@ -11,6 +11,7 @@ use shardc_ir::mesh::Mesh;
 use shardc_ir::ops::NAMES;
 use shardc_ir::samples::Sample;
 use shardc_ir::text::type_text;
+use shardc_ir::text::update::BUILT_IN;
 use shardc_testing::texts::{Draws, mutate};
 use std::path::Path;
 
@@ -21,6 +22,7 @@ pub enum Source {
     From,
     Plan,
     Launcher,
+    Rules,
 }
 
 /// A command, and what it finds.
@@ -436,6 +438,18 @@ fn launcher(draw: &mut Draw) -> Drawn {
     Drawn { variables, ..Drawn::of(args) }
 }
 
+/// Update rules of a user, by which a model is trained.
+fn rules(draw: &mut Draw) -> Drawn {
+    let all: Vec<&str> = BUILT_IN.split("update @").skip(1).collect();
+    let (one, other) = (all[draw.below(all.len())], all[draw.below(all.len())]);
+    let name: String = one.chars().take_while(|c| c.is_ascii_alphanumeric()).collect();
+    let text = mutate(draw, NAMES, &format!("update @{one}"), &format!("update @{other}"));
+    let (_, fixture, fit) = PLANS[draw.below(PLANS.len())];
+    let group = if draw.below(2) == 0 { "hidden" } else { "*" };
+    let line = format!("compile {fixture} {fit} --optim-file drawn.ir --optim {group}={name}");
+    Drawn { files: vec![("drawn.ir".into(), text.into_bytes())], ..Drawn::of(split(&line)) }
+}
+
 impl Drawn {
     fn of(args: Vec<String>) -> Drawn {
         Drawn { args, variables: vec![], files: vec![], sealed: false }
@@ -450,6 +464,7 @@ impl Source {
             Source::From => from(dir, draw),
             Source::Plan => plan(dir, draw),
             Source::Launcher => launcher(draw),
+            Source::Rules => rules(draw),
         }
     }
 }

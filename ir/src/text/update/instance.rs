@@ -33,8 +33,8 @@ impl Rule {
     }
 
     /// Its attributes: those given, as texts, and the others as the rule has them. Numbers may name
-    /// `fan_out` and `fan_in`, those of the parameter's matrix, and its letters, which are the
-    /// sizes of its dims.
+    /// `fan_out` and `fan_in`, those of the parameter's matrix, `elements`, and its letters, which are
+    /// the sizes of its dims.
     ///
     /// # Errors
     /// Says what is wrong with one, in words, and what to write.
@@ -53,6 +53,7 @@ impl Rule {
         for (name, n) in ["fan_out", "fan_in"].into_iter().zip(fans) {
             all.insert(name.into(), Attr::Numbers(vec![n as f64]));
         }
+        all.insert("elements".into(), Attr::Numbers(vec![shape.iter().product::<usize>() as f64]));
         for (letter, n) in self.letters(shape).unwrap_or_default() {
             all.insert(letter.into(), Attr::Numbers(vec![n as f64]));
         }
@@ -142,14 +143,15 @@ impl Update {
             (Dims::Letters(l), Some(Dims::Letters(of))) => {
                 let at = |l: &char| of.iter().position(|o| o == l).map(|d| d + first);
                 let own: Option<Vec<usize>> = l.iter().map(at).collect();
-                own.map(|d| (0..first).chain(d).collect())
+                let once = |d: &Vec<usize>| (1..d.len()).all(|k| !d[..k].contains(&d[k]));
+                own.filter(once).map(|d| (0..first).chain(d).collect())
             }
             _any => Some((0..rank).collect()),
         };
         let one = |a: &Arg, name, init| {
             let dims = dims(a).ok_or_else(|| {
                 let m = "a state has dims that its parameter has not";
-                rule.diag(*wrong(a.at, 1, m).help("use letters of the parameter's dims"))
+                rule.diag(*wrong(a.at, 1, m).help("use letters of the parameter's dims, each once"))
             })?;
             Ok(Kept { name, dtype: self.dtype(a).map_err(|f| rule.diag(*f))?, init, dims })
         };

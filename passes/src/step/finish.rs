@@ -12,7 +12,9 @@ use crate::step::router_bias::Corrected;
 use crate::step::updates::{Scalars, Updates};
 use shardc_ir::attr::{Broadcast, RuleAttr};
 use shardc_ir::builder::Builder;
-use shardc_ir::func::{Func, FuncKind, Name, ParamLayout, Port, Role, RoleKind, StateName, Value};
+use shardc_ir::func::{
+    FURTHER, Func, FuncKind, Name, ParamLayout, Port, Role, RoleKind, StateName, Value,
+};
 use shardc_ir::maps::HashMap;
 use shardc_ir::mesh::{AtomSet, Mesh, PIPELINE};
 use shardc_ir::ops::cast::in_f32;
@@ -89,7 +91,7 @@ pub fn finish(
     }
     b.enter("step");
     if let Some(sums) = &args.sums {
-        loss(&mut b, sums);
+        loss(&mut b, sums, true);
     }
     let norm = norm(&mut b, &trained, &grads);
     let by = By::new(&mut b, norm, args.scale, o.clip);
@@ -116,8 +118,8 @@ pub fn finish(
     f
 }
 
-/// Makes `@evaluate`, which ends an evaluation: the loss and nothing else. `None` if the loss is not
-/// made by these functions.
+/// Makes `@evaluate`, which ends an evaluation: the loss, without those of layers that predict tokens behind the next,
+/// which are shown beside it. `None` if the loss is not made by these functions.
 pub fn evaluate(
     mesh: &Mesh,
     (rank, ranks): (usize, usize),
@@ -126,9 +128,13 @@ pub fn evaluate(
 ) -> Option<Func> {
     let mut f = Func::of(FuncKind::Evaluate, rank, ranks);
     let sums = Sums::arguments(&mut f, loops, counts)?;
+    let trains = |name: &str| name.starts_with(FURTHER);
+    if sums.counted.is_none() && sums.others.iter().all(|s| trains(&s.0)) {
+        return None;
+    }
     let mut b = Builder::new(mesh, &mut f);
     b.enter("step");
-    loss(&mut b, &sums);
+    loss(&mut b, &sums, false);
     Some(f)
 }
 
@@ -286,7 +292,8 @@ fn reduce(b: &mut Builder, p: &ParamLayout, mut d: Value) -> Value {
     d
 }
 
-fn loss(b: &mut Builder, sums: &Sums) {
+/// Shows the loss; with or without those that only train.
+fn loss(b: &mut Builder, sums: &Sums, trains: bool) {
     let whole = |b: &mut Builder, v: Value| {
         let axes = b.ty(v).sum;
         if axes.is_empty() { v } else { b.push("loss_sum", AllReduce { axes }, &[v]) }
@@ -301,6 +308,9 @@ fn loss(b: &mut Builder, sums: &Sums) {
         let mean = b.push("loss", Mul::same(), &[sum, inv]);
         if name != COUNTED {
             show(b, mean, RoleKind::Mean, name);
+        }
+        if !trains && name.starts_with(FURTHER) {
+            continue;
         }
         loss = Some(match loss {
             Some(others) => b.push("loss", Add::same(), &[others, mean]),

@@ -120,7 +120,7 @@ pub(super) struct Copy {
 
 impl Copy {
     /// Which of these names is the table's.
-    pub fn table<'a>(&'a self, has: impl Fn(&str) -> bool) -> Option<&'a str> {
+    pub fn table(&self, has: impl Fn(&str) -> bool) -> Option<&str> {
         self.of.iter().map(String::as_str).find(|t| has(t))
     }
 }

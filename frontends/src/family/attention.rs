@@ -51,6 +51,8 @@ pub enum Growth {
 }
 
 /// How queries, keys and values are made.
+// All of them are constants.
+#[allow(clippy::large_enum_variant)]
 #[derive(Clone, Copy, Debug)]
 pub enum Heads {
     /// Each by a product with the hidden state.

@@ -86,11 +86,8 @@ pub(crate) fn build(
     let tells = arch.routing.aux.is_some() || arch.routing.z.is_some();
     let count = padding.filter(|_| targets.is_some() && tells);
     let count = count.map(|_| counted(b, "tokens", Fill::Count, &[]));
-    let depths = targets.filter(|_| arch.mtp.0 > 0).map(|_| Depths {
-        ids: ahead(b, "ahead", Fill::Ahead, [shape.batch, shape.seq, arch.mtp.0]),
-        targets: ahead(b, "targets_ahead", Fill::LabelsAhead, [shape.batch, shape.seq, arch.mtp.0]),
-        scored: counted(b, "scored", Fill::Scored, &[arch.mtp.0]),
-    });
+    let further = targets.filter(|_| arch.mtp.0 > 0);
+    let depths = further.map(|_| depths(b, [shape.batch, shape.seq, arch.mtp.0]));
 
     let mut x = embedded(b, f, arch, &params, [ids, turned]);
     let [of_embedding, of_residual, of_attention] = arch
@@ -145,18 +142,15 @@ pub(crate) fn build(
     if let Some(t) = targets {
         let value = loss::sum_of_losses(b, logits, t);
         results.push(Port { value, role: Some(Role::new(RoleKind::Sum, "loss")) });
-        let each = match padding.zip(count) {
-            None => Each::All(shape.batch * shape.seq),
-            Some((segments, mean)) => Each::Real { segments, mean },
-        };
+        let real = padding.zip(count).map(|(segments, mean)| Each::Real { segments, mean });
+        let each = real.unwrap_or(Each::All(shape.batch * shape.seq));
         let layers = arch.sparse[..arch.facts.layers].iter().filter(|s| **s).count();
-        let mut tokens = Tokens { each, layers, more: None };
         let more = depths.map(|d| further::losses(b, f, arch, &params, (x, d), &of_layer));
         if let Some(more) = &more {
-            tokens.more = more.tokens;
             told = experts::both(b, told, more.told);
         }
-        results.extend(balance(b, arch, told, tokens));
+        let more_tokens = more.as_ref().and_then(|m| m.tokens);
+        results.extend(balance(b, arch, told, Tokens { each, layers, more: more_tokens }));
         if let Some(more) = more {
             results.extend(more.ports);
             counts.extend(more.counts);
@@ -178,6 +172,15 @@ fn counted(b: &mut Builder, name: &'static str, fill: Fill, sizes: &[usize]) -> 
     let own = Input { fill, batch: false, seq: None, reads: Reads::Usual };
     let named = b.named(name);
     b.f.arg(Type::f32(sizes), named, Some(Role::new(RoleKind::Input(own), name)))
+}
+
+/// What layers that predict tokens behind the next read.
+fn depths(b: &mut Builder, sizes: [usize; 3]) -> Depths {
+    Depths {
+        ids: ahead(b, "ahead", Fill::Ahead, sizes),
+        targets: ahead(b, "targets_ahead", Fill::LabelsAhead, sizes),
+        scored: counted(b, "scored", Fill::Scored, &sizes[2..]),
+    }
 }
 
 /// An input of tokens or labels further on.

@@ -113,9 +113,9 @@ impl<'a> Config<'a> {
             Some(Some(tied)) if key == TIED => Some(tied),
             _own => {
                 let default = self.defaults.and_then(|d| d.get(key));
-                // As in transformers, an object that is null is absent.
-                let own = self.object.get(named);
-                own.filter(|v| !(v.is_null() && default.is_some_and(Value::is_object))).or(default)
+                // A count that is null is none; all else that is null is absent.
+                let counts = default.is_some_and(Value::is_u64);
+                self.object.get(named).filter(|v| !v.is_null() || counts).or(default)
             }
         };
         own.filter(|v| !v.is_null())

@@ -22,7 +22,6 @@ pub use checkpoint::save::{
     DUMP, NamedTensor, Written, check_target, save, whole_tensors, write_each, write_tensors,
 };
 pub use checkpoint::{Checkpoint, Entry};
-use family::Heads;
 pub use family::{HeadNorms, LatentSizes, NormedOver};
 
 use config::TIED;
@@ -127,10 +126,7 @@ pub struct Gating {
 
 /// Norms of queries and of keys of a family, by its `model_type`; `None` if it has none, or is not known.
 pub fn head_norms(family: &str) -> Option<HeadNorms> {
-    match family::FAMILIES.iter().find(|f| f.model_type == family)?.attention.heads {
-        Heads::Plain { norms, .. } => norms,
-        Heads::Joined(_) | Heads::Latent(_) => None,
-    }
+    family::FAMILIES.iter().find(|f| f.model_type == family)?.attention.norms
 }
 
 impl Model {
@@ -193,7 +189,7 @@ pub fn load(path: &Path, shape: &Shape) -> Result<Model> {
     if let Some(c) = &checkpoint {
         quantized(&config, &place).map_or(Ok(()), Err)?;
         let (view, family) = family::of(&config, &place)?;
-        if view.flag(TIED, family.absent.tied)? {
+        if view.flag(TIED, false)? {
             untied = c.untied(family, &family.prefix(has))?;
         }
     }
@@ -218,12 +214,13 @@ pub fn load(path: &Path, shape: &Shape) -> Result<Model> {
         if shape.mtp != 0.0 && shape.mode == Mode::Train {
             let head = if has(&head) { &head } else { &table };
             let copies = (0..MAX_MTP).map(|i| model.facts.layers + i).flat_map(|i| {
-                [("embed_tokens.weight", &table), ("shared_head.head.weight", head)]
-                    .map(|(part, of)| (names.of_layer(family, i, part), of))
+                let [of_table, of_head] = family.copies();
+                [(of_table, &table), (of_head, head)]
+                    .map(|(part, of)| (names.of_layer(family, i, &part), of))
             });
             copies.into_iter().try_for_each(|(copy, of)| c.check_copy(&copy, of))?;
         }
-        model.warnings.extend(c.unused(&model.weights, (within, family.unused), &head, &further));
+        model.warnings.extend(c.unused(&model.weights, (within, family::UNUSED), &head, &further));
     } else if dir.join("pytorch_model.bin").exists() {
         let what = "weights in pytorch_model.bin are not read, only safetensors files";
         let help =

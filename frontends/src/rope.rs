@@ -65,7 +65,7 @@ const BY_ALPHA: &str = "dynamic";
 const ALPHA: &str = "alpha";
 /// Key of the positions before scaling.
 pub const ORIGINAL: &str = "original_max_position_embeddings";
-/// Key of how much larger queries are behind the positions before scaling.
+/// Key of how much larger queries are behind the positions before scaling (`Growth::Rotary`).
 const SCALED: &str = "llama_4_scaling_beta";
 /// Key of the part of a head that turns, in an object of numbers.
 pub const PART: &str = "partial_rotary_factor";
@@ -97,8 +97,10 @@ const KINDS: [&str; 2] = ["full_attention", "sliding_attention"];
 /// Keys of the object of numbers, in both dialects; the first counts.
 const DIALECTS: [&str; 2] = ["rope_scaling", "rope_parameters"];
 
-/// Reads either dialect: `rope_scaling` beside `rope_theta`, or `rope_parameters`; `theta` is the base
-/// where neither gives one. `seq` and `max_positions` are the tokens of a row and the most there may be.
+/// The base of frequencies, where neither a config nor its class has one (Su et al., 2021, 3.3).
+const THETA: f64 = 1e4;
+
+/// Reads either dialect: `rope_scaling` beside `rope_theta`, or `rope_parameters`. `seq` and `max_positions` are the tokens of a row and the most there may be.
 /// With `local`, of layers with a window; `None` if they turn as the others.
 ///
 /// Errors: `rope-type` for an unknown kind, `config` for numbers that make no frequencies,
@@ -107,13 +109,12 @@ pub fn read(
     config: &Config,
     head_dim: usize,
     [seq, max_positions]: [usize; 2],
-    theta: f64,
     (turning, local): (Turning, bool),
 ) -> Result<Option<Rope>> {
     let (theta_key, theta) = match (local, turning.local) {
         (true, None) => return Ok(None),
         (true, Some(own)) => own,
-        (false, _) => (turning.theta, theta),
+        (false, _) => (turning.theta, THETA),
     };
     let (own, words) = match turning.theta {
         Some(_) => object(config, turning, local)?,
@@ -143,12 +144,6 @@ pub fn read(
         (None, None) => from(config)?.or(from(&own)?).unwrap_or(max_positions as f64),
         (None, Some(_)) => from(&own)?.unwrap_or(max_positions as f64),
     };
-    let scales = turning.scaled_queries && own.number_if(SCALED)?.is_some_and(|beta| beta != 0.0);
-    if scales && seq as f64 > original {
-        let what = format!("queries behind position {original} are scaled, which is not compiled");
-        let help = format!("use --seq {original} or less");
-        return Err(own.unsupported("unsupported-config", SCALED, what, help));
-    }
     let power = |i: usize| theta.powf(-((2 * i) as f64) / dim as f64);
     // What Phi-3 calls `su` and, at first, `yarn`.
     let stretched = turning.stretched.is_some();
@@ -187,6 +182,18 @@ pub fn read(
         ));
     }
     Ok(Some(Rope { inv_freq, attention_factor, head_factor }))
+}
+
+/// By how much queries grow with their position, and after how many positions: `llama_4_scaling_beta`, and the positions
+/// before scaling.
+///
+/// # Errors
+/// `config` for positions that are no whole number.
+pub fn scaled(config: &Config, turning: Turning) -> Result<Option<(f64, usize)>> {
+    let own = object(config, turning, false)?.0.unwrap_or_else(|| config.clone());
+    let Some(by) = own.number_if(SCALED)?.filter(|by| *by != 0.0) else { return Ok(None) };
+    let holder = if config.has(ORIGINAL) { config } else { &own };
+    Ok(Some((by, holder.count(ORIGINAL)?)))
 }
 
 /// By which keys an object says its kind of scaling.
@@ -243,15 +250,14 @@ fn differs(config: &Config, key: &str, nested: &str) -> Diag {
 }
 
 /// Keys of rotary embeddings that change nothing, as in transformers, by their path.
-pub(crate) fn unread(config: &Config, turning: Turning) -> Vec<String> {
+pub(crate) fn unread(config: &Config, turning: Turning, scaled: bool) -> Vec<String> {
     // Those that the config has of its own: nobody asked for what the class has.
     let own = |key: &str| config.entries().find(|(k, _)| *k == key).map(|(_, v)| v);
     let object = |key: &str| own(key).and_then(Value::as_object).filter(|m| !m.is_empty());
     let whole = |v: &Value| turning.part.is_none() && v.as_f64().is_some_and(|x| x != 1.0);
     // The keys of an object of numbers that nothing reads, and those that are not read there.
     let odd = |path: &str, object: &Map<String, Value>, not: &[&str]| -> Vec<String> {
-        let of_others =
-            |k: &str| (k == SCALED && !turning.scaled_queries) || (k == ALPHA && !turning.alpha);
+        let of_others = |k: &str| (k == SCALED && !scaled) || (k == ALPHA && !turning.alpha);
         let read = |k: &str| KEYS.contains(&k) && !not.contains(&k) && !of_others(k);
         let there = object.iter().filter(|(_, v)| !v.is_null());
         let odd = there.filter(|(k, v)| !read(k) || (*k == PART && whole(v)));

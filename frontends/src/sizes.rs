@@ -9,10 +9,10 @@ use experts::{expert_facts, idle_balance, routing, sparse};
 use layers::{turns, windows};
 use limits::{check_products, check_shape};
 
-use crate::config::{Config, MAX_COUNT};
+use crate::config::{Config, MAX_COUNT, TIED};
 use crate::family::{
-    Activation, Adjacent, Beside, Experts, Factor, Factors, Family, Heads, LatentSizes,
-    PaddingToken, Positions, Scores, Softcap, Still, Window,
+    Activation, Adjacent, Beside, Eps, Experts, Factor, Factors, Family, Growth, Heads, KvHeads,
+    LatentSizes, Positions, Scores, Softcap, Still, Window,
 };
 use crate::rope::{self, Rope};
 use crate::{Facts, Shape};
@@ -52,8 +52,8 @@ pub(crate) struct Arch {
     pub windows: Vec<Option<usize>>,
     /// Windows are chunks of positions.
     pub chunked: bool,
-    /// How queries grow, by how much and after how many positions, if they do.
-    pub growth: Option<(f64, usize)>,
+    /// How queries grow, if they do.
+    pub growth: Option<Grown>,
     /// Which elements of a head turn together.
     pub pairs: Pairs,
     /// Sizes of multi-head latent attention.
@@ -74,6 +74,16 @@ pub(crate) struct Arch {
     pub routing: Routing,
     /// Layers behind the last that predict tokens behind the next, and the weight of the loss of each.
     pub mtp: (usize, f64),
+}
+
+/// Queries times 1 + `by` log(1 + ⌊(p + `from`) / `every`⌋) at position p.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) struct Grown {
+    pub by: f64,
+    pub every: usize,
+    pub from: usize,
+    /// Of layers that do not turn, or else of all.
+    pub still: bool,
 }
 
 impl Arch {
@@ -99,8 +109,7 @@ impl Arch {
         let rope = |local| match f.positions {
             Positions::Learned(_) => Ok(None),
             Positions::Rotary(t) => {
-                let lengths = [shape.seq, facts.max_positions];
-                rope::read(c, turning, lengths, f.absent.theta, (t, local))
+                rope::read(c, turning, [shape.seq, facts.max_positions], (t, local))
             }
         };
         let (rope, local_rope) = (rope(false)?, rope(true)?);
@@ -134,16 +143,10 @@ impl Arch {
             Some(s) if c.has(s.key) => c.positive_if(s.key),
             Some(s) => Ok(s.absent),
         };
-        let growth = match f.attention.growth {
-            Some(g) if c.flag(g.key, true)? => {
-                let by = c.number_if(g.by.0)?.unwrap_or(g.by.1);
-                Some((by, c.count_if(g.every.0)?.unwrap_or(g.every.1)))
-            }
-            _none => None,
-        };
+        let growth = growth(f, c)?;
         Ok(Arch {
             // Positions begin at 0.
-            growth: growth.filter(|&(by, every)| by != 0.0 && every <= shape.seq),
+            growth: growth.filter(|g| g.by != 0.0 && g.every < shape.seq + g.from),
             chunked: matches!(f.attention.window, Window::Chunks(..)),
             scale: sharper * scale,
             factors: [embedding?, residual?, logits?],
@@ -158,7 +161,10 @@ impl Arch {
             routing,
             mtp,
             dropout,
-            eps: f.keys.eps.map_or(Ok(None), |key| c.positive_if(key))?.unwrap_or(f.absent.eps),
+            eps: match f.keys.eps {
+                Eps::Key(key) => c.positive(key)?,
+                Eps::Is(eps) => eps,
+            },
             std,
             rope,
             local_rope,
@@ -172,6 +178,22 @@ impl Arch {
             facts,
         })
     }
+}
+
+/// How queries grow with their position.
+fn growth(f: &Family, c: &Config) -> Result<Option<Grown>> {
+    Ok(match (f.attention.growth, f.positions) {
+        (Growth::Still, _) if c.flag("attn_temperature_tuning", true)? => {
+            let by = c.number_if("attn_scale")?.unwrap_or(0.1);
+            let every = c.count_if("floor_scale")?.unwrap_or(8192);
+            Some(Grown { by, every, from: 1, still: true })
+        }
+        (Growth::Rotary, Positions::Rotary(t)) => {
+            let scaled = rope::scaled(c, t)?;
+            scaled.map(|(by, every)| Grown { by, every, from: 0, still: false })
+        }
+        _none => None,
+    })
 }
 
 /// How many layers predict tokens behind the next, and the weight of the loss of each.
@@ -234,11 +256,12 @@ fn facts(f: &Family, c: &Config) -> Result<Facts> {
         return Err(c.error(k.layers, what, format!("use at most {MAX_LAYERS}")));
     }
     let kv_heads = match k.kv_heads {
-        Some(key) if c.has(key) => c.count_if(key)?.unwrap_or(heads),
-        _absent => f.absent.kv_heads.unwrap_or(heads),
+        KvHeads::Key(key) => c.count_if(key)?.unwrap_or(heads),
+        KvHeads::All => heads,
+        KvHeads::One => 1,
     };
     if heads % kv_heads != 0 {
-        let key = k.kv_heads.unwrap_or(k.heads);
+        let key = if let KvHeads::Key(key) = k.kv_heads { key } else { k.heads };
         // Bounded: the counts may be hostile.
         let down = (1..=kv_heads.min(heads).min(1 << 16)).rev().find(|n| heads % n == 0);
         let what = format!("{heads} query heads cannot share {kv_heads} key-value heads evenly");
@@ -249,9 +272,6 @@ fn facts(f: &Family, c: &Config) -> Result<Facts> {
     let latent = latent(f, c)?;
     let given = k.head_dim.map_or(Ok(None), |key| c.count_if(key))?;
     other_heads(f, c, given, (hidden, heads))?;
-    // Where it is null, heads divide the hidden size.
-    let null = k.head_dim.is_some_and(|key| c.has(key));
-    let given = given.or(f.absent.head_dim.filter(|_| !null));
     // What a config with latent attention calls `head_dim` is only the part that turns.
     let given = latent.map(|l| l.still.saturating_add(l.turning)).or(given);
     let head_dim = match given {
@@ -267,7 +287,7 @@ fn facts(f: &Family, c: &Config) -> Result<Facts> {
         let what = format!("heads of {head_dim} elements are larger than {MAX_HEAD_DIM}");
         return Err(c.error("head_dim", what, "use more heads, such as heads of 128"));
     }
-    let ffn = match (c.count_if(k.ffn)?, f.absent.ffn_ratio) {
+    let ffn = match (c.count_if(k.ffn)?, f.mlp.ratio) {
         (Some(n), _) => n,
         (None, Some(ratio)) => hidden.saturating_mul(ratio),
         (None, None) => c.count(k.ffn)?,
@@ -280,8 +300,8 @@ fn facts(f: &Family, c: &Config) -> Result<Facts> {
         head_dim,
         ffn,
         vocab: c.count("vocab_size")?,
-        max_positions: c.count_if(k.max_positions)?.unwrap_or(f.absent.max_positions),
-        tied: c.flag("tie_word_embeddings", f.absent.tied)?,
+        max_positions: c.count(k.max_positions)?,
+        tied: c.flag(TIED, false)?,
         experts: f.experts.as_ref().map(|e| expert_facts(e, c)).transpose()?,
     })
 }
@@ -303,17 +323,13 @@ fn other_heads(f: &Family, c: &Config, given: Option<usize>, of: (usize, usize))
 /// torch.nn.Embedding.
 fn padding(f: &Family, c: &Config, vocab: usize) -> Result<Option<usize>> {
     const KEY: &str = "pad_token_id";
-    let absent = match f.padding {
-        PaddingToken::Never => return Ok(None),
-        PaddingToken::Key { absent } => absent,
-    };
-    let absent = absent.filter(|_| !c.has(KEY)).map(|id| id as i64);
-    let Some(id) = c.whole_if(KEY)?.or(absent) else { return Ok(None) };
+    let id = if f.padding { c.whole_if(KEY)? } else { None };
+    let Some(id) = id else { return Ok(None) };
     let from_start = if id < 0 { id.checked_add_unsigned(vocab as u64) } else { Some(id) };
     match from_start.and_then(|i| usize::try_from(i).ok()).filter(|&i| i < vocab) {
         Some(i) => Ok(Some(i)),
         None => {
-            let absent = if c.has(KEY) { "" } else { ", where it is absent" };
+            let absent = if c.assumed(&[KEY]).is_empty() { "" } else { ", where it is absent" };
             let what = format!("`{KEY}` is {id}{absent}, which is not a token of {vocab}");
             let help = format!("write 0 to {}, or null if there is no padding token", vocab - 1);
             Err(c.error(KEY, what, help).rule("-vocab_size <= pad_token_id < vocab_size"))
@@ -339,9 +355,9 @@ fn latent(f: &Family, c: &Config) -> Result<Option<LatentSizes>> {
 /// Rates of dropout of embeddings, of what blocks add to the residual stream, and of attention.
 fn dropout(f: &Family, c: &Config, asked: Dropout, warnings: &mut Vec<Diag>) -> Result<[f64; 3]> {
     let keys = f.keys.dropout;
-    let rate = |key: Option<(&str, f64)>| -> Result<f64> {
-        let Some((key, absent)) = key else { return Ok(0.0) };
-        match c.number_if(key)?.unwrap_or(absent) {
+    let rate = |key: Option<&str>| -> Result<f64> {
+        let Some(key) = key else { return Ok(0.0) };
+        match c.number_if(key)?.unwrap_or(0.0) {
             p if (0.0..1.0).contains(&p) => Ok(p),
             p => Err(c.error(key, format!("`{key}` is {p}"), "write a rate from 0 to below 1")),
         }
@@ -352,10 +368,10 @@ fn dropout(f: &Family, c: &Config, asked: Dropout, warnings: &mut Vec<Diag>) -> 
             Ok([rate(keys.embedding)?, rate(keys.residual)?, rate(Some(keys.attention))?])
         }
         Dropout::Nothing => {
-            for (key, absent) in keys.all() {
-                let given = c.number_if(key)?;
-                let Some(p) = given.or(Some(absent)).filter(|&p| p != 0.0) else { continue };
-                let absent = if given.is_some() { "" } else { ", where it is absent," };
+            for key in keys.all() {
+                let Some(p) = c.number_if(key)?.filter(|&p| p != 0.0) else { continue };
+                let absent =
+                    if c.assumed(&[key]).is_empty() { "" } else { ", where it is absent," };
                 let what = format!("dropout {p} of `{key}`{absent} is not applied");
                 let help = format!("use --dropout config, or set `{key}` to 0.0");
                 warnings.push(Diag::new("dropout-ignored", what).at(c.place(key)).help(help));

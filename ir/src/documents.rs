@@ -99,23 +99,31 @@ impl Documents {
         tokens.max(1) as f64 / microbatches.max(1) as f64
     }
 
-    /// How many labels are scored that have 1, 2, … `depths` tokens before them in their document, by the numbers of
-    /// tokens there, and one at least, over so many microbatches.
-    pub fn scored(
-        labels: &[i32],
-        offset: impl Fn(usize) -> i32,
-        depths: usize,
-        microbatches: usize,
-    ) -> Vec<f64> {
-        let behind = |d: usize| {
-            let is = |x: &(usize, &i32)| *x.1 >= 0 && offset(x.0) as usize >= d;
-            labels.iter().enumerate().filter(is).count().max(1)
-        };
-        (1..=depths).map(|d| behind(d) as f64 / microbatches.max(1) as f64).collect()
+    /// How many labels are scored of each depth of [`ahead`], and one at least, over so many microbatches.
+    pub fn scored(ahead: &[i32], depths: usize, microbatches: usize) -> Vec<f64> {
+        let of = |d: usize| ahead.iter().skip(d).step_by(depths).filter(|&&x| x >= 0).count();
+        (0..depths).map(|d| of(d).max(1) as f64 / microbatches.max(1) as f64).collect()
     }
 }
 
+/// Of each number of rows of `seq` those that stand 1, 2, … `depths` behind it and have as many tokens before them in
+/// their document, or else their row; -1 where there is none.
+pub fn ahead(numbers: &[i32], places: Option<&Places>, depths: usize, seq: usize) -> Vec<i32> {
+    let before = |i: usize| places.map_or(Some(i % seq.max(1)), |p| p.before(i));
+    let one = |i: usize, d: usize| {
+        let there = (i % seq.max(1)) + d < seq && before(i + d).is_some_and(|n| n >= d);
+        numbers.get(i + d).copied().filter(|_| there).unwrap_or(PADDING)
+    };
+    (0..numbers.len()).flat_map(|i| (1..=depths).map(move |d| one(i, d))).collect()
+}
+
 impl Places {
+    /// How many tokens of its document stand before one; none of padding.
+    fn before(&self, at: usize) -> Option<usize> {
+        let own = self.segments.get(at).filter(|&&s| s != PADDING).and(self.offsets.get(at));
+        usize::try_from(*own?).ok()
+    }
+
     /// Of rows whose neighbours of one document have the same number.
     fn of(given: &[i32], seq: usize) -> Places {
         let [mut segments, mut offsets] = [(); 2].map(|()| Vec::with_capacity(given.len()));

@@ -123,6 +123,9 @@ fn fits(own: Input, dtype: DType, sizes: &[usize], o: &Options) -> std::result::
         Fill::Tokens | Fill::Places | Fill::Offsets | Fill::Segments | Fill::Mask => {
             own.batch && own.seq == Some(1) && sizes.len() == 2
         }
+        Fill::Ahead | Fill::LabelsAhead => {
+            own.batch && own.seq == Some(1) && sizes.len() == 3 && sizes[2] < o.seq
+        }
         Fill::Positions => own.tokens().is_some_and(|d| sizes.len() == d + 1),
         Fill::Run => !own.batch && own.seq.is_none() && *sizes == [3],
         Fill::Count => !own.batch && own.seq.is_none() && sizes.is_empty(),
@@ -134,6 +137,9 @@ fn fits(own: Input, dtype: DType, sizes: &[usize], o: &Options) -> std::result::
         let dims = match own.fill {
             Fill::Tokens | Fill::Places | Fill::Offsets | Fill::Segments | Fill::Mask => {
                 "[rows, tokens], with `batch, seq=1`"
+            }
+            Fill::Ahead | Fill::LabelsAhead => {
+                "[rows, tokens, depths], with `batch, seq=1` and fewer depths than tokens"
             }
             Fill::Positions => "[tokens] or [rows, tokens], with `seq` of the last dim",
             Fill::Run => "[3]",

@@ -22,7 +22,7 @@ use crate::ops::{AtLeast, Both, Clamp, Each, Select};
 use crate::reverse;
 use crate::term::{Mentions, Origin, Store, Term};
 use crate::whole::{Results, Whole};
-use shardc_ir::func::{Fill, Func, Role, RoleKind, StateInit, StateName, Value};
+use shardc_ir::func::{FURTHER, Fill, Func, Role, RoleKind, StateInit, StateName, Value};
 use shardc_ir::mesh::Mesh;
 use shardc_ir::ops::Op;
 use shardc_ir::text::update::Update;
@@ -42,6 +42,8 @@ pub struct Textbook {
     pub gradients: BTreeMap<Arc<str>, Term>,
     /// Results of the step.
     pub step: BTreeMap<Role, Term>,
+    /// The loss of an evaluation, which has none of layers that predict tokens behind the next.
+    evaluated: Option<Term>,
     /// What states are before the first step.
     begins: BTreeMap<StateName, f64>,
 }
@@ -91,6 +93,7 @@ impl Textbook {
             gradients: BTreeMap::new(),
             step: BTreeMap::new(),
             begins: BTreeMap::new(),
+            evaluated: None,
         };
         let sums: Vec<&(Role, Value)> =
             named.iter().filter(|x| x.0.kind == RoleKind::Sum).collect();
@@ -169,7 +172,7 @@ impl Textbook {
 
     /// Outputs of the losses, and their sum.
     fn losses(&mut self, s: &mut Store, microbatches: usize) {
-        let mut parts = vec![];
+        let (mut parts, mut main) = (vec![], vec![]);
         for (role, t) in self.results.clone() {
             if role.kind != RoleKind::Sum {
                 continue;
@@ -185,9 +188,13 @@ impl Textbook {
                 self.step.insert(Role::new(RoleKind::Mean, role.name.clone()), part);
             }
             parts.push(part);
+            if !role.name.starts_with(FURTHER) {
+                main.push(part);
+            }
         }
         let loss = s.add(&parts);
         self.step.insert(Role::new(RoleKind::Metric, "loss"), loss);
+        self.evaluated = (!main.is_empty()).then(|| s.add(&main));
     }
 
     /// The new parameter and states, by the text of the rule; of one that an op does by that op.
@@ -352,7 +359,10 @@ impl Textbook {
             });
         }
         for (role, made) in evaluated {
-            let want = self.step.get(&role).copied().filter(|_| role.kind.is_shown());
+            let want = match role.kind {
+                RoleKind::Metric if &*role.name == "loss" => self.evaluated,
+                kind => self.step.get(&role).copied().filter(|_| kind.is_shown()),
+            };
             for t in made {
                 let what = format!("{role} of an evaluation");
                 match want {

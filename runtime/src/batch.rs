@@ -3,7 +3,7 @@
 use crate::engine::{Engine, out_of_arena};
 use crate::wiring::{Slot, Wiring};
 use shardc_ir::diag::{Diag, Result};
-use shardc_ir::documents::{Documents, Places, histogram};
+use shardc_ir::documents::{Documents, Places, ahead, histogram};
 use shardc_ir::func::{Fill, Func, Input, InputRow, RoleKind, inputs};
 use shardc_ir::loss_scale::LOSS_SCALE;
 use shardc_ir::plan::Settings;
@@ -76,8 +76,8 @@ pub(crate) fn complete(s: &Settings, table: &[InputRow], columns: &mut Columns) 
         let ones = || Numbers::I32(vec![1; s.global_batch.saturating_mul(r.elements())]);
         columns.entry(r.name.to_string()).or_insert_with(ones);
     }
-    documents(s, table, columns);
-    // Of labels, of which those are left that are scored.
+    let places = documents(s, table, columns);
+    // Of labels those are left that are scored.
     let row = |fill: Fill| table.iter().find(|r| r.input.fill == fill);
     let found = |fill| match row(fill).and_then(|r| columns.get(&*r.name)) {
         Some(Numbers::I32(x)) => Some(x),
@@ -88,25 +88,29 @@ pub(crate) fn complete(s: &Settings, table: &[InputRow], columns: &mut Columns) 
         let labels = found(Fill::Labels).map_or(&[][..], |x| x);
         made.push((r, histogram(labels, r.elements(), s.microbatches)));
     }
-    if let (Some(r), Some(labels)) = (row(Fill::Scored), found(Fill::Labels)) {
-        let own = found(Fill::Offsets).filter(|_| s.documents.is_some());
-        let in_row = |i: usize| (i % s.seq.max(1)) as i32;
-        let offset = |i: usize| own.map_or_else(|| in_row(i), |x| x.get(i).copied().unwrap_or(0));
-        let all = Documents::scored(labels, offset, r.elements().min(labels.len()), s.microbatches);
-        made.push((r, all));
+    let mut further = vec![];
+    for (fill, of) in [(Fill::Ahead, Fill::Tokens), (Fill::LabelsAhead, Fill::Labels)] {
+        let Some((r, of)) = row(fill).zip(found(of)) else { continue };
+        let depths = r.sizes.last().map_or(0, |&n| n.min(s.seq));
+        let all = ahead(of, places.as_ref(), depths, s.seq);
+        if let Some(r) = row(Fill::Scored).filter(|_| fill == Fill::LabelsAhead) {
+            made.push((r, Documents::scored(&all, depths, s.microbatches)));
+        }
+        further.push((r.name.to_string(), Numbers::I32(all)));
     }
+    columns.extend(further);
     for (r, all) in made {
         let all = all.into_iter().map(|x| x as f32).collect();
         columns.insert(r.name.to_string(), Numbers::F32(all));
     }
 }
 
-/// Adds what follows from the documents of tokens.
-fn documents(s: &Settings, table: &[InputRow], columns: &mut Columns) {
-    let Some(documents) = s.documents else { return };
+/// Adds what follows from the documents of tokens; where these are.
+fn documents(s: &Settings, table: &[InputRow], columns: &mut Columns) -> Option<Places> {
+    let documents = s.documents?;
     let row = |fill: Fill| table.iter().find(|r| r.input.fill == fill);
     let Some(Numbers::I32(tokens)) = row(Fill::Tokens).and_then(|r| columns.get(&*r.name)) else {
-        return;
+        return None;
     };
     let tokens = tokens.clone();
     let given = match row(Fill::Segments).and_then(|r| columns.remove(&*r.name)) {
@@ -118,16 +122,17 @@ fn documents(s: &Settings, table: &[InputRow], columns: &mut Columns) {
         Some(Numbers::I32(x)) => Some(&mut x[..]),
         _none => None,
     };
-    let Places { segments, offsets } = documents.places(&tokens, given.as_deref(), labels, s.seq);
+    let places = documents.places(&tokens, given.as_deref(), labels, s.seq);
     if let Some(r) = row(Fill::Count) {
-        let count = Documents::count(&segments, s.microbatches) as f32;
+        let count = Documents::count(&places.segments, s.microbatches) as f32;
         columns.insert(r.name.to_string(), Numbers::F32(vec![count]));
     }
-    for (fill, made) in [(Fill::Segments, segments), (Fill::Offsets, offsets)] {
+    for (fill, made) in [(Fill::Segments, &places.segments), (Fill::Offsets, &places.offsets)] {
         if let Some(r) = row(fill) {
-            columns.insert(r.name.to_string(), Numbers::I32(made));
+            columns.insert(r.name.to_string(), Numbers::I32(made.clone()));
         }
     }
+    Some(places)
 }
 
 /// Checks what there is for the inputs of a table. A negative label is ignored; other whole numbers are
@@ -234,6 +239,7 @@ fn fits(w: &Wiring, slot: &Slot, t: &Type, row: &InputRow) -> bool {
         Fill::Offsets | Fill::Segments => {
             own.batch && tokens.is_some() && t.rank() == 2 && s.documents.is_some()
         }
+        Fill::Ahead | Fill::LabelsAhead => own.batch && own.seq == Some(1) && t.rank() == 3,
         Fill::Count => t.rank() == 0 && s.documents.is_some(),
         Fill::Scored | Fill::Histogram => !own.batch && own.seq.is_none() && t.rank() == 1,
         Fill::Positions => own.tokens() == Some(t.rank().wrapping_sub(1)),
@@ -309,7 +315,8 @@ fn input(w: &Wiring, slot: &Slot, to: &mut [f32], coords: &[usize], data: &StepD
         to.get_mut(..RUN)?.iter_mut().zip(run).for_each(|(t, x)| *t = f32::from_bits(x));
         return Some(());
     }
-    let given = own.fill.is_data() || own.fill.is_of_documents() || own.fill.is_of_labels();
+    let made = own.fill.is_of_documents() || own.fill.is_of_labels() || own.fill.is_ahead();
+    let given = own.fill.is_data() || made;
     let column = if given { Some(data.columns.get(name)?) } else { None };
     let (sizes, chunks) = (ty.sizes(), ty.chunks(w.mesh()));
     let extents: Vec<_> = (0..ty.rank()).map(|d| ty.extent(w.mesh(), d, coords)).collect();

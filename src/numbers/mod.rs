@@ -12,7 +12,7 @@ use crate::plan_dir::Stored;
 use crate::report::bytes;
 use crate::search::price::flops;
 use shardc_ir::diag::{Diag, Result};
-use shardc_ir::documents::{Documents, PADDING, Places, histogram};
+use shardc_ir::documents::{Documents, PADDING, Places, ahead, histogram};
 use shardc_ir::func::{Fill, InputRow, Port, Role, RoleKind, StateInit, StateName, inputs};
 use shardc_ir::interp::{Precision, State, gather, run_step};
 use shardc_ir::loss_scale::LOSS_SCALE;
@@ -251,17 +251,20 @@ fn batch(s: &Stored, source: &Source, step: usize) -> Result<Batch> {
     let data = Data::Random { vocab: source.vocab.min(1 << 20) };
     let table = inputs(&source.module);
     let mut numbers = data.batch(&table, &Picks::random(SEED), step as u32, o.global_batch)?;
-    let mut places = match o.documents {
-        Some(d) => documents(d, &table, o.seq, &mut numbers),
-        None => Places { segments: vec![], offsets: vec![] },
-    };
+    let places = o.documents.map(|d| documents(d, &table, o.seq, &mut numbers));
+    for (fill, of) in [(Fill::Ahead, Fill::Tokens), (Fill::LabelsAhead, Fill::Labels)] {
+        let named = |fill| table.iter().find(|r: &&InputRow| r.input.fill == fill);
+        let Some((row, of)) = named(fill).zip(named(of)) else { continue };
+        let Some(Numbers::I32(of)) = numbers.get(&*of.name) else { continue };
+        let all = ahead(of, places.as_ref(), row.sizes.last().copied().unwrap_or(0), o.seq);
+        numbers.insert(row.name.to_string(), Numbers::I32(all));
+    }
+    let mut places = places.unwrap_or(Places { segments: vec![], offsets: vec![] });
     let count = Documents::count(&places.segments, o.microbatches());
     let scored = |depths: usize| {
-        let name = table.iter().find(|r| r.input.fill == Fill::Labels).map(|r| &*r.name);
-        let Some(Numbers::I32(labels)) = name.and_then(|n| numbers.get(n)) else { return vec![] };
-        let in_row = |i: usize| (i % o.seq.max(1)) as i32;
-        let offset = |i: usize| places.offsets.get(i).copied().unwrap_or_else(|| in_row(i));
-        Documents::scored(labels, offset, depths, o.microbatches())
+        let name = table.iter().find(|r| r.input.fill == Fill::LabelsAhead).map(|r| &*r.name);
+        let Some(Numbers::I32(ahead)) = name.and_then(|n| numbers.get(n)) else { return vec![] };
+        Documents::scored(ahead, depths, o.microbatches())
     };
     let counts = |fill: Fill| table.iter().find(|r| r.input.fill == fill).map(|r| r.elements());
     let classes = |n: usize| {

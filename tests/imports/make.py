@@ -513,6 +513,7 @@ FOR_FLOATS = {
     "soft": lambda m, x, y: F.cross_entropy(x.transpose(1, 2), y.transpose(1, 2)),
     "soft_weights": lambda m, x, y: F.cross_entropy(x.flatten(0, 1), y.flatten(0, 1), weight=m.weights, label_smoothing=0.2),
     "log_softmax": lambda m, x, y: -(y * x.log_softmax(-1)).sum(-1).mean(),
+    "soft_tokens": lambda m, x, y: F.cross_entropy(x.flatten(0, 1), y.flatten(0, 1)),
     "soft_sum": lambda m, x, y: F.cross_entropy(x.flatten(0, 1), y.flatten(0, 1), reduction="sum"),
 }
 
@@ -539,6 +540,8 @@ def make_losses():
         stored |= {f"{name}.loss": value.detach().reshape(1), f"{name}.embed.weight": model.embed.weight.grad,
                    f"{name}.head.weight": model.head.weight.grad}
         dim = {0: torch.export.Dim("batch")}
+        if name == "soft_tokens":  # what is wanted is of tokens, which the program says by a symbol
+            dim |= {1: torch.export.Dim("seq")}
         program = torch.export.export(model, (batch["idx"], y), strict=False, dynamic_shapes=(dim, dim))
         path = HERE / "losses" / f"{name}.pt2"
         path.parent.mkdir(exist_ok=True)

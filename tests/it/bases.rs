@@ -130,6 +130,33 @@ fn towers_of_pictures_stay_as_they_are() {
     assert!(said.contains("no tensors but those of its text model"), "{said}");
 }
 
+/// Layers that predict tokens behind the next have copies of both tables in published files: a saved model has them,
+/// too, as they are after training.
+#[test]
+fn copies_of_tables_are_saved() {
+    let lab = Lab::new("copies");
+    for (name, layer, head) in [("deepseek_v3_mtp", 1, TABLES[1]), ("glm4_moe_mtp", 2, TABLES[0])] {
+        let model = format!("{FIXTURES}/{name}");
+        let [plan, saved] = ["plan", "saved"].map(|end| format!("{name}-{end}"));
+        let flags = ["--seq", "16", "--global-batch", "8", "--mtp", "0.3", "-o", &plan];
+        lab.ok(&[&["compile", &model][..], &flags].concat());
+        ran(&lab, &[&plan, "--weights", &model, "--save", &saved]);
+        let file = |dir: &str| std::fs::read(format!("{dir}/model.safetensors")).expect("weights");
+        let bytes = [file(&model), file(&lab.path(&saved).display().to_string())];
+        let [base, own] = bytes.each_ref().map(|b| SafeTensors::deserialize(b).expect("weights"));
+        let names = |all: &SafeTensors| {
+            all.names().into_iter().map(String::from).collect::<std::collections::BTreeSet<_>>()
+        };
+        assert_eq!(names(&own), names(&base), "{name}");
+        for (copy, table) in [("embed_tokens", TABLES[0]), ("shared_head.head", head)] {
+            let copy = format!("model.layers.{layer}.{copy}.weight");
+            let of = |all: &SafeTensors, n: &str| all.tensor(n).expect("a tensor").data().to_vec();
+            assert_eq!(of(&own, &copy), of(&own, table), "{name}: {copy}");
+            assert_ne!(of(&own, &copy), of(&base, &copy), "{name}: {copy}");
+        }
+    }
+}
+
 /// What compile says itself of the weights is no other model.
 #[test]
 fn tokenizers_stay_where_compile_changes_the_config() {

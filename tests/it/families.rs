@@ -2,6 +2,7 @@
 //! a field could be cut wrongly. Those with parts of their own are in every other sweep.
 
 use crate::fixture::*;
+use crate::lab::{FIXTURES, Lab};
 use shardc_passes::options::Options;
 use shardc_testing::taken;
 
@@ -70,6 +71,21 @@ fn dense() {
             }
         }
     }
+}
+
+/// A family that is another one under its own name, of which transformers has no class.
+#[test]
+fn under_another_name() {
+    let lab = Lab::new("another_name");
+    let dir = format!("{FIXTURES}/deepseek_v3");
+    for file in ["batch.safetensors", "expected.safetensors", "model.safetensors"] {
+        std::os::unix::fs::symlink(format!("{dir}/{file}"), lab.path(file)).expect("a link");
+    }
+    let config = std::fs::read_to_string(format!("{dir}/config.json")).expect("a config");
+    lab.write("config.json", config.replace("\"deepseek_v3\"", "\"kimi_k2\""));
+    let whole = lab.path("").display().to_string();
+    let (model, _) = train_and_compare(&whole, &options(&[("tp", 2)], true, 4));
+    assert_eq!(model.family, "kimi_k2");
 }
 
 #[test]

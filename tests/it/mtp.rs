@@ -6,7 +6,7 @@ use shardc_frontends::{Shape, from_config, load};
 use shardc_ir::documents::Documents;
 use shardc_ir::func::RoleKind;
 use shardc_ir::plan::Mode;
-use shardc_passes::options::{CpMode, CpSplit, Options, Order};
+use shardc_passes::options::{Balance, CpMode, CpSplit, Options, Order};
 use shardc_prove::Verdict;
 use shardc_runtime::StepBatch;
 use shardc_testing::taken;
@@ -38,6 +38,12 @@ fn meshes() -> Vec<Options> {
             cp_split: Some(CpSplit::Contiguous),
             ..options(&[("cp", 2)], false, 8)
         },
+        Options { cp_split: Some(CpSplit::Zigzag), ..options(&[("cp", 2)], false, 4) },
+        Options {
+            cp_mode: CpMode::Ring,
+            cp_split: Some(CpSplit::Zigzag),
+            ..options(&[("cp", 2), ("tp", 2)], true, 8)
+        },
         options(&[("pp", 2)], false, 2),
         named(options(&[("pp", 2), ("tp", 2)], true, 2), "zb-h1"),
     ]
@@ -58,6 +64,45 @@ fn documents() {
     let packed = Some(Documents::ends(2, None));
     for (_, o) in meshes().into_iter().enumerate().filter(|(m, _)| taken(*m, 3)) {
         trains("deepseek_v3_mtp_packed", &with(Options { documents: packed, ..o }));
+    }
+}
+
+/// What keeps experts in balance counts the layers' routers, too, at the tokens that have one so far behind them.
+#[test]
+fn routers_are_balanced() {
+    let balance = Balance { aux: Some(0.02), z: 0.01, rate: 0.0 };
+    let (ends, whole) = (Some(Documents::ends(2, None)), options(&[], false, 8));
+    let rows =
+        [("deepseek_v3_mtp", None), ("glm4_moe_mtp", None), ("deepseek_v3_mtp_packed", ends)];
+    for (name, documents) in rows {
+        let fx = Fixture::open(name);
+        let with = |o: Options| with(Options { balance, documents, ..o });
+        let trained = |o: &Options| {
+            let model = fx.model(o);
+            let compiled = compile(&model, o);
+            let r = texts(&model, o, &compiled).prove();
+            assert_eq!(r.verdict(), Verdict::Proved, "{name} {:?}: {:?}", o.mesh, r.gaps);
+            let n = three_steps(&model, &compiled, &fx.input_ids, &fx.targets());
+            (model, compiled, n)
+        };
+        let (model, compiled, alone) = trained(&with(whole.clone()));
+        let mut s = session(&model, &compiled);
+        let r = s.step(&StepBatch::tokens(&fx.input_ids, &fx.targets(), true), 1e-3, 1);
+        let r = r.unwrap_or_else(|e| panic!("{e}"));
+        for (loss, by) in [("aux_loss", 0.02), ("z_loss", 0.01)] {
+            let got = f64::from(r.output(RoleKind::Mean, loss).expect("a mean").data[0]);
+            let want = by * fx.expected(loss)[0];
+            assert!((got - want).abs() <= 1e-5 * want, "{name} {loss}: {got}, not {want}");
+        }
+        for o in [
+            options(&[("tp", 2)], true, 8),
+            Options { zero: 3, ep: 2, ..options(&[("dp_shard", 2)], false, 4) },
+            Options { cp_split: Some(CpSplit::Zigzag), ..options(&[("cp", 2)], false, 8) },
+            options(&[("pp", 2)], false, 8),
+        ] {
+            let o = with(o);
+            trained(&o).2.compare(&model, &alone, &format!("{name} {:?}", o.mesh));
+        }
     }
 }
 

@@ -4,6 +4,7 @@ use crate::families::{DENSE, SPARSE, WITH_AUX};
 use crate::fixture::*;
 use crate::lab::Lab;
 use crate::precision::{Trained, apart, close, train};
+use safetensors::SafeTensors;
 use shardc::export::torch::{Program, program};
 use shardc_frontends::Model;
 use shardc_ir::documents::Documents;
@@ -12,7 +13,7 @@ use shardc_ir::plan::{Dropout, Plan};
 use shardc_ir::types::DType;
 use shardc_passes::autodiff::chunks::LossChunks;
 use shardc_passes::autodiff::recompute::Recompute;
-use shardc_passes::options::{CpMode, Options, Order, TpMode};
+use shardc_passes::options::{CpMode, CpSplit, Options, Order, TpMode};
 use shardc_testing::{Tool, skip, taken};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -133,6 +134,32 @@ const TWO_MORE: &[Feature] = &[
     ),
 ];
 
+/// Layers that predict tokens behind the next.
+const FURTHER: &[Feature] = &[
+    (
+        "deepseek_v3_mtp",
+        ("mtp cp=2 zigzag", |o| {
+            mesh(o, &[("cp", 2)]);
+            (o.mtp, o.cp_split) = (0.3, Some(CpSplit::Zigzag));
+        }),
+    ),
+    (
+        "deepseek_v3_mtp_packed",
+        ("mtp documents ep=2 zero=3", |o| {
+            mesh(o, &[("dp_shard", 2)]);
+            (o.mtp, o.ep, o.zero, o.microbatch) = (0.3, 2, 3, 2);
+            o.documents = Some(Documents::ends(2, None));
+        }),
+    ),
+    (
+        "glm4_moe_mtp",
+        ("mtp pp=2 tied", |o| {
+            staged(o, &[("pp", 2)], "1f1b");
+            o.mtp = 0.3;
+        }),
+    ),
+];
+
 const FOUR_MORE: &[Feature] = &[
     (
         "qwen3_moe",
@@ -218,7 +245,7 @@ fn agrees(ranks: usize, layouts: &[Layout], features: &[Feature], sample: [usize
     if !has_torch() {
         return skip(Tool::Torch, &format!("programs of torch on {ranks} ranks"));
     }
-    let lab = Lab::new(&format!("torch{ranks}"));
+    let lab = Lab::new(&format!("torch{ranks}-{}", layouts.len()));
     let dir: PathBuf = lab.path("");
     let names: Vec<&str> = [ALL, EXPERTS, DENSE, SPARSE].concat();
     let mut all: Vec<Case> = vec![];
@@ -241,15 +268,17 @@ fn agrees(ranks: usize, layouts: &[Layout], features: &[Feature], sample: [usize
     }
     for (_, (name, layout)) in features.iter().enumerate().filter(|(f, _)| taken(*f, sample[1])) {
         let (fx, o) = (Fixture::open(name), with(layout));
-        let (model, compiled, got) = train(name, &o);
+        let (model, compiled, runtime) = if o.mtp == 0.0 {
+            let (model, compiled, got) = train(name, &o);
+            (model, compiled, Some(got))
+        } else {
+            let model = fx.model(&o);
+            let compiled = compile(&model, &o);
+            (model, compiled, None)
+        };
         let json = written(&dir, all.len(), &fx, &made(&compiled.plan, name));
-        all.push(Case {
-            what: format!("{name} {}", layout.0),
-            fx,
-            model,
-            json,
-            runtime: Some(got),
-        });
+        let what = format!("{name} {}", layout.0);
+        all.push(Case { what, fx, model, json, runtime });
     }
     walk(ranks, &dir, &all);
     for c in &all {
@@ -280,9 +309,12 @@ const HALF: f64 = 1.0 / 256.0;
 
 /// Runs programs on so many processes, in one launch.
 fn walk(ranks: usize, dir: &Path, all: &[Case]) {
+    walk_over(ranks, dir, all.iter().map(|c| c.json.clone()).collect());
+}
+
+fn walk_over(ranks: usize, dir: &Path, cases: Vec<serde_json::Value>) {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let list = dir.join("list.json");
-    let cases: Vec<_> = all.iter().map(|c| &c.json).collect();
     std::fs::write(&list, serde_json::to_string(&cases).expect("plain data")).expect("a file");
     let mut c = Command::new(python());
     c.arg("-B").arg(root.join("tests/torch/walk.py")).arg(ranks.to_string()).arg(&list);
@@ -298,6 +330,71 @@ fn weight<'a>(model: &'a Model, param: &str) -> &'a shardc_ir::weights::Weight {
 #[test]
 fn two_ranks_as_transformers() {
     agrees(2, TWO, TWO_MORE, [41, 6]);
+}
+
+#[test]
+fn layers_that_predict_further_tokens() {
+    agrees(2, &[], FURTHER, [1, 1]);
+}
+
+/// Losses of archives that weigh classes, or have a number for each: as our own runtime's, split over ranks and in
+/// microbatches.
+#[test]
+fn losses_of_archives() {
+    if !has_torch() {
+        return skip(Tool::Torch, "losses of archives as programs of torch");
+    }
+    let (lab, imports) = (Lab::new("torch-losses"), Path::new(env!("CARGO_MANIFEST_DIR")));
+    let imports = imports.join("tests/imports");
+    let all = std::fs::read(imports.join("losses.safetensors")).expect("numbers");
+    let all = SafeTensors::deserialize(&all).expect("safetensors");
+    let flags = ["--mesh", "tp=2", "--global-batch", "24", "--microbatch", "8"];
+    let mut cases = vec![];
+    for (name, labels) in [
+        ("weights", "targets"),
+        ("weights_smooth", "targets"),
+        ("soft", "y"),
+        ("soft_weights", "y"),
+    ] {
+        let archive = imports.join(format!("losses/{name}.pt2")).display().to_string();
+        let [plan, program, saved, batch, dump] =
+            ["plan", "program", "saved", "batch", "dump"].map(|end| format!("{name}-{end}"));
+        let [idx, y] = ["idx", labels].map(|n| all.tensor(n).expect(n));
+        let bytes = safetensors::serialize([("idx", idx), ("targets", y)], None);
+        lab.write(&batch, bytes.expect("safetensors"));
+        lab.ok(&[&["compile", &archive, "-o", &plan][..], &flags].concat());
+        lab.ok(&["export", &plan, "--to", "torch", "-o", &program]);
+        let run = ["run", &plan, "--weights", &archive, "--batch", &batch];
+        lab.ok(&[&run[..], &["--steps", "1", "--lr", "1e-30", "--save", &saved]].concat());
+        let out = lab.ok(&[&run[..], &["--steps", "3", "--format", "json"]].concat());
+        let lines = String::from_utf8_lossy(&out.stdout).into_owned();
+        let losses = lines
+            .lines()
+            .filter_map(|l| serde_json::from_str::<serde_json::Value>(l).ok()?["loss"].as_f64());
+        cases.push((name, losses.take(3).collect::<Vec<f64>>(), dump.clone()));
+        let path = |name: &str| lab.path(name).display().to_string();
+        let json = serde_json::json!({
+            "program": path(&program), "weights": path(&saved), "batch": path(&batch),
+            "dump": path(&dump), "steps": 3,
+        });
+        lab.write(&format!("{name}.json"), json.to_string());
+    }
+    let json = |c: &(&str, Vec<f64>, String)| {
+        let text = std::fs::read(lab.path(&format!("{}.json", c.0))).expect("a file");
+        serde_json::from_slice::<serde_json::Value>(&text).expect("JSON")
+    };
+    walk_over(2, &lab.path(""), cases.iter().map(json).collect());
+    for (name, own, dump) in &cases {
+        let bytes = std::fs::read(lab.path(dump)).expect("a dump");
+        let dump = SafeTensors::deserialize(&bytes).expect("safetensors");
+        for (step, want) in own.iter().enumerate() {
+            let got = dump.tensor(&format!("loss.{}", step + 1)).expect("a loss");
+            let got = got.data().as_chunks::<4>().0.first().expect("a number");
+            let got = f64::from(f32::from_le_bytes(*got));
+            assert!((got - want).abs() <= 1e-5 * want, "{name}: step {step}: {got}, not {want}");
+        }
+        assert!(own[2] < own[0], "{name}: {own:?}");
+    }
 }
 
 #[test]

@@ -105,6 +105,40 @@ pub struct Base {
     dtypes: BTreeMap<String, Dtype>,
     /// Tensors of parts beside the text model, such as a tower of pictures, which are saved as they are.
     pub(super) others: Option<(Checkpoint, Vec<String>)>,
+    pub(super) copies: Vec<Copy>,
+}
+
+/// A tensor of a layer that predicts tokens behind the next which is a table of the model again.
+#[derive(Clone)]
+pub(super) struct Copy {
+    pub name: String,
+    /// What the names of the layer's tensors begin with.
+    pub layer: String,
+    /// The table; where the model has two that are tied as one, it may be the other.
+    of: [String; 2],
+}
+
+impl Copy {
+    /// Which of these names is the table's.
+    pub fn table(&self, has: impl Fn(&str) -> bool) -> Option<&str> {
+        self.of.iter().map(String::as_str).find(|t| has(t))
+    }
+}
+
+/// The copies of tables among the tensors of a model.
+fn copies(config: &Value, c: &Checkpoint) -> Vec<Copy> {
+    let Ok((_, f)) = family::of(config, "config.json") else { return vec![] };
+    let prefix = f.prefix(|name| c.get(name).is_some());
+    let [table, head] = f.tables(&prefix);
+    let ends = f.copies();
+    let layers = format!("{prefix}{}.", f.layers);
+    let copy = |name: &str| {
+        let i = ends.iter().position(|end| name.ends_with(end)).filter(|_| f.mtp.is_some())?;
+        let layer = name.strip_suffix(&*ends[i]).filter(|l| l.starts_with(&layers))?;
+        let of = if i == 0 { [table.clone(), head.clone()] } else { [head.clone(), table.clone()] };
+        Some(Copy { name: name.into(), layer: layer.into(), of })
+    };
+    c.iter().filter_map(|(name, _)| copy(name)).collect()
 }
 
 impl Base {
@@ -125,9 +159,11 @@ impl Base {
         let dtypes = weights.as_ref().map(types).unwrap_or_default();
         let config = files::read(&dir.join("config.json"), MAX_CONFIG).ok();
         let config: Option<Value> = config.and_then(|text| serde_json::from_slice(&text).ok());
-        let names = config.zip(weights.as_ref()).map(|(config, c)| beside(&config, c));
+        let both = config.as_ref().zip(weights.as_ref());
+        let copies = both.map(|(config, c)| copies(config, c)).unwrap_or_default();
+        let names = both.map(|(config, c)| beside(config, c));
         let others = weights.zip(names).filter(|(_, names)| !names.is_empty());
-        Ok(Base { files, skipped, dtypes, others })
+        Ok(Base { files, skipped, dtypes, others, copies })
     }
 
     /// Whether there are tensors of parts beside the text model.
@@ -138,6 +174,7 @@ impl Base {
     /// Keeps no tensors of other parts: what is saved is no whole model.
     pub fn without_tensors(&mut self) {
         self.others = None;
+        self.copies.clear();
     }
 
     /// Whether there is a tokenizer.

@@ -7,7 +7,7 @@ use safetensors::Dtype;
 use serde_json::Value;
 use shardc_ir::diag::Result;
 use shardc_ir::files;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::ops::Range;
 use std::path::Path;
@@ -36,8 +36,25 @@ pub(super) fn deal<'a>(
     how: &'a Saving,
     config: &Value,
 ) -> Vec<Vec<StoredTensor<'a>>> {
+    let all: BTreeSet<&str> = tensors.iter().flat_map(|t| &t.names).map(String::as_str).collect();
+    let of_layer = |layer: &str| {
+        let first = all.range(layer..).next();
+        first.is_some_and(|name| name.starts_with(layer))
+    };
+    // Of layers that are trained; each behind its table, whose values are at hand there.
+    let copies = how.base.copies.iter().filter(|c| of_layer(&c.layer) && !all.contains(&*c.name));
+    let mut again: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for c in copies {
+        let table = c.table(|name| all.contains(name));
+        again.entry(table.unwrap_or_default()).or_default().push(&c.name);
+    }
+    let again = &again;
     let names = tensors.iter().enumerate().flat_map(|(group, t)| {
-        t.names.iter().enumerate().map(move |(one, name)| (t, name, Values::Trained { group, one }))
+        t.names.iter().enumerate().flat_map(move |(one, name)| {
+            let copies = again.get(&**name).into_iter().flatten().copied();
+            let names = std::iter::once(&**name).chain(copies);
+            names.map(move |name| (t, name, Values::Trained { group, one }))
+        })
     });
     let trained = names.map(|(t, name, values)| {
         let dtype = how.of(name, config);

@@ -4,7 +4,6 @@ use super::*;
 
 pub(super) const FAMILY: Family = Family {
     model_type: "arcee",
-    absent: Absent { max_positions: 4096, eps: 1e-5, ..llama::FAMILY.absent },
     mlp: Mlp { gate: None, activations: &[Activation::SquaredRelu], ..llama::FAMILY.mlp },
     ..llama::FAMILY
 };

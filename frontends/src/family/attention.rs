@@ -12,6 +12,8 @@ pub struct Attention {
     /// Module of the block that holds it.
     pub module: &'static str,
     pub heads: Heads,
+    /// Norms of queries and of keys, of heads that are made by products of their own.
+    pub norms: Option<HeadNorms>,
     pub o: Linear,
     pub window: Window,
     pub scores: Scores,
@@ -19,7 +21,7 @@ pub struct Attention {
     pub clip: Option<&'static str>,
     /// Of the scores.
     pub softcap: Option<Softcap>,
-    pub growth: Option<Growth>,
+    pub growth: Growth,
     /// Parameter of a logit for each head that takes part in the softmax and has no value (OpenAI,
     /// 2025, *gpt-oss*).
     pub sinks: Option<&'static str>,
@@ -36,27 +38,25 @@ pub enum Scores {
     Times(&'static str, f64),
 }
 
-/// Queries of layers that do not turn are larger the further they stand: times 1 + a log(1 + ⌊(p + 1) / n⌋) at position p
-/// (Nakanishi, 2025, *Scalable-Softmax*). The key by which they are, if it is not false, and those of a and n, each with
-/// the number where it is absent.
-#[derive(Clone, Copy, Debug)]
-pub struct Growth {
-    pub key: &'static str,
-    pub by: (&'static str, f64),
-    pub every: (&'static str, usize),
+/// Which queries are larger the further they stand (Nakanishi, 2025, *Scalable-Softmax*).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Growth {
+    Never,
+    /// Of layers that do not turn, if `attn_temperature_tuning` is not false: times 1 + a log(1 + ⌊(p + 1) / n⌋) at position
+    /// p, by `attn_scale` and `floor_scale`.
+    Still,
+    /// Of all layers, times 1 + a log(1 + ⌊p / n⌋): a is `llama_4_scaling_beta` of the object of rotary numbers, n the
+    /// positions before scaling.
+    Rotary,
 }
 
 /// How queries, keys and values are made.
+// All of them are constants.
+#[allow(clippy::large_enum_variant)]
 #[derive(Clone, Copy, Debug)]
 pub enum Heads {
     /// Each by a product with the hidden state.
-    Plain {
-        q: Linear,
-        k: Linear,
-        v: Linear,
-        /// Norms of q and of k.
-        norms: Option<HeadNorms>,
-    },
+    Plain { q: Linear, k: Linear, v: Linear },
     /// By one product: of each head its q, k and v, one after the other.
     Joined(Linear),
     /// From two normed latent vectors; one part of each key turns and is the same for all heads
@@ -66,13 +66,17 @@ pub enum Heads {
 
 impl Heads {
     /// By products `q_proj`, `k_proj` and `v_proj`, alike but for their sizes.
-    pub const fn of(bias: Bias, norms: Option<HeadNorms>) -> Heads {
+    pub const fn of(bias: Bias) -> Heads {
         Heads::Plain {
             q: Linear::torch("q_proj", bias),
             k: Linear::torch("k_proj", bias),
             v: Linear::torch("v_proj", bias),
-            norms,
         }
+    }
+
+    /// By products whose weights are slices of one tensor: all q, then all k, then all v.
+    pub const fn fused(all: Linear) -> Heads {
+        Heads::Plain { q: all.slice("q"), k: all.slice("k"), v: all.slice("v") }
     }
 }
 

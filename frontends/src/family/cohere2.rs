@@ -4,7 +4,6 @@ use super::*;
 
 pub(super) const FAMILY: Family = Family {
     model_type: "cohere2",
-    absent: Absent { theta: 1e4, ..cohere::FAMILY.absent },
     positions: Positions::Rotary(Turning {
         adjacent: Adjacent::Always,
         still: Still::WithoutWindow { unless_all: false },

@@ -5,7 +5,6 @@ use super::*;
 
 pub(super) const FAMILY: Family = Family {
     model_type: "deepseek_v2",
-    absent: Absent { max_positions: 2048, ..llama::FAMILY.absent },
     positions: Positions::Rotary(Turning { adjacent: Adjacent::Always, ..Turning::PLAIN }),
     mtp: None,
     mlp: llama::FAMILY.mlp,
@@ -17,7 +16,6 @@ pub(super) const FAMILY: Family = Family {
             ..Score::SHARES
         },
         layers: SparseLayers::From { absent: 0 },
-        absent: (64, 6, 1407, None),
         ..deepseek_v3::EXPERTS
     }),
     known: Known {

@@ -14,26 +14,11 @@ pub(super) const SCORE: Score = Score {
 };
 
 pub(super) const EXPERTS: Experts = Experts {
-    module: "mlp",
-    router: "gate",
-    router_bias: false,
-    list: "experts",
-    gate: "gate_proj",
-    up: "up_proj",
-    down: "down_proj",
-    stored: Stored::Each,
-    clamped: None,
     count: "n_routed_experts",
-    top_k: "num_experts_per_tok",
-    width: "moe_intermediate_size",
     score: SCORE,
-    shared: Some(Shared {
-        module: "shared_experts",
-        width: SharedWidth::Experts("n_shared_experts", 1),
-        gate: None,
-    }),
+    shared: Some(Shared::of("shared_experts", SharedWidth::Experts("n_shared_experts", 1))),
     layers: SparseLayers::From { absent: 3 },
-    absent: (256, 8, 2048, None),
+    ..Experts::EACH
 };
 
 /// Other names of the keys of [`EXPERTS`].
@@ -49,8 +34,7 @@ pub(super) const EXPERT_WORDS: &[(&str, Only)] = &[
 
 pub(super) const FAMILY: Family = Family {
     model_type: "deepseek_v3",
-    keys: Keys { kv_heads: None, head_dim: None, ..llama::FAMILY.keys },
-    absent: Absent { max_positions: 4096, ..llama::FAMILY.absent },
+    keys: Keys { kv_heads: KvHeads::All, head_dim: None, ..llama::FAMILY.keys },
     positions: Positions::Rotary(Turning {
         adjacent: Adjacent::Unless("rope_interleave"),
         ..Turning::PLAIN

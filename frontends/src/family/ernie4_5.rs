@@ -4,19 +4,10 @@ use super::*;
 
 pub(super) const FAMILY: Family = Family {
     model_type: "ernie4_5",
-    absent: Absent {
-        kv_heads: Some(2),
-        head_dim: Some(128),
-        max_positions: 131_072,
-        eps: 1e-5,
-        theta: 5e5,
-        tied: true,
-        ..llama::FAMILY.absent
-    },
-    padding: PaddingToken::Key { absent: Some(0) },
+    padding: true,
     positions: Positions::Rotary(Turning { adjacent: Adjacent::Always, ..Turning::PLAIN }),
     attention: Attention {
-        heads: Heads::of(Bias::Key("use_bias"), None),
+        heads: Heads::of(Bias::Key("use_bias")),
         o: Linear::torch("o_proj", Bias::Key("use_bias")),
         ..llama::FAMILY.attention
     },

@@ -5,7 +5,6 @@ use super::*;
 
 pub(super) const FAMILY: Family = Family {
     model_type: "ernie4_5_moe",
-    absent: Absent { kv_heads: Some(4), head_dim: None, ..ernie4_5::FAMILY.absent },
     head_bias: Bias::Key("use_bias"),
     experts: Some(Experts {
         count: "moe_num_experts",
@@ -16,17 +15,15 @@ pub(super) const FAMILY: Family = Family {
             normed: Normed::AtLeast("moe_norm_min", 1e-12),
             ..Score::SHARES
         },
-        shared: Some(Shared {
-            module: "shared_experts",
-            width: SharedWidth::Experts("moe_num_shared_experts", 2),
-            gate: None,
-        }),
+        shared: Some(Shared::of(
+            "shared_experts",
+            SharedWidth::Experts("moe_num_shared_experts", 2),
+        )),
         layers: SparseLayers::Between {
             first: ("moe_layer_start_index", 1),
             last: "moe_layer_end_index",
             step: "moe_layer_interval",
         },
-        absent: (64, 6, 1536, None),
         ..deepseek_v3::EXPERTS
     }),
     known: Known {

@@ -5,7 +5,6 @@ use super::*;
 
 pub(super) const FAMILY: Family = Family {
     model_type: "exaone4",
-    absent: Absent { kv_heads: Some(32), eps: 1e-5, ..llama::FAMILY.absent },
     positions: Positions::Rotary(Turning {
         still: Still::WithoutWindow { unless_all: true },
         ..Turning::PLAIN
@@ -13,10 +12,9 @@ pub(super) const FAMILY: Family = Family {
     attention: Attention {
         norm: None,
         norm_behind: Some("post_attention_layernorm"),
-        heads: Heads::of(Bias::Never, Some(HeadNorms::EACH)),
-        o: Linear::torch("o_proj", Bias::Never),
+        norms: Some(HeadNorms::EACH),
         window: Window::Alternating { absent: 4096, every: 4, key: Some("sliding_window_pattern") },
-        ..llama::FAMILY.attention
+        ..llama::PLAIN_ATTENTION
     },
     mlp: olmo2::FAMILY.mlp,
     ..llama::FAMILY

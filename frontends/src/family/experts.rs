@@ -27,9 +27,42 @@ pub struct Experts {
     pub score: Score,
     pub shared: Option<Shared>,
     pub layers: SparseLayers,
-    /// Where the config says nothing: experts, experts per token, width, coefficient of the
-    /// auxiliary loss, if the class has one.
-    pub absent: (usize, usize, usize, Option<f64>),
+    /// The class has an auxiliary loss.
+    pub aux: bool,
+}
+
+impl Experts {
+    /// Every layer has them, in the place of its MLP, and tensors of their own.
+    pub const EACH: Experts = Experts {
+        module: "mlp",
+        router: "gate",
+        router_bias: false,
+        list: "experts",
+        gate: "gate_proj",
+        up: "up_proj",
+        down: "down_proj",
+        stored: Stored::Each,
+        clamped: None,
+        count: "num_experts",
+        top_k: "num_experts_per_tok",
+        width: "moe_intermediate_size",
+        score: Score::SHARES,
+        shared: None,
+        layers: SparseLayers::All,
+        aux: false,
+    };
+
+    /// Every layer has them, in two tensors for all.
+    pub const TOGETHER: Experts = Experts {
+        router: "router",
+        gate: "gate_up_proj",
+        up: "gate_up_proj",
+        down: "down_proj",
+        stored: Stored::Together { order: WeightOrder::InOut, in_turn: false, biases: false },
+        count: "num_local_experts",
+        width: "intermediate_size",
+        ..Experts::EACH
+    };
 }
 
 /// How a checkpoint has the products of all experts.
@@ -59,6 +92,13 @@ pub struct Shared {
     pub width: SharedWidth,
     /// Module beside it of a product whose sigmoid, one number for each token, it is multiplied by.
     pub gate: Option<&'static str>,
+}
+
+impl Shared {
+    /// Without a gate.
+    pub const fn of(module: &'static str, width: SharedWidth) -> Shared {
+        Shared { module, width, gate: None }
+    }
 }
 
 /// How wide the MLP is that every token passes.

@@ -3,53 +3,31 @@
 
 use super::*;
 
-const fn part(name: &'static str) -> Linear {
-    Linear { part: Some(name), ..Linear::torch("query_key_value", Bias::Key("bias")) }
-}
-
 pub(super) const FAMILY: Family = Family {
     model_type: "falcon",
     keys: Keys {
-        kv_heads: None,
+        kv_heads: KvHeads::One,
         head_dim: None,
         ffn: "ffn_hidden_size",
-        eps: Some("layer_norm_epsilon"),
+        eps: Eps::Key("layer_norm_epsilon"),
         activation: "activation",
-        dropout: Dropped {
-            attention: ("attention_dropout", 0.0),
-            embedding: None,
-            residual: Some(("hidden_dropout", 0.0)),
-        },
+        dropout: Dropped::of("attention_dropout", None, Some("hidden_dropout")),
         ..llama::FAMILY.keys
     },
-    absent: Absent {
-        kv_heads: Some(1),
-        ffn_ratio: Some(4),
-        eps: 1e-5,
-        tied: true,
-        ..llama::FAMILY.absent
-    },
-    root: "transformer",
     embedding: "word_embeddings",
-    padding: PaddingToken::Never,
+    positions: llama::FAMILY.positions,
     beside: Beside::OneNorm,
-    layers: "h",
-    norm: Norm::LAYER,
     attention: Attention {
         module: "self_attention",
-        heads: Heads::Plain { q: part("q"), k: part("k"), v: part("v"), norms: None },
+        heads: Heads::fused(Linear::torch("query_key_value", Bias::Key("bias"))),
         o: Linear::torch("dense", Bias::Key("bias")),
         ..llama::FAMILY.attention
     },
     mlp: Mlp {
-        norm: None,
-        gate: None,
-        up: Linear::torch("dense_h_to_4h", Bias::Key("bias")),
-        down: Linear::torch("dense_4h_to_h", Bias::Key("bias")),
-        activations: &[Activation::Gelu, Activation::GeluTanh],
-        ..llama::FAMILY.mlp
+        activations: gpt_neox::FAMILY.mlp.activations,
+        ratio: Some(4),
+        ..Mlp::of(["dense_h_to_4h", "dense_4h_to_h"], Bias::Key("bias"))
     },
-    final_norm: "ln_f",
     known: Known {
         refused: &[
             ("alibi", Only::Flag(false)),
@@ -61,5 +39,6 @@ pub(super) const FAMILY: Family = Family {
         harmless: &["num_kv_heads"],
         ..Known::NONE
     },
-    ..llama::FAMILY
+    scaled_residual_init: false,
+    ..gpt2::FAMILY
 };

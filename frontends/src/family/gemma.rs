@@ -4,15 +4,8 @@ use super::*;
 
 pub(super) const FAMILY: Family = Family {
     model_type: "gemma",
-    absent: Absent {
-        head_dim: Some(256),
-        max_positions: 8192,
-        tied: true,
-        kv_heads: Some(16),
-        ..llama::FAMILY.absent
-    },
     factors: gemma2::FAMILY.factors,
-    padding: PaddingToken::Key { absent: Some(0) },
+    padding: true,
     norm: gemma2::FAMILY.norm,
     mlp: Mlp { activations: &[Activation::GeluTanh], ..llama::PLAIN_MLP },
     known: Known {

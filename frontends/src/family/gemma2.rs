@@ -6,15 +6,8 @@ use super::*;
 pub(super) const FAMILY: Family = Family {
     model_type: "gemma2",
     keys: Keys { activation: "hidden_activation", ..llama::FAMILY.keys },
-    absent: Absent {
-        kv_heads: Some(4),
-        head_dim: Some(256),
-        max_positions: 8192,
-        tied: true,
-        ..llama::FAMILY.absent
-    },
     factors: Factors { embedding: Factor::RootOfHidden, ..Factors::NONE },
-    padding: PaddingToken::Key { absent: Some(0) },
+    padding: true,
     norm: Norm { around_one: true, ..Norm::RMS },
     positions: Positions::Rotary(Turning { kinds: true, ..Turning::PLAIN }),
     attention: Attention {

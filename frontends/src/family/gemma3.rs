@@ -5,13 +5,12 @@ use super::*;
 
 pub(super) const FAMILY: Family = Family {
     model_type: "gemma3_text",
-    absent: Absent { max_positions: 131_072, theta: 1e6, ..gemma2::FAMILY.absent },
     positions: Positions::Rotary(Turning {
         local: Some((Some("rope_local_base_freq"), 1e4)),
         ..Turning::PLAIN
     }),
     attention: Attention {
-        heads: Heads::of(Bias::Key("attention_bias"), Some(HeadNorms::EACH)),
+        norms: Some(HeadNorms::EACH),
         window: Window::Alternating { absent: 4096, every: 6, key: Some("sliding_window_pattern") },
         // Transformers has a key for a softcap of the scores, and does not use it.
         softcap: None,

@@ -5,21 +5,14 @@ use super::*;
 
 pub(super) const FAMILY: Family = Family {
     model_type: "glm",
-    absent: Absent {
-        kv_heads: Some(2),
-        head_dim: Some(128),
-        max_positions: 131_072,
-        eps: 1.5625e-7,
-        ..llama::FAMILY.absent
-    },
-    padding: PaddingToken::Key { absent: Some(151_329) },
+    padding: true,
     positions: Positions::Rotary(Turning {
         part: Some(("partial_rotary_factor", 0.5)),
         adjacent: Adjacent::Always,
         ..Turning::PLAIN
     }),
     attention: Attention {
-        heads: Heads::of(Bias::Unless("attention_bias"), None),
+        heads: Heads::of(Bias::Unless("attention_bias")),
         o: Linear::torch("o_proj", Bias::Never),
         ..llama::FAMILY.attention
     },

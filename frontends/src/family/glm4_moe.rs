@@ -4,16 +4,12 @@ use super::*;
 
 pub(super) const FAMILY: Family = Family {
     model_type: "glm4_moe",
-    absent: Absent { kv_heads: Some(8), max_positions: 131_072, eps: 1e-5, ..llama::FAMILY.absent },
     positions: Positions::Rotary(Turning {
         part: Some(("partial_rotary_factor", 0.5)),
         ..Turning::PLAIN
     }),
     attention: Attention {
-        heads: Heads::of(
-            Bias::Key("attention_bias"),
-            Some(HeadNorms { key: Some(("use_qk_norm", false)), ..HeadNorms::EACH }),
-        ),
+        norms: Some(HeadNorms { key: Some(("use_qk_norm", false)), ..HeadNorms::EACH }),
         o: Linear::torch("o_proj", Bias::Never),
         ..llama::FAMILY.attention
     },
@@ -25,7 +21,6 @@ pub(super) const FAMILY: Family = Family {
             ..deepseek_v3::SCORE
         },
         layers: SparseLayers::From { absent: 1 },
-        absent: (128, 8, 1408, None),
         ..deepseek_v3::EXPERTS
     }),
     mtp: deepseek_v3::FAMILY.mtp,

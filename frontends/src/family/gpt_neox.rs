@@ -6,19 +6,14 @@ use super::*;
 pub(super) const FAMILY: Family = Family {
     model_type: "gpt_neox",
     keys: Keys {
-        kv_heads: None,
-        eps: Some("layer_norm_eps"),
-        dropout: Dropped {
-            attention: ("attention_dropout", 0.0),
-            embedding: Some(("hidden_dropout", 0.0)),
-            residual: Some(("hidden_dropout", 0.0)),
-        },
+        kv_heads: KvHeads::All,
+        eps: Eps::Key("layer_norm_eps"),
+        dropout: Dropped::of("attention_dropout", Some("hidden_dropout"), Some("hidden_dropout")),
         ..llama::FAMILY.keys
     },
-    absent: Absent { eps: 1e-5, ..llama::FAMILY.absent },
     root: "gpt_neox",
     embedding: "embed_in",
-    padding: PaddingToken::Never,
+    padding: false,
     positions: Positions::Rotary(Turning {
         theta: Some("rotary_emb_base"),
         part: Some(("rotary_pct", 0.25)),
@@ -33,11 +28,8 @@ pub(super) const FAMILY: Family = Family {
         ..llama::FAMILY.attention
     },
     mlp: Mlp {
-        gate: None,
-        up: Linear::torch("dense_h_to_4h", Bias::Always),
-        down: Linear::torch("dense_4h_to_h", Bias::Always),
         activations: &[Activation::Gelu, Activation::GeluTanh],
-        ..llama::FAMILY.mlp
+        ..Mlp::of(["dense_h_to_4h", "dense_4h_to_h"], Bias::Always)
     },
     final_norm: "final_layer_norm",
     head: "embed_out",
@@ -48,7 +40,5 @@ pub(super) const FAMILY: Family = Family {
         ],
         ..Known::NONE
     },
-    // Causal masks, which old checkpoints store.
-    unused: &[".attention.bias", ".attention.masked_bias", "rotary_emb.inv_freq"],
     ..llama::FAMILY
 };

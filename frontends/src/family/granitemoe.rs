@@ -13,7 +13,7 @@ pub(super) const FAMILY: Family = Family {
         up: "input_linear.weight",
         down: "output_linear.weight",
         stored: Stored::Together { order: WeightOrder::OutIn, in_turn: false, biases: false },
-        absent: (8, 2, 11008, Some(0.001)),
+        aux: true,
         ..mixtral::EXPERTS
     }),
     ..granite::FAMILY

@@ -4,18 +4,14 @@ use super::*;
 
 pub(super) const FAMILY: Family = Family {
     model_type: "hunyuan_v1_dense",
-    absent: Absent { eps: 1e-5, ..llama::FAMILY.absent },
     positions: Positions::Rotary(Turning { alpha: true, ..Turning::PLAIN }),
-    padding: PaddingToken::Key { absent: Some(0) },
+    padding: true,
     attention: Attention {
-        heads: Heads::of(
-            Bias::Key("attention_bias"),
-            Some(HeadNorms {
-                modules: ["query_layernorm", "key_layernorm"],
-                behind: true,
-                ..HeadNorms::EACH
-            }),
-        ),
+        norms: Some(HeadNorms {
+            modules: ["query_layernorm", "key_layernorm"],
+            behind: true,
+            ..HeadNorms::EACH
+        }),
         ..llama::FAMILY.attention
     },
     mlp: llama::PLAIN_MLP,

@@ -6,8 +6,8 @@
 
 use super::wrappers;
 use super::{
-    Adjacent, Beside, Bias, Experts, Factor, Family, Groups, Heads, Linear, Normed, PaddingToken,
-    Positions, Scores, SparseLayers, Still, Unlisted, Window,
+    Adjacent, Beside, Bias, Eps, Experts, Factor, Family, Groups, Growth, Heads, KvHeads, Linear,
+    Normed, Positions, Scores, SparseLayers, Still, Unlisted, Window,
 };
 use crate::config::Config;
 use crate::rope;
@@ -80,6 +80,7 @@ const HARMLESS: &[&str] = &[
     "_commit_hash",
     "_name_or_path",
     "architectures",
+    "attention_softmax_in_fp32",
     "attn_implementation",
     "auto_map",
     "bad_words_ids",
@@ -103,13 +104,17 @@ const HARMLESS: &[&str] = &[
     "gradient_checkpointing",
     "id2label",
     "initializer_factor",
+    "inference_runner",
     "is_decoder",
     "is_encoder_decoder",
     "label2id",
     "length_penalty",
+    "max_batch_size",
     "max_length",
+    "max_sequence_length",
     "min_length",
     "model_max_length",
+    "n_ctx",
     "name_or_path",
     "no_repeat_ngram_size",
     "num_beam_groups",
@@ -122,13 +127,22 @@ const HARMLESS: &[&str] = &[
     "pad_token_id",
     "prefix",
     "pretraining_tp",
+    "pad_key_length",
+    "pre_allocate_kv_cache",
     "problem_type",
     "quantization_config",
     "remove_invalid_values",
+    "reorder_and_upcast_attn",
     "repetition_penalty",
     "return_dict",
     "return_dict_in_generate",
+    "scale_attention_softmax_in_fp32",
     "sep_token_id",
+    "summary_activation",
+    "summary_first_dropout",
+    "summary_proj_to_labels",
+    "summary_type",
+    "summary_use_proj",
     "suppress_tokens",
     "task_specific_params",
     "temperature",
@@ -147,6 +161,7 @@ const HARMLESS: &[&str] = &[
     "use_bfloat16",
     "use_cache",
     "use_flash_attn",
+    "validate_runner_input",
 ];
 
 /// Most keys that a note names.
@@ -158,11 +173,16 @@ impl Family {
         let k = &self.keys;
         let mut all = vec!["model_type", "vocab_size", "initializer_range", "tie_word_embeddings"];
         all.extend([k.hidden, k.layers, k.heads, k.ffn, k.max_positions]);
-        all.extend(k.eps);
+        if let Eps::Key(key) = k.eps {
+            all.push(key);
+        }
+        if let KvHeads::Key(key) = k.kv_heads {
+            all.push(key);
+        }
         all.extend(self.mlp.activations.first().map(|_| k.activation));
-        all.extend(k.kv_heads.into_iter().chain(k.head_dim));
-        all.extend(k.dropout.all().map(|d| d.0));
-        if self.padding != PaddingToken::Never {
+        all.extend(k.head_dim);
+        all.extend(k.dropout.all());
+        if self.padding {
             all.push("pad_token_id");
         }
         if let Positions::Rotary(t) = self.positions {
@@ -193,8 +213,7 @@ impl Family {
             Bias::Never | Bias::Always => None,
         }));
         match self.attention.heads {
-            Heads::Plain { norms, .. } => all.extend(norms.and_then(|n| n.key).map(|k| k.0)),
-            Heads::Joined(_) => {}
+            Heads::Plain { .. } | Heads::Joined(_) => {}
             Heads::Latent(_) => all.extend([
                 "q_lora_rank",
                 "kv_lora_rank",
@@ -224,7 +243,10 @@ impl Family {
             Window::Chunks(key, _) => all.push(key),
             _others => {}
         }
-        all.extend(self.attention.growth.iter().flat_map(|g| [g.key, g.by.0, g.every.0]));
+        all.extend(self.attention.norms.and_then(|n| n.key).map(|k| k.0));
+        if self.attention.growth == Growth::Still {
+            all.extend(["attn_temperature_tuning", "attn_scale", "floor_scale"]);
+        }
         all.extend(self.experts.iter().flat_map(Experts::reads));
         all.extend(self.known.aliases.iter().map(|a| a.0));
         all.extend(self.known.refused.iter().chain(&REFUSED).map(|r| r.0));
@@ -287,7 +309,7 @@ impl Family {
         let own = c.entries().filter(|(k, v)| !known(k) && !says_what_is(k, v));
         let mut all: Vec<String> = own.map(|(k, _)| k.into()).collect();
         if let Positions::Rotary(t) = self.positions {
-            all.extend(rope::unread(c, t));
+            all.extend(rope::unread(c, t, self.attention.growth == Growth::Rotary));
         }
         let first = all.first()?;
         let shown: Vec<String> = all.iter().take(SHOWN).map(|k| format!("`{k}`")).collect();
@@ -320,7 +342,7 @@ impl Experts {
         let mut all = vec![self.count, self.top_k, self.width];
         all.extend(self.shared.map(|s| s.width.key()));
         all.extend(self.clamped.iter().flat_map(|c| [c.alpha.0, c.limit.0]));
-        if self.absent.3.is_some() {
+        if self.aux {
             all.extend(["output_router_logits", "router_aux_loss_coef"]);
         }
         if let Normed::Key(key) | Normed::Unless(key) | Normed::AtLeast(key, _) = self.score.normed

@@ -5,41 +5,23 @@ use super::*;
 
 pub(super) const FAMILY: Family = Family {
     model_type: "minimax_m2",
-    absent: Absent {
-        kv_heads: Some(8),
-        head_dim: Some(128),
-        max_positions: 196_608,
-        theta: 5e6,
-        ..llama::FAMILY.absent
-    },
-    padding: PaddingToken::Key { absent: None },
     positions: Positions::Rotary(Turning {
         part: Some(("partial_rotary_factor", 1.0)),
         width: Some(("rotary_dim", None)),
         ..Turning::PLAIN
     }),
     attention: Attention {
-        heads: Heads::of(Bias::Never, Some(HeadNorms { over: NormedOver::All, ..HeadNorms::EACH })),
-        o: Linear::torch("o_proj", Bias::Never),
-        ..llama::FAMILY.attention
+        norms: Some(HeadNorms { over: NormedOver::All, ..HeadNorms::EACH }),
+        ..llama::PLAIN_ATTENTION
     },
     mlp: llama::PLAIN_MLP,
     experts: Some(Experts {
-        module: "block_sparse_moe",
-        gate: "w1",
-        up: "w3",
-        down: "w2",
-        count: "num_local_experts",
-        width: "intermediate_size",
         score: Score {
             function: ScoreFunction::Sigmoid,
             bias: Some("e_score_correction_bias"),
             ..Score::SHARES
         },
-        shared: None,
-        layers: SparseLayers::All,
-        absent: (256, 8, 1536, None),
-        ..deepseek_v3::EXPERTS
+        ..mixtral::EXPERTS
     }),
     known: Known {
         aliases: &[("num_experts", "num_local_experts")],
@@ -54,13 +36,7 @@ pub(super) const FAMILY: Family = Family {
             ("use_qk_norm", Only::Flag(true)),
             ("use_routing_bias", Only::Flag(true)),
         ],
-        harmless: &[
-            "attn_type_list",
-            "mtp_transformer_layers",
-            "num_mtp_modules",
-            "router_aux_loss_coef",
-            "use_mtp",
-        ],
+        harmless: &["attn_type_list", "mtp_transformer_layers", "num_mtp_modules", "use_mtp"],
         ..Known::NONE
     },
     ..llama::FAMILY

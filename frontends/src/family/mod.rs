@@ -41,6 +41,7 @@ mod ministral;
 mod ministral3;
 mod mistral;
 mod mixtral;
+mod mlp;
 mod nemotron;
 mod olmo;
 mod olmo2;
@@ -67,6 +68,7 @@ pub use experts::{
     Stored,
 };
 pub use keys::{Known, Only};
+pub use mlp::{Activation, Bias, Linear, Mlp, WeightOrder};
 pub use positions::{Adjacent, Positions, Still, Turning};
 pub use wrappers::is_wrapper;
 
@@ -131,12 +133,12 @@ pub struct Family {
     /// `model_type` in config.json.
     pub model_type: &'static str,
     pub keys: Keys,
-    pub absent: Absent,
     /// Module that holds the model; checkpoint names may lack it.
     pub root: &'static str,
     pub embedding: &'static str,
     pub factors: Factors,
-    pub padding: PaddingToken,
+    /// The row of the token `pad_token_id` in the embedding has no gradient of its look-up.
+    pub padding: bool,
     pub positions: Positions,
     /// Whether attention and MLP of a block may stand side by side.
     pub beside: Beside,
@@ -158,71 +160,68 @@ pub struct Family {
     pub softcap: Option<Softcap>,
     /// Weights that write to the residual stream start smaller by √(2·layers), as GPT-2's do.
     pub scaled_residual_init: bool,
-    /// Ends of the names of checkpoint tensors that are not weights.
-    pub unused: &'static [&'static str],
     /// Its keys of config.json beside those that the fields above name.
     pub known: Known,
 }
 
-/// Names of the keys that families call differently.
+/// Names of the keys that families call differently. What they are where they are absent, `defaults.json` says.
 #[derive(Clone, Copy, Debug)]
 pub struct Keys {
     pub hidden: &'static str,
     pub layers: &'static str,
     pub heads: &'static str,
-    /// `None`: as many key-value heads as where the key is absent.
-    pub kv_heads: Option<&'static str>,
-    /// `None`: hidden size / heads, whatever the config says.
+    pub kv_heads: KvHeads,
+    /// `None`: hidden size / heads, whatever the config says; so it is where a key is null.
     pub head_dim: Option<&'static str>,
     pub ffn: &'static str,
     pub max_positions: &'static str,
-    /// `None`: that of [`Absent`], whatever the config says.
-    pub eps: Option<&'static str>,
+    pub eps: Eps,
     pub activation: &'static str,
     pub dropout: Dropped,
 }
 
-/// Keys of rates of dropout, each with the rate where it is absent.
+/// How many heads of keys and of values there are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum KvHeads {
+    /// As many as this key says; as many as of queries where it is null.
+    Key(&'static str),
+    /// As many as of queries.
+    All,
+    /// One that all share.
+    One,
+}
+
+/// What norms add to the mean square.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Eps {
+    Key(&'static str),
+    Is(f64),
+}
+
+/// Keys of rates of dropout.
 #[derive(Clone, Copy, Debug)]
 pub struct Dropped {
     /// Of the probabilities of attention.
-    pub attention: (&'static str, f64),
+    pub attention: &'static str,
     /// Of embeddings.
-    pub embedding: Option<(&'static str, f64)>,
+    pub embedding: Option<&'static str>,
     /// Of what blocks add to the residual stream.
-    pub residual: Option<(&'static str, f64)>,
+    pub residual: Option<&'static str>,
 }
 
 impl Dropped {
+    pub const fn of(
+        attention: &'static str,
+        embedding: Option<&'static str>,
+        residual: Option<&'static str>,
+    ) -> Dropped {
+        Dropped { attention, embedding, residual }
+    }
+
     /// All of them.
-    pub fn all(&self) -> impl Iterator<Item = (&'static str, f64)> {
+    pub fn all(&self) -> impl Iterator<Item = &'static str> {
         [Some(self.attention), self.embedding, self.residual].into_iter().flatten()
     }
-}
-
-/// What transformers assumes where the config says nothing.
-#[derive(Clone, Copy, Debug)]
-pub struct Absent {
-    /// `None`: as many as heads.
-    pub kv_heads: Option<usize>,
-    /// `None`: hidden size / heads.
-    pub head_dim: Option<usize>,
-    /// MLP width over hidden size; `None`: the width must be given.
-    pub ffn_ratio: Option<usize>,
-    pub max_positions: usize,
-    pub eps: f64,
-    /// Base of the rotary frequencies.
-    pub theta: f64,
-    pub tied: bool,
-}
-
-/// Which row of the embedding has no gradient of its look-up.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum PaddingToken {
-    /// None: the embedding is made without `padding_idx`.
-    Never,
-    /// That of `pad_token_id`; this one if the key is absent, none if it is null.
-    Key { absent: Option<usize> },
 }
 
 /// What parts of a model are multiplied by.
@@ -275,7 +274,7 @@ pub enum Beside {
     Never,
     /// Both take the block's operand, unless this key is false.
     Unless(&'static str),
-    /// Both take the block's operand after the norm of attention.
+    /// Both take the block's operand after the norm of attention: the MLP has none of its own.
     OneNorm,
 }
 
@@ -303,88 +302,14 @@ pub struct Softcap {
     pub absent: Option<f64>,
 }
 
-#[derive(Clone, Copy, Debug)]
-pub struct Mlp {
-    /// Norm before it.
-    pub norm: Option<&'static str>,
-    /// Norm behind it, before the residual.
-    pub norm_behind: Option<&'static str>,
-    /// Module of the block that holds it.
-    pub module: &'static str,
-    /// Multiplied with the activation of this projection, if there is one.
-    pub gate: Option<Linear>,
-    pub up: Linear,
-    pub down: Linear,
-    /// The known ones; the first is that of a config that names none. None: whatever a config says,
-    /// it is SiLU.
-    pub activations: &'static [Activation],
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Activation {
-    Silu,
-    /// x/2 (1 + tanh(√(2/π) (x + 0.044715 x³))).
-    GeluTanh,
-    /// x/2 (1 + erf(x/√2)).
-    Gelu,
-    /// max(x, 0)² (So et al., 2021).
-    SquaredRelu,
-}
-
-/// A product with a weight, and perhaps a bias.
-#[derive(Clone, Copy, Debug)]
-pub struct Linear {
-    /// Module within attention or MLP.
-    pub module: &'static str,
-    pub layout: WeightOrder,
-    pub bias: Bias,
-    /// The weight is a slice of a fused tensor: its name, after the tensor's. The slices of one
-    /// module lie one after the other, in the order q, k, v, or gate, up.
-    pub part: Option<&'static str>,
-}
-
-/// Order of a weight's dims in the checkpoint.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum WeightOrder {
-    /// `[out, in]`, as torch.nn.Linear.
-    OutIn,
-    /// `[in, out]`, as the Conv1D of GPT-2.
-    InOut,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Bias {
-    Never,
-    Always,
-    /// If this key of the config is true.
-    Key(&'static str),
-    /// Unless this key of the config is false.
-    Unless(&'static str),
-}
-
-impl Activation {
-    /// The config's words for it.
-    pub fn words(self) -> &'static [&'static str] {
-        match self {
-            Activation::Silu => &["silu", "swish"],
-            Activation::GeluTanh => &["gelu_new", "gelu_pytorch_tanh", "gelu_fast"],
-            Activation::Gelu => &["gelu"],
-            Activation::SquaredRelu => &["relu2"],
-        }
-    }
-}
-
-impl Linear {
-    /// A torch.nn.Linear.
-    pub const fn torch(module: &'static str, bias: Bias) -> Linear {
-        Linear { module, layout: WeightOrder::OutIn, bias, part: None }
-    }
-
-    /// A Conv1D with bias; `part` names its slice if it is fused.
-    pub const fn conv1d(module: &'static str, part: Option<&'static str>) -> Linear {
-        Linear { module, layout: WeightOrder::InOut, bias: Bias::Always, part }
-    }
-}
+/// Ends of the names of checkpoint tensors that are not weights: frequencies, and causal masks, which old ones store.
+pub(crate) const UNUSED: &[&str] = &[
+    "rotary_emb.inv_freq",
+    ".attn.bias",
+    ".attn.masked_bias",
+    ".attention.bias",
+    ".attention.masked_bias",
+];
 
 /// The module of the text model in one that holds it.
 const TEXT_MODEL: &str = "language_model.";
@@ -394,6 +319,12 @@ impl Family {
     pub fn tables(&self, prefix: &str) -> [String; 2] {
         let outer = if prefix.starts_with(TEXT_MODEL) { TEXT_MODEL } else { "" };
         [format!("{prefix}{}.weight", self.embedding), format!("{outer}{}.weight", self.head)]
+    }
+
+    /// Ends of the names of tensors that layers which predict tokens behind the next have of the embedding and of the output
+    /// projection.
+    pub(crate) fn copies(&self) -> [String; 2] {
+        [format!("{}.weight", self.embedding), "shared_head.head.weight".into()]
     }
 
     /// What stands before every name but the output projection's: `model.`, or what the checkpoint has in its place,
@@ -470,6 +401,24 @@ mod tests {
             ) && all.contains("`qwen2`"),
             "{all}"
         );
+    }
+
+    /// A family is a row of at most 40 lines, but for those of which others are made.
+    #[test]
+    fn descriptors_are_short() {
+        let dir = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src/family");
+        let mut seen = 0;
+        for file in std::fs::read_dir(dir).unwrap().map(|e| e.unwrap().path()) {
+            let text = std::fs::read_to_string(&file).unwrap_or_default();
+            let name = file.file_stem().unwrap().to_string_lossy().into_owned();
+            let own = text.split_once("const FAMILY: Family = ").filter(|_| name != "mod");
+            let Some((_, own)) = own else { continue };
+            let lines = own.lines().take_while(|l| *l != "};").count() + 1;
+            let most = if ["llama", "gpt2", "deepseek_v3"].contains(&&*name) { 60 } else { 40 };
+            assert!(lines <= most, "{name} has {lines} lines");
+            seen += 1;
+        }
+        assert_eq!(seen, FAMILIES.len());
     }
 
     #[test]

@@ -5,8 +5,7 @@ use super::*;
 
 pub(super) const FAMILY: Family = Family {
     model_type: "nemotron",
-    keys: Keys { eps: Some("norm_eps"), ..llama::FAMILY.keys },
-    absent: Absent { head_dim: None, max_positions: 4096, eps: 1e-5, ..llama::FAMILY.absent },
+    keys: Keys { eps: Eps::Key("norm_eps"), ..llama::FAMILY.keys },
     norm: Norm { around_one: true, ..Norm::LAYER },
     positions: Positions::Rotary(Turning {
         part: Some(("partial_rotary_factor", 0.5)),

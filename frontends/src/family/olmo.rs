@@ -4,9 +4,8 @@ use super::*;
 
 pub(super) const FAMILY: Family = Family {
     model_type: "olmo",
-    keys: Keys { eps: None, ..llama::FAMILY.keys },
-    absent: Absent { eps: 1e-5, ..llama::FAMILY.absent },
-    padding: PaddingToken::Key { absent: Some(1) },
+    keys: Keys { eps: Eps::Is(1e-5), ..llama::FAMILY.keys },
+    padding: true,
     norm: Norm { weight: false, ..Norm::LAYER },
     attention: Attention { clip: Some("clip_qkv"), ..llama::FAMILY.attention },
     mlp: llama::PLAIN_MLP,

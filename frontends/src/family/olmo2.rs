@@ -5,15 +5,11 @@ use super::*;
 
 pub(super) const FAMILY: Family = Family {
     model_type: "olmo2",
-    absent: Absent { eps: 1e-5, ..llama::FAMILY.absent },
-    padding: PaddingToken::Key { absent: Some(1) },
+    padding: true,
     attention: Attention {
         norm: None,
         norm_behind: Some("post_attention_layernorm"),
-        heads: Heads::of(
-            Bias::Key("attention_bias"),
-            Some(HeadNorms { over: NormedOver::All, ..HeadNorms::EACH }),
-        ),
+        norms: Some(HeadNorms { over: NormedOver::All, ..HeadNorms::EACH }),
         ..llama::FAMILY.attention
     },
     mlp: Mlp { norm: None, norm_behind: Some("post_feedforward_layernorm"), ..llama::PLAIN_MLP },

@@ -5,7 +5,6 @@ use super::*;
 
 pub(super) const FAMILY: Family = Family {
     model_type: "olmo3",
-    absent: Absent { theta: 5e5, ..olmo2::FAMILY.absent },
     positions: Positions::Rotary(Turning { local: Some((None, 5e5)), ..Turning::PLAIN }),
     attention: Attention {
         window: Window::Alternating { absent: 4096, every: 4, key: None },

@@ -3,35 +3,21 @@
 
 use super::*;
 
-const fn slice(module: &'static str, part: &'static str) -> Linear {
-    Linear { part: Some(part), ..Linear::torch(module, Bias::Never) }
-}
-
 pub(super) const FAMILY: Family = Family {
     model_type: "phi3",
     keys: Keys {
-        dropout: Dropped {
-            attention: ("attention_dropout", 0.0),
-            // `embd_pdrop` is in configs, but transformers drops nothing there.
-            embedding: None,
-            residual: Some(("resid_pdrop", 0.0)),
-        },
+        // `embd_pdrop` is in configs, but transformers drops nothing there.
+        dropout: Dropped::of("attention_dropout", None, Some("resid_pdrop")),
         ..llama::FAMILY.keys
     },
-    absent: Absent { eps: 1e-5, max_positions: 4096, ..llama::FAMILY.absent },
-    padding: PaddingToken::Key { absent: Some(32000) },
+    padding: true,
     positions: Positions::Rotary(Turning {
         part: Some(("partial_rotary_factor", 1.0)),
         stretched: Some(4096),
         ..Turning::PLAIN
     }),
     attention: Attention {
-        heads: Heads::Plain {
-            q: slice("qkv_proj", "q"),
-            k: slice("qkv_proj", "k"),
-            v: slice("qkv_proj", "v"),
-            norms: None,
-        },
+        heads: Heads::fused(Linear::torch("qkv_proj", Bias::Never)),
         o: Linear::torch("o_proj", Bias::Never),
         window: Window::All { absent: None, listed: false },
         ..llama::FAMILY.attention
@@ -48,8 +34,8 @@ pub(super) const FAMILY: Family = Family {
         ..Known::NONE
     },
     mlp: Mlp {
-        gate: Some(slice("gate_up_proj", "gate")),
-        up: slice("gate_up_proj", "up"),
+        gate: Some(Linear::torch("gate_up_proj", Bias::Never).slice("gate")),
+        up: Linear::torch("gate_up_proj", Bias::Never).slice("up"),
         ..llama::PLAIN_MLP
     },
     ..llama::FAMILY

@@ -27,9 +27,6 @@ pub struct Turning {
     pub stretched: Option<usize>,
     pub adjacent: Adjacent,
     pub still: Still,
-    /// Queries behind the positions before scaling are larger, by `llama_4_scaling_beta` of the object of numbers: rows
-    /// that reach so far are refused.
-    pub scaled_queries: bool,
     /// The scaling `dynamic` with `alpha` makes the base larger, whatever the length of rows.
     pub alpha: bool,
 }
@@ -68,7 +65,6 @@ impl Turning {
         stretched: None,
         adjacent: Adjacent::Never,
         still: Still::Never,
-        scaled_queries: false,
         alpha: false,
     };
 }

@@ -4,10 +4,9 @@ use super::*;
 
 pub(super) const FAMILY: Family = Family {
     model_type: "qwen2",
-    absent: Absent { kv_heads: Some(32), max_positions: 32768, ..llama::FAMILY.absent },
     positions: Positions::Rotary(Turning { kinds: true, ..Turning::PLAIN }),
     attention: Attention {
-        heads: Heads::of(Bias::Always, None),
+        heads: Heads::of(Bias::Always),
         o: Linear::torch("o_proj", Bias::Never),
         window: Window::Switched { absent: Some(4096), unlisted: Unlisted::From(28) },
         ..llama::FAMILY.attention

@@ -5,27 +5,14 @@ use super::*;
 
 pub(super) const FAMILY: Family = Family {
     model_type: "qwen2_moe",
-    absent: Absent { kv_heads: Some(16), max_positions: 32768, ..llama::FAMILY.absent },
     attention: Attention {
-        heads: Heads::of(Bias::Unless("qkv_bias"), None),
+        heads: Heads::of(Bias::Unless("qkv_bias")),
         o: Linear::torch("o_proj", Bias::Never),
         window: Window::Switched { absent: Some(4096), unlisted: Unlisted::OddBefore(28) },
         ..llama::FAMILY.attention
     },
     mlp: llama::PLAIN_MLP,
     experts: Some(Experts {
-        module: "mlp",
-        router: "gate",
-        router_bias: false,
-        list: "experts",
-        gate: "gate_proj",
-        up: "up_proj",
-        down: "down_proj",
-        stored: Stored::Each,
-        clamped: None,
-        count: "num_experts",
-        top_k: "num_experts_per_tok",
-        width: "moe_intermediate_size",
         score: Score { normed: Normed::Key("norm_topk_prob"), ..Score::SHARES },
         shared: Some(Shared {
             module: "shared_expert",
@@ -33,7 +20,8 @@ pub(super) const FAMILY: Family = Family {
             gate: Some("shared_expert_gate"),
         }),
         layers: SparseLayers::Stepped,
-        absent: (60, 4, 1408, Some(0.001)),
+        aux: true,
+        ..Experts::EACH
     }),
     ..llama::FAMILY
 };

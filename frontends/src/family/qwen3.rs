@@ -5,15 +5,9 @@ use super::*;
 
 pub(super) const FAMILY: Family = Family {
     model_type: "qwen3",
-    absent: Absent {
-        kv_heads: Some(32),
-        head_dim: Some(128),
-        max_positions: 32768,
-        ..llama::FAMILY.absent
-    },
     positions: Positions::Rotary(Turning { kinds: true, ..Turning::PLAIN }),
     attention: Attention {
-        heads: Heads::of(Bias::Key("attention_bias"), Some(HeadNorms::EACH)),
+        norms: Some(HeadNorms::EACH),
         window: Window::Switched { absent: Some(4096), unlisted: Unlisted::From(28) },
         ..llama::FAMILY.attention
     },

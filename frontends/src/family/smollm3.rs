@@ -4,14 +4,7 @@ use super::*;
 
 pub(super) const FAMILY: Family = Family {
     model_type: "smollm3",
-    absent: Absent {
-        kv_heads: Some(4),
-        max_positions: 32768,
-        theta: 2e6,
-        tied: true,
-        ..llama::FAMILY.absent
-    },
-    padding: PaddingToken::Key { absent: Some(128_004) },
+    padding: true,
     positions: Positions::Rotary(Turning { still: Still::Listed { every: 4 }, ..Turning::PLAIN }),
     attention: Attention {
         window: Window::Switched { absent: None, unlisted: Unlisted::Still },

@@ -7,18 +7,17 @@ pub(super) const FAMILY: Family = Family {
     model_type: "stablelm",
     keys: Keys {
         head_dim: None,
-        eps: Some("layer_norm_eps"),
-        dropout: Dropped { residual: Some(("hidden_dropout", 0.0)), ..llama::FAMILY.keys.dropout },
+        eps: Eps::Key("layer_norm_eps"),
+        dropout: Dropped::of("attention_dropout", None, Some("hidden_dropout")),
         ..llama::FAMILY.keys
     },
-    absent: Absent { kv_heads: Some(32), max_positions: 4096, eps: 1e-5, ..llama::FAMILY.absent },
     norm: Norm::LAYER,
     positions: Positions::Rotary(Turning {
         part: Some(("partial_rotary_factor", 0.25)),
         ..Turning::PLAIN
     }),
     attention: Attention {
-        heads: Heads::of(Bias::Key("use_qkv_bias"), None),
+        heads: Heads::of(Bias::Key("use_qkv_bias")),
         o: Linear::torch("o_proj", Bias::Never),
         ..llama::FAMILY.attention
     },

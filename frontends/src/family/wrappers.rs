@@ -119,7 +119,7 @@ pub(super) fn text<'a>(
         let absent = match tied {
             None => None,
             Some(Tied::Whole(absent)) => Some(whole.get(TIED).unwrap_or(said(absent))),
-            Some(Tied::Either) if own.flag(TIED, f.absent.tied)? => Some(said(true)),
+            Some(Tied::Either) if own.flag(TIED, false)? => Some(said(true)),
             Some(Tied::Either) => Some(whole.get(TIED).unwrap_or(said(false))),
         };
         Ok(Some((own.of_whole(absent), f)))

@@ -85,10 +85,8 @@ pub(super) struct Cx<'a> {
     pub mask: Mask,
     /// Documents that do not see each other.
     pub segments: Option<Value>,
-    /// Those of tokens, of which experts leave padding out.
+    /// Negative numbers of those tokens [b, s] that experts leave out.
     pub padding: Option<Value>,
-    /// 1 of tokens that count for the load of experts, 0 of others: [s], or [b, s]; without it all do.
-    pub counted: Option<Value>,
     /// Of what is added to the residual stream.
     pub dropout: Option<parts::Dropout>,
     /// Of probabilities of attention.

@@ -104,16 +104,8 @@ pub(super) fn experts(b: &mut Builder, cx: &Cx, p: &Experts, h: Value) -> (Value
     let real = cx.padding.map(|segments| Real::of(b, segments));
     let index = real.as_ref().map_or(index, |r| r.chosen(b, index));
     let gates = weighed(b, routing, gates);
-    // Only for the main layers' losses.
-    let asks = &Routing {
-        aux: routing.aux.filter(|_| cx.counted.is_none()),
-        z: routing.z.filter(|_| cx.counted.is_none()),
-        ..*routing
-    };
-    let counted = cx.counted.filter(|_| asks.load && p.bias.is_some());
-    let counted = counted.map(|of| counted_tokens(b, of, h));
-    let mut told = tell(b, asks, (p.bias, counted), scores, index, real.as_ref());
-    told.z = asks.z.map(|_| {
+    let mut told = tell(b, routing, p.bias, scores, index, real.as_ref());
+    told.z = routing.z.map(|_| {
         let e = e.unwrap_or_else(|| exponentials(b, logits));
         let log = b.push("lse", Log {}, &[e.sum]);
         let lse = b.push("lse", Add::same(), &[log, e.max]);
@@ -329,7 +321,7 @@ fn in_groups(b: &mut Builder, x: Value, experts: usize, routing: &Routing) -> Va
 fn tell(
     b: &mut Builder,
     asks: &Routing,
-    (bias, counted): (Option<Value>, Option<Value>),
+    bias: Option<Value>,
     scores: Value,
     index: Value,
     real: Option<&Real>,
@@ -339,9 +331,6 @@ fn tell(
     if asks.aux.is_some() || corrected.is_some() {
         let experts = b.ty(scores).dims[2].size;
         let one = b.push("one", AtLeast { bound: 0.0 }, &[index]);
-        let one = counted.map_or(one, |is| {
-            b.push("one", Mul { rule: spread("ztk,zt->ztk", &[3, 2]) }, &[one, is])
-        });
         let put = IndexAdd {
             rule: rule("ztk,ztk->e", &[3, 3]),
             sizes: letter_sizes(&[('e', experts)]),
@@ -367,19 +356,6 @@ fn tell(
     told
 }
 
-/// Which tokens count, of [s] or [b, s], as one shard [1, t]; `like` is [b, s, h].
-fn counted_tokens(b: &mut Builder, of: Value, like: Value) -> Value {
-    let of = match b.ty(of).rank() {
-        1 => {
-            let sizes = letter_sizes(&[('b', b.ty(like).dims[0].size)]);
-            b.push("counted", Expand { rule: rule("s->bs", &[1]), sizes }, &[of])
-        }
-        _rows => of,
-    };
-    let rule = rule("(ib)s->i(bs)", &[2]);
-    b.push("counted", Reshape { rule, sizes: letter_sizes(&[('i', 1)]) }, &[of])
-}
-
 /// Scores over their sum by token (DeepSeek-V3, 2.1.2, the balance loss).
 fn shares(b: &mut Builder, scores: Value) -> Value {
     let sum = b.push("sum", ReduceSum { rule: rule("zte->zt", &[3]) }, &[scores]);
@@ -402,7 +378,16 @@ pub(super) fn both(b: &mut Builder, x: RouterStats, y: RouterStats) -> RouterSta
 
 /// The tokens of a microbatch that losses of routers are means over.
 #[derive(Clone, Copy)]
-pub(super) enum Tokens {
+pub(super) struct Tokens {
+    /// In each layer that has experts, of which there are so many.
+    pub each: Each,
+    pub layers: usize,
+    /// Of layers behind these, together [].
+    pub more: Option<Value>,
+}
+
+#[derive(Clone, Copy)]
+pub(super) enum Each {
     All(usize),
     /// Those of a segment that is not negative [b, s]; and how many a microbatch has in the mean [].
     Real {
@@ -411,38 +396,80 @@ pub(super) enum Tokens {
     },
 }
 
+/// A number that is known when a program is built, or a value.
+#[derive(Clone, Copy)]
+enum Count {
+    Known(f64),
+    Made(Value),
+}
+
+impl Count {
+    fn divides(self, b: &mut Builder, hint: &'static str, x: Value) -> Value {
+        match self {
+            Count::Known(n) => b.push(hint, Scale { by: 1.0 / n }, &[x]),
+            Count::Made(n) => b.push(hint, Div::same(), &[x, n]),
+        }
+    }
+}
+
+impl Tokens {
+    /// How many they are over all layers, and with padding the share of the microbatch in the tokens of the step.
+    fn count(self, b: &mut Builder) -> (Count, Option<Value>) {
+        let layers = self.layers as f64;
+        match (self.each, self.more) {
+            (Each::All(n), None) => (Count::Known(n as f64 * layers), None),
+            (Each::All(n), Some(more)) => {
+                let by = n as f64 * layers;
+                let all = b.push("tokens", Shift { by }, &[more]);
+                (Count::Made(one_at_least(b, all)), None)
+            }
+            (Each::Real { segments, mean }, more) => {
+                let real = b.push("real", AtLeast { bound: 0.0 }, &[segments]);
+                let n = b.push("tokens", ReduceSum { rule: rule("bs->", &[2]) }, &[real]);
+                let share = b.push("share", Div::same(), &[n, mean]);
+                let all = b.push("tokens", Scale { by: layers }, &[n]);
+                let all = more.map_or(all, |more| b.push("tokens", Add::same(), &[all, more]));
+                (Count::Made(one_at_least(b, all)), Some(share))
+            }
+        }
+    }
+}
+
+/// A microbatch of padding has loss 0, not NaN.
+fn one_at_least(b: &mut Builder, n: Value) -> Value {
+    b.push("tokens", Clamp { lo: 1.0, hi: f64::INFINITY }, &[n])
+}
+
 /// The auxiliary loss of a microbatch, times its coefficient: experts · sum over experts of the
 /// fraction of choices times the mean score, both over all layers and tokens (Fedus et al., 2022,
 /// *Switch Transformers*, (4); over layers as transformers does). With padding, times the share of the
 /// microbatch in the tokens of the step.
-pub(super) fn aux_loss(b: &mut Builder, all: Load, of: Tokens, layers: usize, by: f64) -> Value {
+pub(super) fn aux_loss(b: &mut Builder, all: Load, of: Tokens, by: f64) -> Value {
     b.enter("loss");
     let experts = b.ty(all.chosen).dims[0].size as f64;
     let product = b.push("aux", Dot::by("e,e->", &[1, 1]), &[all.chosen, all.score]);
-    let (product, n) = match of {
-        Tokens::All(n) => (product, n as f64 * layers as f64),
-        Tokens::Real { segments, mean } => {
-            let real = b.push("real", AtLeast { bound: 0.0 }, &[segments]);
-            let n = b.push("tokens", ReduceSum { rule: rule("bs->", &[2]) }, &[real]);
-            // A microbatch of padding has loss 0, not NaN.
-            let n = b.push("tokens", Clamp { lo: 1.0, hi: f64::INFINITY }, &[n]);
-            let product = b.push("aux", Div::same(), &[product, n]);
-            (b.push("aux", Div::same(), &[product, mean]), layers as f64)
-        }
-    };
-    b.push("aux", Scale { by: by * experts / (n * n) }, &[product])
+    let (n, share) = of.count(b);
+    if let Count::Known(n) = n {
+        return b.push("aux", Scale { by: by * experts / (n * n) }, &[product]);
+    }
+    let once = n.divides(b, "aux", product);
+    let twice = n.divides(b, "aux", once);
+    let twice = share.map_or(twice, |share| b.push("aux", Mul::same(), &[twice, share]));
+    b.push("aux", Scale { by: by * experts }, &[twice])
 }
 
 /// The z-loss of a microbatch, times its coefficient: the mean over tokens and layers of the square of
 /// the logarithm of the sum of the exponentials of a router's logits (Zoph et al., 2022, *ST-MoE*, (5)).
 /// With padding, times the share of the microbatch in the tokens of the step.
-pub(super) fn z_loss(b: &mut Builder, sum: Value, of: Tokens, layers: usize, by: f64) -> Value {
+pub(super) fn z_loss(b: &mut Builder, sum: Value, of: Tokens, by: f64) -> Value {
     b.enter("loss");
-    let (sum, n) = match of {
-        Tokens::All(n) => (sum, n as f64 * layers as f64),
-        Tokens::Real { mean, .. } => (b.push("z", Div::same(), &[sum, mean]), layers as f64),
-    };
-    b.push("z_loss", Scale { by: by / n }, &[sum])
+    let (n, share) = of.count(b);
+    if let Count::Known(n) = n {
+        return b.push("z_loss", Scale { by: by / n }, &[sum]);
+    }
+    let mean = n.divides(b, "z", sum);
+    let mean = share.map_or(mean, |share| b.push("z", Mul::same(), &[mean, share]));
+    b.push("z_loss", Scale { by }, &[mean])
 }
 
 /// [b, s, h] as one shard of tokens, [1, t, h].

@@ -14,16 +14,17 @@ use crate::Shape;
 use crate::config::Config;
 use crate::family::Family;
 use crate::rope::Rope;
-use crate::sizes::Arch;
+use crate::sizes::{Arch, Grown};
 use block::Rotary;
-use experts::{RouterStats, Tokens};
+use experts::{Each, RouterStats, Tokens};
 use further::Depths;
 use shardc_ir::attr::Padding;
 use shardc_ir::builder::Builder;
 use shardc_ir::diag::Result;
 use shardc_ir::func::{Fill, Func, Input, Module, Port, Reads, Role, RoleKind, Value};
+use shardc_ir::ops::unary::Rounding;
 use shardc_ir::ops::{
-    Add, AtLeast, Cast, Cos, Dot, Literal, Log, Mask, Mul, ReduceSum, Scale, Shift, Sin, Sub, Take,
+    Add, Cast, Cos, Dot, Literal, Log, Mask, Mul, Round, Scale, Shift, Sin, Take,
 };
 use shardc_ir::plan::Mode;
 use shardc_ir::types::{DType, Type};
@@ -85,8 +86,8 @@ pub(crate) fn build(
     let tells = arch.routing.aux.is_some() || arch.routing.z.is_some();
     let count = padding.filter(|_| targets.is_some() && tells);
     let count = count.map(|_| counted(b, "tokens", Fill::Count, &[]));
-    let scored = targets.filter(|_| arch.mtp.0 > 0);
-    let scored = scored.map(|_| counted(b, "scored", Fill::Scored, &[arch.mtp.0]));
+    let further = targets.filter(|_| arch.mtp.0 > 0);
+    let depths = further.map(|_| depths(b, [shape.batch, shape.seq, arch.mtp.0]));
 
     let mut x = embedded(b, f, arch, &params, [ids, turned]);
     let [of_embedding, of_residual, of_attention] = arch
@@ -100,7 +101,7 @@ pub(crate) fn build(
     };
     let everywhere = rotary_of(b, "rotary", &arch.rope);
     let local = rotary_of(b, "rotary_local", &arch.local_rope);
-    let growth = arch.growth.filter(|_| arch.turns.contains(&false));
+    let growth = arch.growth.filter(|g| !g.still || arch.turns.contains(&false));
     let growth = growth.map(|by| grown(b, f.root, by, positions));
     let (mut told, mut counts) = (RouterStats::default(), vec![]);
     let of_layer = |i: usize| {
@@ -112,12 +113,11 @@ pub(crate) fn build(
         block::Cx {
             arch,
             rotary: local.filter(|_| window.is_some()).or(everywhere).filter(|_| arch.turns[i]),
-            growth: growth.filter(|_| !arch.turns[i]),
+            growth: growth.filter(|_| !(arch.turns[i] && arch.growth.is_some_and(|g| g.still))),
             positions,
             mask,
             segments,
             padding,
-            counted: None,
             dropout: of_residual,
             attention_dropout: of_attention,
         }
@@ -142,16 +142,18 @@ pub(crate) fn build(
     if let Some(t) = targets {
         let value = loss::sum_of_losses(b, logits, t);
         results.push(Port { value, role: Some(Role::new(RoleKind::Sum, "loss")) });
-        let tokens = match padding.zip(count) {
-            None => Tokens::All(shape.batch * shape.seq),
-            Some((segments, mean)) => Tokens::Real { segments, mean },
-        };
-        results.extend(balance(b, arch, told, tokens));
-        if let Some(scored) = scored {
-            let depths = Depths { ids, targets: t, offsets: turned, scored };
-            let (losses, more) = further::losses(b, f, arch, &params, (x, depths), &of_layer);
-            results.extend(losses);
-            counts.extend(more);
+        let real = padding.zip(count).map(|(segments, mean)| Each::Real { segments, mean });
+        let each = real.unwrap_or(Each::All(shape.batch * shape.seq));
+        let layers = arch.sparse[..arch.facts.layers].iter().filter(|s| **s).count();
+        let more = depths.map(|d| further::losses(b, f, arch, &params, (x, d), &of_layer));
+        if let Some(more) = &more {
+            told = experts::both(b, told, more.told);
+        }
+        let more_tokens = more.as_ref().and_then(|m| m.tokens);
+        results.extend(balance(b, arch, told, Tokens { each, layers, more: more_tokens }));
+        if let Some(more) = more {
+            results.extend(more.ports);
+            counts.extend(more.counts);
         }
         for (bias, value) in counts {
             let param = b.f.args.iter().find(|a| a.value == bias).and_then(|a| a.role.as_ref());
@@ -172,14 +174,30 @@ fn counted(b: &mut Builder, name: &'static str, fill: Fill, sizes: &[usize]) -> 
     b.f.arg(Type::f32(sizes), named, Some(Role::new(RoleKind::Input(own), name)))
 }
 
+/// What layers that predict tokens behind the next read.
+fn depths(b: &mut Builder, sizes: [usize; 3]) -> Depths {
+    Depths {
+        ids: ahead(b, "ahead", Fill::Ahead, sizes),
+        targets: ahead(b, "targets_ahead", Fill::LabelsAhead, sizes),
+        scored: counted(b, "scored", Fill::Scored, &sizes[2..]),
+    }
+}
+
+/// An input of tokens or labels further on.
+fn ahead(b: &mut Builder, name: &'static str, fill: Fill, sizes: [usize; 3]) -> Value {
+    b.enter("");
+    let own = Input { fill, batch: true, seq: Some(1), reads: Reads::Usual };
+    let named = b.named(name);
+    let role = Role::new(RoleKind::Input(own), name);
+    b.f.arg(Type::new(DType::I32, &sizes), named, Some(role))
+}
+
 /// The losses that keep experts in balance, of what the routers of all layers told.
 fn balance(b: &mut Builder, arch: &Arch, told: RouterStats, tokens: Tokens) -> Vec<Port> {
-    // Those that predict tokens behind the next tell nothing.
-    let layers = arch.sparse[..arch.facts.layers].iter().filter(|s| **s).count();
     let aux = told.load.zip(arch.routing.aux);
-    let aux = aux.map(|(load, by)| experts::aux_loss(b, load, tokens, layers, by));
+    let aux = aux.map(|(load, by)| experts::aux_loss(b, load, tokens, by));
     let z = told.z.zip(arch.routing.z);
-    let z = z.map(|(sum, by)| experts::z_loss(b, sum, tokens, layers, by));
+    let z = z.map(|(sum, by)| experts::z_loss(b, sum, tokens, by));
     let port = |(value, name): (Option<Value>, &'static str)| {
         value.map(|value| Port { value, role: Some(Role::new(RoleKind::Sum, name)) })
     };
@@ -227,20 +245,17 @@ fn embedded(
     x
 }
 
-/// 1 + a log(1 + ⌊(p + 1) / n⌋) of every position p of rows [s]: how often n fits is in how many of its multiples.
-fn grown(b: &mut Builder, root: &str, (by, every): (f64, usize), positions: Value) -> Value {
+/// The factor of queries at every position of rows [s].
+fn grown(b: &mut Builder, root: &str, of: Grown, positions: Value) -> Value {
     b.enter(root);
     let at = b.push("position", Cast { to: DType::F32 }, &[positions]);
-    let seq = b.ty(positions).dims[0].size;
-    let bounds = (1..=seq / every).map(|i| (i * every - 1) as f32).collect();
-    let bounds = b.push("bounds", Literal { values: bounds }, &[]);
-    let from = b.push("from", Sub { rule: parts::spread("s,p->sp", &[1, 1]) }, &[at, bounds]);
-    let is = b.push("reached", AtLeast { bound: 0.0 }, &[from]);
-    let all = ReduceSum { rule: parts::rule("sp->s", &[2]) };
-    let all = b.push("reached", all, &[is]);
-    let all = b.push("growth", Shift { by: 1.0 }, &[all]);
+    // In the middle between whole numbers, so that no rounding of the quotient crosses one.
+    let at = b.push("position", Shift { by: of.from as f64 + 0.5 }, &[at]);
+    let times = b.push("reached", Scale { by: 1.0 / of.every as f64 }, &[at]);
+    let times = b.push("reached", Round { to: Rounding::Floor }, &[times]);
+    let all = b.push("growth", Shift { by: 1.0 }, &[times]);
     let log = b.push("growth", Log {}, &[all]);
-    let log = b.push("growth", Scale { by }, &[log]);
+    let log = b.push("growth", Scale { by: of.by }, &[log]);
     b.push("growth", Shift { by: 1.0 }, &[log])
 }
 

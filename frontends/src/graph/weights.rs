@@ -7,7 +7,7 @@ use super::Names;
 use super::block::{Block, Feed, HeadNorms, Heads, Mlp};
 use super::parts::{Linear, Norm};
 use crate::config::Config;
-use crate::family::{self, Bias, Family, NormedOver, Positions, WeightOrder};
+use crate::family::{self, Beside, Bias, Family, NormedOver, Positions, WeightOrder};
 use crate::sizes::Arch;
 use shardc_ir::builder::Builder;
 use shardc_ir::diag::Result;
@@ -251,7 +251,7 @@ impl Declare<'_, '_, '_> {
         });
         let o = self.linear(&in_a, &a.o, [o_in, hidden], Split::Row, None)?;
         let norm_behind_attention = a.norm_behind.map(|n| norm(self, n));
-        let mlp_norm = m.norm.map(|n| norm(self, n));
+        let mlp_norm = m.norm.filter(|_| f.beside != Beside::OneNorm).map(|n| norm(self, n));
         let mlp = match f.experts.filter(|_| self.arch.sparse[i]) {
             Some(e) => Feed::Experts(Box::new(self.experts(&at, &e)?)),
             None => Feed::Mlp(self.mlp(&format!("{at}.{}", m.module), facts.ffn)?),
@@ -289,7 +289,7 @@ impl Declare<'_, '_, '_> {
         let facts = self.arch.facts;
         let hidden = facts.hidden;
         match &self.f.attention.heads {
-            family::Heads::Plain { q, k, v, norms } => {
+            family::Heads::Plain { q, k, v } => {
                 let [q_out, kv_out] = [facts.heads, facts.kv_heads].map(|n| n * facts.head_dim);
                 let total = q_out + 2 * kv_out;
                 let slice = |start| Some(Fused { start, total });
@@ -297,9 +297,10 @@ impl Declare<'_, '_, '_> {
                 let q = self.linear(within, q, [hidden, q_out], Split::Column, slice(0))?;
                 let k = self.linear(within, k, kv, Split::Column, slice(q_out))?;
                 let v = self.linear(within, v, kv, Split::Column, slice(q_out + kv_out))?;
+                let norms = self.f.attention.norms;
                 let norms = match norms.and_then(|n| n.key) {
                     Some((key, absent)) if !self.c.flag(key, absent)? => None,
-                    _there => *norms,
+                    _there => norms,
                 };
                 // What norms what turns is not there where nothing does.
                 let norms = norms.filter(|n| turns || !n.behind);

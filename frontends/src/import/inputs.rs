@@ -178,11 +178,16 @@ impl Lower<'_> {
     }
 
     /// The argument of a column of the user's data.
-    pub(super) fn column(&mut self, name: &str, elem: Elem, shape: &[usize]) -> Value {
-        let ty = Type::new(if elem == Elem::Float { DType::F32 } else { DType::I32 }, shape);
-        // Whole numbers of tokens are cut with them.
-        let tokens = self.g.batch().is_some_and(|b| b.1.is_some());
-        let of_tokens = tokens && elem == Elem::Int && shape == [self.sizes.rows, self.sizes.seq];
+    pub(super) fn column(&mut self, name: &str, i: &Input, shape: &[usize]) -> Value {
+        let ty = Type::new(if i.elem == Elem::Float { DType::F32 } else { DType::I32 }, shape);
+        // What is of tokens is cut with them: whole numbers by their sizes, floats if a symbol says so.
+        let seq = self.g.batch().and_then(|b| b.1);
+        let of_tokens = match i.elem {
+            Elem::Int => seq.is_some() && shape == [self.sizes.rows, self.sizes.seq],
+            _floats => {
+                matches!((seq, i.sizes.get(1)), (Some(Size::Symbol(a)), Some(Size::Symbol(b))) if a == b)
+            }
+        };
         let own = Own {
             fill: Fill::Column,
             batch: true,

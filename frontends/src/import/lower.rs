@@ -270,7 +270,7 @@ impl<'a> Lower<'a> {
                         Val::Labels(Labels::new(shape))
                     }
                     Meaning::Column => {
-                        Val::Data(View::plain(self.column(&name, i.elem, &shape), &shape))
+                        Val::Data(View::plain(self.column(&name, i, &shape), &shape))
                     }
                     Meaning::Padding => self.padding_of(&name, i.elem)?,
                     Meaning::Positions => {
@@ -317,7 +317,7 @@ impl<'a> Lower<'a> {
     }
 
     fn node(&mut self, n: &Node) -> Result<()> {
-        if n.op.starts_with("_assert") || n.op.contains("sym_constrain") || n.outs.is_empty() {
+        if checks(n) {
             return Ok(());
         }
         let row = table::row(&n.op);
@@ -440,7 +440,35 @@ impl<'a> Lower<'a> {
             true => "shardc does not compute this op of numbers that are known",
             false => "shardc does not import this op",
         };
-        self.refuse(n, known).help(table::nearest(&n.op))
+        let d = self.refuse(n, known).help(table::nearest(&n.op));
+        match &self.unknown_too(n)[..] {
+            [] => d,
+            all => d.why(format!("nor are these ops of the archive: `{}`", all.join("`, `"))),
+        }
+    }
+
+    /// Ops behind an unknown one that are not known either, of parameters and inputs: each once.
+    fn unknown_too(&self, n: &Node) -> Vec<&str> {
+        // What is done to labels needs no rows of the table.
+        let known = |i: &Input| {
+            matches!(i.source, Source::Constant(_)) || *self.g.names[i.id] == *self.labels.0
+        };
+        let mut data: BTreeSet<Id> =
+            self.g.inputs.iter().filter(|i| !known(i)).map(|i| i.id).collect();
+        let (mut all, mut behind): (Vec<&str>, _) = (vec![], false);
+        for m in &self.g.nodes {
+            let of_data = m.ids().iter().any(|id| data.contains(id)) && !fold::of_shape(&m.op);
+            if of_data {
+                data.extend(&m.outs);
+            }
+            let read = table::row(&m.op).is_some() || checks(m) || *m.op == *n.op;
+            if behind && of_data && !read && !all.contains(&&*m.op) {
+                all.push(&m.op);
+            }
+            behind |= m.outs == n.outs;
+        }
+        all.truncate(SHOWN);
+        all
     }
 
     /// The buffer that an op in place writes into.
@@ -453,6 +481,14 @@ impl<'a> Lower<'a> {
             _other => None,
         })
     }
+}
+
+/// Most ops that one message names.
+const SHOWN: usize = 16;
+
+/// An op that only says what must hold.
+fn checks(n: &Node) -> bool {
+    n.op.starts_with("_assert") || n.op.contains("sym_constrain") || n.outs.is_empty()
 }
 
 /// A module path as scopes have it.

@@ -42,20 +42,19 @@ pub(crate) enum Divisor {
 }
 
 pub(super) fn expert_facts(e: &Experts, c: &Config) -> Result<ExpertFacts> {
-    let (count, top_k, width, _) = e.absent;
     let key = e.count;
-    let experts = c.count_if(key)?.unwrap_or(count);
+    let experts = c.count(key)?;
     if experts > MAX_EXPERTS {
         let what = format!("{experts} experts are more than the {MAX_EXPERTS} compiled at most");
         return Err(c.error(key, what, format!("use at most {MAX_EXPERTS}")));
     }
-    let top_k = c.count_if(e.top_k)?.unwrap_or(top_k);
+    let top_k = c.count(e.top_k)?;
     if top_k > experts {
         let what = format!("a token cannot use {top_k} of {experts} experts");
         let help = format!("use at most {experts}");
         return Err(c.error(e.top_k, what, help).rule("num_experts_per_tok <= number of experts"));
     }
-    let ffn = c.count_if(e.width)?.unwrap_or(width);
+    let ffn = c.count(e.width)?;
     let shared = match e.shared.map(|s| s.width) {
         None => 0,
         Some(w) if c.get(w.key()).and_then(|v| v.as_u64()) == Some(0) => 0,
@@ -130,12 +129,8 @@ pub(super) fn routing(
 ) -> Result<Routing> {
     let Some(x) = facts else { return Ok(Routing::default()) };
     let train = shape.mode == Mode::Train;
-    let own = match e.absent.3 {
-        Some(absent) if train && c.has_own_head() && c.flag("output_router_logits", false)? => {
-            Some(c.number_if("router_aux_loss_coef")?.unwrap_or(absent))
-        }
-        _none => None,
-    };
+    let own = if e.aux && c.has_own_head() { c.number_if("router_aux_loss_coef")? } else { None };
+    let own = if e.aux && train && c.flag("output_router_logits", false)? { own } else { None };
     let on = |x: Option<f64>| x.filter(|&x| train && x != 0.0);
     let Balance { aux, z, load } = shape.balance;
     let (aux, z) = (on(aux.or(own)), on(Some(z)));

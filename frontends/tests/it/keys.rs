@@ -105,7 +105,7 @@ fn of_long_rows(change: &Value) -> bool {
 
 /// Last keys of changes that alter numbers in transformers and are refused here, with the code: of rotary numbers,
 /// a part of DeepSeek's heads, and both dialects at once for Gemma 3.
-const REFUSED: [&str; 18] = [
+const REFUSED: [&str; 17] = [
     "activation: activation",
     "activation_function: activation",
     "alibi: unsupported-config",
@@ -114,7 +114,6 @@ const REFUSED: [&str; 18] = [
     "hidden_activation: activation",
     "is_causal: unsupported-config",
     "layer_types: config",
-    "original_max_position_embeddings: unsupported-config",
     "output_router_logits: unsupported-config",
     "rope_parameters: unsupported-config",
     "rope_scaling: unsupported-config",

@@ -26,6 +26,12 @@ pub enum Fill {
     /// else their row: 1, 2 and so on of them, f32; those of the step over its microbatches, one at least in a
     /// step.
     Scored,
+    /// Of each token those that stand 1, 2 and so on of them behind it in its document, or else its row; -1 where there is
+    /// none. i32, the last dim says how many.
+    Ahead,
+    /// Of each token the labels that stand 1, 2 and so on of them behind its own, which predict from as many tokens
+    /// before them in their document, or else their row; negative where nothing is scored. As [`Fill::Ahead`].
+    LabelsAhead,
     /// How many labels of a microbatch are each class, f32: those of the step over its microbatches.
     Histogram,
     /// The number of each token in the batch.
@@ -41,7 +47,7 @@ pub enum Fill {
 }
 
 impl Fill {
-    pub const ALL: [Fill; 13] = [
+    pub const ALL: [Fill; 15] = [
         Fill::Tokens,
         Fill::Labels,
         Fill::Positions,
@@ -49,6 +55,8 @@ impl Fill {
         Fill::Segments,
         Fill::Count,
         Fill::Scored,
+        Fill::Ahead,
+        Fill::LabelsAhead,
         Fill::Histogram,
         Fill::Places,
         Fill::Run,
@@ -67,6 +75,8 @@ impl Fill {
             Fill::Segments => "segments",
             Fill::Count => "count",
             Fill::Scored => "scored",
+            Fill::Ahead => "ahead",
+            Fill::LabelsAhead => "labels_ahead",
             Fill::Histogram => "histogram",
             Fill::Places => "places",
             Fill::Run => "run",
@@ -84,6 +94,11 @@ impl Fill {
     /// True for what is counted of labels.
     pub fn is_of_labels(self) -> bool {
         matches!(self, Fill::Scored | Fill::Histogram)
+    }
+
+    /// True for tokens and labels further on.
+    pub fn is_ahead(self) -> bool {
+        matches!(self, Fill::Ahead | Fill::LabelsAhead)
     }
 
     /// True for what the data of a step say: the others follow from the step.

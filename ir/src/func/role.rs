@@ -215,6 +215,10 @@ pub struct Role {
     pub name: RoleName,
 }
 
+/// Names of the losses of layers that predict tokens behind the next begin so, and go on with how far behind: they
+/// train, and are no part of an evaluation's loss.
+pub const FURTHER: &str = "mtp_loss.";
+
 impl Role {
     pub fn new(kind: RoleKind, name: impl Into<RoleName>) -> Role {
         Role { kind, name: name.into() }

@@ -63,14 +63,21 @@ impl Inputs {
             }
             Fill::Offsets => Tensor::from_fn(&all, |i| ((i[0] + token(i)) / 3) as u64),
             Fill::Places => Tensor::from_fn(&all, |i| (i[0] * seq + token(i)) as u64),
-            Fill::Tokens | Fill::Labels | Fill::Column | Fill::Random => {
+            Fill::Tokens
+            | Fill::Labels
+            | Fill::Ahead
+            | Fill::LabelsAhead
+            | Fill::Column
+            | Fill::Random => {
                 let float = self.floats.contains(&role.name);
                 let below = self.below.get(&role.name).copied().unwrap_or(self.data.vocab);
                 Tensor::from_fn(&all, |_| {
                     k += 1;
                     match own.fill {
                         _ if float => oracle(seed, &[k]),
-                        Fill::Labels if k % 7 == 0 => -100i64 as u64,
+                        Fill::Labels | Fill::Ahead | Fill::LabelsAhead if k % 7 == 0 => {
+                            -100i64 as u64
+                        }
                         _whole => mix(seed, k) % below.max(1) as u64,
                     }
                 })

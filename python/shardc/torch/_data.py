@@ -52,15 +52,17 @@ class Inputs:
             self.order = torch.cat(pairs)
         self._fixed: Dict[Any, Tensor] = {}
         self._columns: Dict[str, Tensor] = {}
+        self._before: Optional[Tensor] = None
 
     def begin(self, batch: Mapping[str, Tensor]) -> None:
         """Takes the columns of a step."""
-        self._columns = {}
+        self._columns, self._before = {}, None
         for row in self.table.values():
             if row["fill"] in ("tokens", "labels", "mask", "column"):
                 self._columns[row["name"]] = self._checked(row, self._column(row, batch))
         if self.settings.get("documents"):
             self._documents(self.settings["documents"])
+        self._ahead()
         self._scored()
 
     def _column(self, row: Mapping[str, Any], batch: Mapping[str, Tensor]) -> Tensor:
@@ -125,6 +127,7 @@ class Inputs:
         first = torch.where(begins, places, 0).cummax(1).values
         segments = torch.where(pads, -1, (begins & ~pads).cumsum(1) - 1)
         made = {"segments": segments, "offsets": places - first}
+        self._before = torch.where(pads, -1, made["offsets"])
         if "count" in named:
             if tokens.shape[0] != self.settings["global_batch"]:
                 raise wrong("tokens that are not padding are counted over the batch", "give all of its rows")
@@ -146,14 +149,25 @@ class Inputs:
             if row["fill"] == "histogram":
                 counts = torch.bincount(labels[labels >= 0].flatten(), minlength=row["sizes"][0])
                 self._columns[name] = counts.float() / self.settings["microbatches"]
-        if "scored" not in named:
-            return
-        name = named["scored"]
-        documents = self.settings.get("documents") and self._columns.get(named.get("offsets", ""))
-        before = torch.arange(labels.shape[1]).expand_as(labels) if documents is None else documents
-        depths = self.table[name]["sizes"][0]
-        counts = [max(int(((labels >= 0) & (before >= d)).sum()), 1) for d in range(1, depths + 1)]
-        self._columns[name] = torch.tensor(counts, dtype=torch.float32) / self.settings["microbatches"]
+        if "scored" in named:
+            ahead = self._columns[named["labels_ahead"]]
+            counts = (ahead >= 0).sum((0, 1)).clamp(min=1)
+            self._columns[named["scored"]] = counts.float() / self.settings["microbatches"]
+
+    def _ahead(self) -> None:
+        """Tokens and labels further on, as many of whose document stand before them; -1 where there are none."""
+        named = {row["fill"]: name for name, row in self.table.items()}
+        for fill, source in [("ahead", "tokens"), ("labels_ahead", "labels")]:
+            if fill not in named or named.get(source) not in self._columns:
+                continue
+            x = self._columns[named[source]]
+            before = self._before
+            if before is None:
+                before = torch.arange(x.shape[1], device=x.device).expand_as(x)
+            out = x.new_full([*x.shape, self.table[named[fill]]["sizes"][-1]], -1)
+            for d in range(1, out.shape[2] + 1):
+                out[:, :-d, d - 1] = torch.where(before[:, d:] >= d, x[:, d:], -1)
+            self._columns[named[fill]] = out
 
     def get(self, name: str, layout: Layout, key: Any, microbatch: Optional[int], step: int) -> Tensor:
         """This rank's piece of an input; `key` tells its type from others."""

@@ -10,10 +10,12 @@ from torch import Tensor
 
 
 def route(index: Tensor, groups: int, experts: int, rows: int, capacity: Optional[int]) -> Tuple[Tensor, Tensor]:
-    """The row of each copy of a token, by expert and then by token, and how many rows experts have."""
+    """The row of each copy of a token, by expert and then by token, and how many rows experts have; -1 of padding, whose expert is
+    negative."""
     z, t, k = index.shape
     flat = index.reshape(z, -1).long()
-    hot = F.one_hot(flat, groups * experts)
+    real, flat = flat >= 0, flat.clamp(min=0)
+    hot = F.one_hot(flat, groups * experts) * real[..., None]
     n = hot.sum(1)
     rank = (hot.cumsum(1) * hot).sum(-1) - 1
     if capacity is not None:
@@ -24,7 +26,8 @@ def route(index: Tensor, groups: int, experts: int, rows: int, capacity: Optiona
     first = (n.cumsum(-1) - n).flatten(1)
     slot = flat // experts * rows + first.gather(1, flat) + rank
     if capacity is not None:
-        slot = torch.where(rank < capacity, slot, -1)
+        real = real & (rank < capacity)
+    slot = torch.where(real, slot, -1)
     return slot.view(z, t, k).int(), n.permute(1, 2, 0).int().contiguous()
 
 

@@ -261,7 +261,14 @@ fn an_unknown_op_is_named_with_its_scope() {
     assert_eq!((d.code, d.exit), ("import-op", Exit::Unsupported));
     assert!(d.message.contains("erfinv.default"), "{d}");
     assert!(d.place.as_ref().is_some_and(|p| p.ends_with("model.layers.0.mlp.act_fn")), "{d}");
-    assert!(!d.help.is_empty(), "{d}");
+    assert!(!d.help.is_empty() && d.why.is_empty(), "{d}");
+    // All that follow are named at once, what is made of numbers alone is not.
+    let d = refused(edited(&scratch, "llama.pt2", |j| {
+        node(j, "silu.default")["target"] = json!("torch.ops.aten.erfinv.default");
+        node(j, "silu.default")["target"] = json!("torch.ops.aten.lgamma.default");
+    }));
+    assert!(d.message.contains("erfinv.default"), "{d}");
+    assert_eq!(d.why, ["nor are these ops of the archive: `lgamma.default`"]);
 }
 
 #[test]

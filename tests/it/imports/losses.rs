@@ -24,7 +24,7 @@ const OF_LABELS: [&str; 11] = [
 ];
 const OF_ONE: [&str; 6] = ["sum", "exp", "none_sum", "squares", "by_rows", "squares_by_rows"];
 /// Losses of floats; sums are of one microbatch only.
-const OF_FLOATS: [&str; 14] = [
+const OF_FLOATS: [&str; 15] = [
     "bce",
     "bce_logits",
     "bce_weights",
@@ -37,13 +37,23 @@ const OF_FLOATS: [&str; 14] = [
     "mse_sum",
     "soft",
     "soft_weights",
+    "soft_tokens",
     "log_softmax",
     "soft_sum",
 ];
 
-/// What a layout asks for: the mesh, and rows of a microbatch.
-const LAYOUTS: [(&str, &str); 5] =
-    [("tp=2", "24"), ("tp=2", "8"), ("dp=2", "4"), ("cp=2", "24"), ("dp=2,tp=2", "12")];
+/// What a layout asks for: the mesh, rows of a microbatch, and how cp deals tokens, if it says so.
+const LAYOUTS: [(&str, &str, &str); 7] = [
+    ("tp=2", "24", ""),
+    ("tp=2", "8", ""),
+    ("dp=2", "4", ""),
+    ("cp=2", "24", ""),
+    ("dp=2,tp=2", "12", ""),
+    ("cp=2", "24", "zigzag"),
+    ("cp=2,tp=2", "8", "contiguous"),
+];
+/// Losses of floats of tokens, which the archive says by a symbol: zigzag deals them as it deals tokens.
+const BY_SYMBOL: &str = "soft_tokens";
 
 /// Inputs of an archive, of which what is not scored is this label.
 fn inputs(lab: &Lab, want: &[u8], name: &str, ignored: i64) -> String {
@@ -79,13 +89,20 @@ fn check(at: usize, name: &str) {
     let data = inputs(&lab, &std::fs::read(&path).expect("numbers"), name, ignored);
     let archive = file(&format!("losses/{name}.pt2")).display().to_string();
     let whole = OF_ONE.contains(&name) || ["mse_sum", "soft_sum"].contains(&name);
-    for (m, (mesh, rows)) in LAYOUTS.into_iter().enumerate() {
-        // Columns of floats are not cut by tokens.
-        if !taken(at + m, LAYOUTS.len()) || (mesh == "cp=2" && OF_FLOATS.contains(&name)) {
+    for (m, (mesh, rows, split)) in LAYOUTS.into_iter().enumerate() {
+        let own = name == BY_SYMBOL && mesh.starts_with("cp");
+        if !taken(at + m, LAYOUTS.len()) && !own {
             continue;
         }
         let flags = ["--mesh", mesh, "--global-batch", "24", "--microbatch", rows];
-        let compile = [&["compile", &archive, "-o", "plan"][..], &flags].concat();
+        let deal = if split.is_empty() { vec![] } else { vec!["--cp-split", split] };
+        let seq: &[&str] = if name == BY_SYMBOL { &["--seq", "4"] } else { &[] };
+        let compile = [&["compile", &archive, "-o", "plan"][..], &flags, &deal, seq].concat();
+        if split == "zigzag" && OF_FLOATS.contains(&name) && name != BY_SYMBOL {
+            let said = lab.refuses(&compile, 4, "not-built");
+            assert!(said.contains("use --cp-split contiguous"), "{said}");
+            continue;
+        }
         if whole && ["4", "8"].contains(&rows) {
             let said = lab.refuses(&compile, 4, "import-loss");
             assert!(said.contains("one microbatch"), "{said}");

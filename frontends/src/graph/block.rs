@@ -1,6 +1,7 @@
 //! The two halves of a block: attention and MLP, each after a norm and beside a residual.
 
 use super::experts::{self, Experts, RouterStats};
+use super::letters;
 use super::parts::{self, Linear, Norm};
 use crate::family::{Activation, NormedOver};
 use crate::sizes::Arch;
@@ -196,7 +197,8 @@ fn plain(
     let k = behind.map_or(k, |n| parts::norm(b, &n[1], cx.arch.eps, k, "bsgd"));
     let q = cx.growth.map_or(q, |by| {
         b.enter(&p.attention_scope);
-        b.push("q", Mul::by("bsnd,s->bsnd", &[4, 1]), &[q, by])
+        let of = letters(b, by);
+        b.push("q", Mul::by(&format!("bsnd,{of}->bsnd"), &[4, of.len()]), &[q, by])
     });
     [q, k, v]
 }

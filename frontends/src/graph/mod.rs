@@ -102,7 +102,8 @@ pub(crate) fn build(
     let everywhere = rotary_of(b, "rotary", &arch.rope);
     let local = rotary_of(b, "rotary_local", &arch.local_rope);
     let growth = arch.growth.filter(|g| !g.still || arch.turns.contains(&false));
-    let growth = growth.map(|by| grown(b, f.root, by, positions));
+    // Where they turn, by the positions that turn them.
+    let growth = growth.map(|by| grown(b, f.root, by, if by.still { positions } else { turned }));
     let (mut told, mut counts) = (RouterStats::default(), vec![]);
     let of_layer = |i: usize| {
         let window = arch.windows[i];
@@ -245,7 +246,7 @@ fn embedded(
     x
 }
 
-/// The factor of queries at every position of rows [s].
+/// The factor of queries at every position of rows [s], or of documents in them [b, s].
 fn grown(b: &mut Builder, root: &str, of: Grown, positions: Value) -> Value {
     b.enter(root);
     let at = b.push("position", Cast { to: DType::F32 }, &[positions]);
@@ -268,7 +269,7 @@ fn looked_up(b: &mut Builder, arch: &Arch, params: &weights::Params, ids: Value)
 }
 
 /// The letters of positions: [s], or [b, s].
-fn letters(b: &Builder, positions: Value) -> &'static str {
+pub(super) fn letters(b: &Builder, positions: Value) -> &'static str {
     if b.ty(positions).rank() == 2 { "bs" } else { "s" }
 }
 

@@ -137,7 +137,7 @@ fn flags_start_and_overlap() {
     assert!(!v3.contains_key("--kv-channels") && !v3.contains_key("--num-query-groups"), "{v3:?}");
     let (glm, _) = flags("glm4_moe", &[]);
     is(&glm, "--rotary-percent", "0.5");
-    is(&glm, "--kv-channels", "16");
+    is(&glm, "--kv-channels", "8");
     assert!(["--add-qkv-bias", "--qk-layernorm"].iter().all(|f| glm.contains_key(*f)), "{glm:?}");
     let (gpt2, _) = flags("gpt2", &[]);
     is(&gpt2, "--position-embedding-type", "learned_absolute");

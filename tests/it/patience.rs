@@ -72,7 +72,12 @@ fn the_best_checkpoint_stays() {
     let index: Json =
         serde_json::from_slice(&std::fs::read(index).expect("an index")).expect("JSON");
     assert_eq!(index["run"]["evaluated"]["best"], json!({ "step": step, "loss": loss }));
-    let eval = |name: &str| run(&lab, &["--resume", name, "--eval-only"]).0;
+    let eval = |name: &str| {
+        let (all, said, _) = run(&lab, &["--resume", name, "--eval-only"]);
+        // Nothing is trained, so that there is nothing to go on with.
+        assert!(!said.contains("warning") && !said.contains("learning rate"), "{said}");
+        all
+    };
     assert_eq!((eval("c@best"), eval("c@latest")), (vec![(step, loss)], vec![all[6]]));
     lab.ok(&["reshard", "c@best", "--to", "hf", "-o", "tuned"]);
     // It goes on: what was the best stays, until another one is better.
@@ -152,7 +157,9 @@ fn patience_ends() {
 #[test]
 fn epochs_are_evaluated() {
     let lab = lab("patience-epochs", "1e-3");
-    let (all, _, _) = run(&lab, &["--eval-every", "epoch", "--epochs", "2.5"]);
+    let (all, said, _) = run(&lab, &["--eval-every", "epoch", "--epochs", "2.5"]);
+    // 20 rows in batches of 3.
+    assert!(said.contains("1 row that follows fills the last batch of --epochs"), "{said}");
     assert_eq!(all.iter().map(|e| e.0).collect::<Vec<_>>(), [0, 3, 6, 7]);
     // A run that goes on counts from the beginning.
     run(&lab, &["--steps", "4", "--save", "c", "--save-every", "4"]);

@@ -181,3 +181,30 @@ fn epochs_are_evaluated() {
         "flag",
     );
 }
+
+/// Losses that are added to the main one are not evaluated: those of routers, and of layers that predict further tokens.
+#[test]
+fn the_main_loss_is_evaluated() {
+    let lab = Lab::new("patience-main");
+    let eval = |base: &str, data: &str| -> Json {
+        let run = ["run", "plan", "--weights", base, "--eval-only", "--eval-data", data];
+        let fast = ["--kernels", "interpreted", "--threads", "1", "--format", "json"];
+        serde_json::from_slice(&lab.ok(&[&run[..], &fast].concat()).stdout).expect("JSON")
+    };
+    for (model, without, with) in [
+        ("qwen3_moe", ["--moe-aux", "0"], ["--moe-aux", "0.5"]),
+        ("glm4_moe_mtp", ["--mtp", "0"], ["--mtp", "0.5"]),
+    ] {
+        let base = format!("{FIXTURES}/{model}");
+        let batch = format!("{base}/batch.safetensors");
+        let losses = [without, with].map(|more| {
+            let flags = ["--seq", "16", "--global-batch", "2", "--prove", "no", "-o", "plan"];
+            lab.ok(&[&["compile", &*base], &flags[..], &more[..]].concat());
+            let got = eval(&base, &batch);
+            let loss = got["eval_loss"].as_f64().expect("a loss");
+            assert!((got["perplexity"].as_f64().expect("a number") - loss.exp()).abs() < 1e-9);
+            loss
+        });
+        assert!((losses[0] - losses[1]).abs() < 1e-5 * losses[0], "{model}: {losses:?}");
+    }
+}

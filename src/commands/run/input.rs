@@ -78,7 +78,7 @@ pub(super) fn opened(
     let open = |d| {
         let data = source("--eval-data").open(d)?;
         data.fit(table, s)?;
-        Evaluation::open(data, table, s, how.eval_only)
+        Evaluation::open(data, table, &stored.plan, how.eval_only)
     };
     let eval = how.eval_data.as_deref().map(open).transpose()?;
     let of_steps = || feed.made_labels(table).filter(|_| steps > done);

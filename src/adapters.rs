@@ -1,9 +1,10 @@
 //! Plans with adapters: what of them is trained and saved, the adapter as PEFT has it, and models with adapters merged.
 
+use crate::flags::lora_of;
 use crate::plan_dir::Stored;
 use crate::{hub, model_of};
 use shardc_frontends::{
-    AdapterConfig, Checkpoint, Saving, is_wrapper, name_in_adapter, rooted, whole_modules,
+    AdapterConfig, CONFIG, Checkpoint, Saving, is_wrapper, name_in_adapter, rooted, whole_modules,
 };
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::types::DType;
@@ -90,6 +91,13 @@ pub fn unread(s: &Stored) -> Result<Option<Diag>> {
             .map(|d| d.help("or choose other targets, for example targets=q_proj+v_proj")));
     }
     let still = frozen(s)?;
+    let mut tied = places.iter().filter(|p| !still.contains(&p.param));
+    if let Some((table, p)) = tied.find_map(|p| Some((p.tied.as_ref()?, p))) {
+        let what = format!("PEFT would untie {table}, which is trained, and {}", p.module);
+        return Ok(refuse(what).map(|d| {
+            d.why("a module of `modules_to_save` has a weight of its own, and the other the base model's")
+        }));
+    }
     Ok(match whole_modules(&in_modules(s), &|w| !still.contains(&w.param)) {
         Some(_) => None,
         None => {
@@ -97,6 +105,33 @@ pub fn unread(s: &Stored) -> Result<Option<Diag>> {
                 .map(|d| d.help("or name all tensors of its module"))
         }
     })
+}
+
+/// Refuses an adapter by whose configuration, if it has one, a module's branch counts otherwise than in the plan.
+///
+/// # Errors
+/// `adapter`; those of [`AdapterConfig::of_tensors`].
+pub fn same_factors(s: &Stored, dir: &Path) -> Result<()> {
+    let flag = format!("--adapter {}", dir.display());
+    let config = AdapterConfig::of_tensors(dir).map_err(|d| d.why(format!("{flag} reads it")))?;
+    let Some((plan, config)) = s.options.lora.as_ref().zip(config) else { return Ok(()) };
+    let own = lora_of(config, flag)?;
+    let near = |a: f64, b: f64| (a - b).abs() <= 1e-6 * a.abs().max(b.abs());
+    let places = lora::places(&model_of(s)?, plan);
+    let mut all = places.iter().filter_map(|p| Some((&p.module, p.adapter.as_ref()?.0)));
+    match all.find(|(module, scale)| !near(*scale, own.scale(module))) {
+        None => Ok(()),
+        Some((module, scale)) => {
+            let what = format!(
+                "the adapter of {module} is multiplied by {scale} in the plan, and by {} as it was trained",
+                own.scale(module)
+            );
+            Err(Diag::new("adapter", what)
+                .at(dir.join(CONFIG).display().to_string())
+                .rule("it is multiplied by alpha / r, or alpha / sqrt(r) with rslora")
+                .help(format!("compile with --lora-from {}", dir.display())))
+        }
+    }
 }
 
 /// The last word of a module's path.

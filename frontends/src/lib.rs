@@ -17,7 +17,7 @@ mod sizes;
 
 pub use checkpoint::base::{Base, Saving};
 pub use checkpoint::init::init;
-pub use checkpoint::peft::{AdapterConfig, name_in_adapter, whole_modules};
+pub use checkpoint::peft::{AdapterConfig, CONFIG, name_in_adapter, whole_modules};
 pub use checkpoint::save::{
     DUMP, NamedTensor, Written, check_target, save, whole_tensors, write_each, write_tensors,
 };

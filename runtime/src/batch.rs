@@ -70,8 +70,9 @@ pub(crate) struct StepData {
 const RUN: usize = 3;
 
 /// Adds what is not given to the columns of a step: masks without padding, and what follows from tokens: which
-/// documents they are of, where in them, how many are not padding, and which labels are ignored. What is not a batch of the plan, [`check`] says.
-pub(crate) fn complete(s: &Settings, table: &[InputRow], columns: &mut Columns) {
+/// documents they are of, where in them, how many are not padding, and which labels are ignored. How many labels are
+/// each class may be given, of more rows than those of the step: an evaluation is of all its batches together.
+pub fn complete(s: &Settings, table: &[InputRow], columns: &mut Columns) {
     for r in table.iter().filter(|r| r.input.fill == Fill::Mask) {
         let ones = || Numbers::I32(vec![1; s.global_batch.saturating_mul(r.elements())]);
         columns.entry(r.name.to_string()).or_insert_with(ones);
@@ -88,6 +89,7 @@ pub(crate) fn complete(s: &Settings, table: &[InputRow], columns: &mut Columns) 
         let labels = found(Fill::Labels).map_or(&[][..], |x| x);
         made.push((r, histogram(labels, r.elements(), s.microbatches)));
     }
+    made.retain(|(r, _)| !columns.contains_key(&*r.name));
     let mut further = vec![];
     for (fill, of) in [(Fill::Ahead, Fill::Tokens), (Fill::LabelsAhead, Fill::Labels)] {
         let Some((r, of)) = row(fill).zip(found(of)) else { continue };

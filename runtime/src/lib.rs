@@ -43,7 +43,7 @@ mod wiring;
 
 pub use attention::QUERIES;
 
-pub use batch::{Columns, Numbers};
+pub use batch::{Columns, Numbers, complete};
 pub use flight::{Done, Timing};
 pub use options::{First, LoadFn, Options, Wanted, fresh};
 pub use session::{Array, LowerFn, Process, Session, StepBatch, StepResult};

@@ -14,6 +14,7 @@ mod trace;
 mod words;
 
 use super::saving::{CHECKPOINTS, HowToSave, apart, place_of};
+use crate::adapters::same_factors;
 use crate::checkpoint::{self, LeftOut, OptimResume};
 use crate::cluster::{self, Connections, Job, Transport};
 use crate::data::{Reading, are_examples, is_text};
@@ -428,7 +429,11 @@ fn run_in(dir: &Path, how: &Run, job: Option<&Job>, as_json: bool) -> Result<i32
     how.dump.iter().filter(|_| leads).try_for_each(|file| DUMP.check(file))?;
     how.metrics.iter().filter(|_| leads).try_for_each(|file| metrics::METRICS.check(file))?;
     let start = match &how.resume {
-        None => Start::open(how.weights.as_deref(), how.adapter.as_deref(), plan)?,
+        None => {
+            let start = Start::open(how.weights.as_deref(), how.adapter.as_deref(), plan)?;
+            how.adapter.iter().try_for_each(|dir| same_factors(stored, dir))?;
+            start
+        }
         Some(dir) => {
             let states = how.optim_resume.unwrap_or_default();
             resume(dir, how.weights.as_deref(), plan, states, job)?
@@ -437,7 +442,7 @@ fn run_in(dir: &Path, how: &Run, job: Option<&Job>, as_json: bool) -> Result<i32
     let left = LeftOut::of(stored, start.base(plan)?)?;
     let done = if let Start::Resumed(s, _) = &start { s.step } else { 0 };
     let keeps = place.as_ref().filter(|_| leads);
-    let mut run = how.given.begin(stored, &start, how.data.as_deref(), job)?;
+    let mut run = how.given.begin(stored, &start, how.data.as_deref(), (job, !how.eval_only))?;
     if how.data_restart {
         run.rows = 0;
     }

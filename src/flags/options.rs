@@ -378,6 +378,14 @@ pub(super) fn read_adapter(g: &Given) -> Result<Lora> {
 pub fn adapter_of(flag: &str, dir: &Path) -> Result<Lora> {
     let flag = format!("{flag} {}", dir.display());
     let c = AdapterConfig::read(dir).map_err(|d| d.why(format!("{flag} reads it")))?;
+    lora_of(c, flag)
+}
+
+/// Adapters as a configuration has them, which a flag names.
+///
+/// # Errors
+/// Those of [`Lora::checked`].
+pub fn lora_of(c: AdapterConfig, flag: String) -> Result<Lora> {
     let l = Lora {
         r: c.r,
         alpha: c.alpha,

@@ -402,6 +402,27 @@ fn turns_are_split_where_templates_change_them() {
         "<|im_start|>user⏎One?<|im_end|>⏎<|im_start|>assistant⏎[<think>⏎Hm.⏎</think>⏎⏎Yes.<|im_end|>]⏎",
         "<|im_start|>user⏎One?<|im_end|>⏎<|im_start|>assistant⏎Yes.<|im_end|>⏎<|im_start|>user⏎Two?<|im_end|>⏎<|im_start|>assistant⏎[<think>⏎⏎</think>⏎⏎No.<|im_end|>]⏎",
     ];
+    // A chat that an assistant begins, of a template that looks at the first message.
+    let template = "{% if messages[0].role == 'system' %}{% endif %}{% for m in messages %}<|im_start|>{{ m.role }}\n\
+                    {{ m.content }}<|im_end|>\n{% endfor %}\
+                    {% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
+    lab.write("first.jinja", template);
+    let begins = |first: Json| {
+        let user = json!({ "role": "user", "content": "One?" });
+        let last = json!({ "role": "assistant", "content": "Yes." });
+        let chat = json!({ "messages": [first, user, last] }).to_string();
+        lab.write("begins.jsonl", chat);
+        ["data", "begins.jsonl", "--tokenizer", &*folder, "--chat-template", "first.jinja"]
+    };
+    let args = begins(json!({ "role": "assistant", "content": "Hi!" }));
+    let said = lab.refuses(&args, 2, "chat-mask");
+    let ways =
+        ["the assistant begins the chat of line", "\"train\": false", "--loss-on completion"];
+    assert!(ways.iter().all(|way| said.contains(way)), "{said}");
+    lab.ok(&[&args[..], &["--loss-on", "completion"]].concat());
+    let args = begins(json!({ "role": "assistant", "content": "Hi!", "train": false }));
+    let shown = lab.ok(&[&args[..], &["--show", "1"]].concat()).stdout;
+    assert!(String::from_utf8_lossy(&shown).contains("Hi!<|im_end|>⏎"), "{shown:?}");
     for (name, want) in [
         ("phi3", Some(phi)),
         ("phi3_5", Some(phi)),

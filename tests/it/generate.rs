@@ -105,6 +105,13 @@ fn plans_and_checkpoints_write_what_their_model_does() {
     let other = ["--prompt", "ą", "--adapter", "adapter"];
     lab.refuses(&[&["generate", "adapted"], &other[..]].concat(), 2, "flag");
     lab.refuses(&[&["generate", "plan"], &other[..]].concat(), 2, "flag");
+    // An adapter that was trained with another factor than the plan has.
+    let config = lab.path("adapter/adapter_config.json");
+    let mut json: Json =
+        serde_json::from_slice(&std::fs::read(&config).expect("a config")).expect("JSON");
+    json["lora_alpha"] = json!(json["lora_alpha"].as_f64().expect("alpha") * 4.0);
+    std::fs::write(config, json.to_string()).expect("a file");
+    lab.refuses(&[&["generate", "lora", "--tokenizer", &model], &other[..]].concat(), 2, "adapter");
 }
 
 /// An archive of a model with its loss, and one of the model alone, of a fixed number of tokens.

@@ -72,7 +72,12 @@ fn the_best_checkpoint_stays() {
     let index: Json =
         serde_json::from_slice(&std::fs::read(index).expect("an index")).expect("JSON");
     assert_eq!(index["run"]["evaluated"]["best"], json!({ "step": step, "loss": loss }));
-    let eval = |name: &str| run(&lab, &["--resume", name, "--eval-only"]).0;
+    let eval = |name: &str| {
+        let (all, said, _) = run(&lab, &["--resume", name, "--eval-only"]);
+        // Nothing is trained, so that there is nothing to go on with.
+        assert!(!said.contains("warning") && !said.contains("learning rate"), "{said}");
+        all
+    };
     assert_eq!((eval("c@best"), eval("c@latest")), (vec![(step, loss)], vec![all[6]]));
     lab.ok(&["reshard", "c@best", "--to", "hf", "-o", "tuned"]);
     // It goes on: what was the best stays, until another one is better.
@@ -152,7 +157,9 @@ fn patience_ends() {
 #[test]
 fn epochs_are_evaluated() {
     let lab = lab("patience-epochs", "1e-3");
-    let (all, _, _) = run(&lab, &["--eval-every", "epoch", "--epochs", "2.5"]);
+    let (all, said, _) = run(&lab, &["--eval-every", "epoch", "--epochs", "2.5"]);
+    // 20 rows in batches of 3.
+    assert!(said.contains("1 row that follows fills the last batch of --epochs"), "{said}");
     assert_eq!(all.iter().map(|e| e.0).collect::<Vec<_>>(), [0, 3, 6, 7]);
     // A run that goes on counts from the beginning.
     run(&lab, &["--steps", "4", "--save", "c", "--save-every", "4"]);
@@ -173,4 +180,31 @@ fn epochs_are_evaluated() {
         2,
         "flag",
     );
+}
+
+/// Losses that are added to the main one are not evaluated: those of routers, and of layers that predict further tokens.
+#[test]
+fn the_main_loss_is_evaluated() {
+    let lab = Lab::new("patience-main");
+    let eval = |base: &str, data: &str| -> Json {
+        let run = ["run", "plan", "--weights", base, "--eval-only", "--eval-data", data];
+        let fast = ["--kernels", "interpreted", "--threads", "1", "--format", "json"];
+        serde_json::from_slice(&lab.ok(&[&run[..], &fast].concat()).stdout).expect("JSON")
+    };
+    for (model, without, with) in [
+        ("qwen3_moe", ["--moe-aux", "0"], ["--moe-aux", "0.5"]),
+        ("glm4_moe_mtp", ["--mtp", "0"], ["--mtp", "0.5"]),
+    ] {
+        let base = format!("{FIXTURES}/{model}");
+        let batch = format!("{base}/batch.safetensors");
+        let losses = [without, with].map(|more| {
+            let flags = ["--seq", "16", "--global-batch", "2", "--prove", "no", "-o", "plan"];
+            lab.ok(&[&["compile", &*base], &flags[..], &more[..]].concat());
+            let got = eval(&base, &batch);
+            let loss = got["eval_loss"].as_f64().expect("a loss");
+            assert!((got["perplexity"].as_f64().expect("a number") - loss.exp()).abs() < 1e-9);
+            loss
+        });
+        assert!((losses[0] - losses[1]).abs() < 1e-5 * losses[0], "{model}: {losses:?}");
+    }
 }

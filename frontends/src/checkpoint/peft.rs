@@ -9,8 +9,9 @@ use shardc_ir::weights::Weight;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-/// Names of the two files of an adapter.
+/// Name of the file that says what an adapter is, beside that of its tensors.
 pub const CONFIG: &str = "adapter_config.json";
+/// Name of the file of its tensors.
 pub const TENSORS: &str = "adapter_model.safetensors";
 /// Largest adapter_config.json that is read, in bytes.
 const MAX_CONFIG: u64 = 16 << 20;
@@ -101,6 +102,15 @@ const WITHOUT_EFFECT: &[&str] = &[
     "task_type",
 ];
 
+/// Keys that say which modules an adapter has, and which are trained beside it: so do its tensors.
+const CHOOSES: &[&str] = &[
+    "exclude_modules",
+    "layers_pattern",
+    "layers_to_transform",
+    "modules_to_save",
+    "target_modules",
+];
+
 /// Ways in which an adapter begins that leave the weights beside it as they are. Others (PiSSA, OLoRA, CorDA, LoftQ) change
 /// these, which PEFT does again when it loads one.
 const BEGINNINGS: &[&str] = &["gaussian", "orthogonal", "eva"];
@@ -125,28 +135,45 @@ impl AdapterConfig {
     /// `file`; `adapter` for what is no such file; `not-built` for a key that asks for what is not built.
     pub fn read(dir: &Path) -> Result<AdapterConfig> {
         let file = dir.join(CONFIG);
-        let at = |d: Diag| d.at(file.display().to_string());
         if !file.is_file() {
-            return Err(at(Diag::new("adapter", format!("the folder has no {CONFIG}"))
-                .help("give the folder that PEFT's save_pretrained wrote")));
+            return Err(Diag::new("adapter", format!("the folder has no {CONFIG}"))
+                .at(file.display().to_string())
+                .help("give the folder that PEFT's save_pretrained wrote"));
         }
-        let text = files::read(&file, MAX_CONFIG)?;
+        AdapterConfig::of_file(&file, &[])
+    }
+
+    /// The same without targets, of an adapter of which tensors say which modules it has; nothing where no such file is.
+    ///
+    /// # Errors
+    /// Those of [`AdapterConfig::read`].
+    pub fn of_tensors(dir: &Path) -> Result<Option<AdapterConfig>> {
+        let file = dir.join(CONFIG);
+        match file.is_file() {
+            true => AdapterConfig::of_file(&file, CHOOSES).map(Some),
+            false => Ok(None),
+        }
+    }
+
+    fn of_file(file: &Path, unread: &[&str]) -> Result<AdapterConfig> {
+        let at = |d: Diag| d.at(file.display().to_string());
+        let text = files::read(file, MAX_CONFIG)?;
         let json: Value = serde_json::from_slice(&text).map_err(|e| {
             at(Diag::new("adapter", format!("this is not JSON: {e}"))
                 .help("write it again with PEFT"))
         })?;
-        AdapterConfig::of(&json).map_err(at)
+        AdapterConfig::of(&json, unread).map_err(at)
     }
 
-    /// The same, of what the file has.
-    fn of(json: &Value) -> Result<AdapterConfig> {
+    /// The same, of what the file has but for some keys.
+    fn of(json: &Value, unread: &[&str]) -> Result<AdapterConfig> {
         let wrong = |what: String| {
             Diag::new("adapter", what).help("write it again with PEFT's save_pretrained")
         };
         let map = json.as_object().ok_or_else(|| wrong("it is not an object of JSON".into()))?;
         let keys = Keys { map, wrong: &wrong };
-        keys.supported()?;
-        let targets = keys.targets()?;
+        keys.supported(unread)?;
+        let targets = if unread.is_empty() { keys.targets()? } else { vec![] };
         let r = keys.whole("r", map.get("r"))?;
         let c = AdapterConfig {
             r,
@@ -201,7 +228,7 @@ struct Keys<'a> {
 impl Keys<'_> {
     /// Refuses what another kind of adapter has, or a feature that is not built. A key that nobody knows is one, unless
     /// it is off.
-    fn supported(&self) -> Result<()> {
+    fn supported(&self, unread: &[&str]) -> Result<()> {
         const READ: &[&str] = &[
             "r",
             "lora_alpha",
@@ -234,8 +261,8 @@ impl Keys<'_> {
             let word = || v.as_str().is_some_and(|word| BEGINNINGS.contains(&word));
             k == "init_lora_weights" && (v.is_boolean() || word())
         };
-        let known =
-            |k: &str, v: &Value| READ.contains(&k) || WITHOUT_EFFECT.contains(&k) || begins(k, v);
+        let listed = |k: &str| [READ, WITHOUT_EFFECT, unread].iter().any(|all| all.contains(&k));
+        let known = |k: &str, v: &Value| listed(k) || begins(k, v);
         match self.map.iter().find(|(k, v)| !known(k, v) && !off(v)) {
             None => Ok(()),
             Some((key, value)) => {
@@ -374,7 +401,7 @@ mod tests {
         let text =
             format!(r#"{{"peft_type": "LORA", "r": 8, "target_modules": ["q_proj"], {more}}}"#);
         let json: Value = serde_json::from_str(&text).expect("JSON");
-        AdapterConfig::of(&json).err().map(|d| format!("{}: {}", d.code, d.message))
+        AdapterConfig::of(&json, &[]).err().map(|d| format!("{}: {}", d.code, d.message))
     }
 
     /// Those that PEFT gives other weights beside, or other ranks and factors, are refused.

@@ -122,6 +122,8 @@ pub struct Place {
     pub turned: bool,
     /// By what the branch is multiplied, and the parameters A and B; none if it has no adapter.
     pub adapter: Option<(f64, [String; 2])>,
+    /// The module of the embedding that has the same weight, if one has.
+    pub tied: Option<String>,
 }
 
 /// All products of a model with their adapters, which are those that were asked for.
@@ -139,7 +141,8 @@ pub fn places(source: &Source, l: &Lora) -> Vec<Place> {
         let adapter = made
             .get(&second)
             .and_then(|_| Some((l.scale(&x.module), [param(&first, "")?, param(&second, slice)?])));
-        Place { module: x.module, param: w.param.clone(), turned: x.out > x.input, adapter }
+        let (param, turned) = (w.param.clone(), x.out > x.input);
+        Place { module: x.module, param, turned, adapter, tied: x.tied }
     };
     linears(f, weights).into_iter().map(one).collect()
 }

@@ -2,6 +2,7 @@
 
 use super::Generate;
 use super::last::{AT, at_one_position};
+use crate::adapters::same_factors;
 use crate::checkpoint::Saved;
 use crate::commands::run::{Run, Start, session};
 use crate::flags::adapter_of;
@@ -200,11 +201,16 @@ impl<'a> Writer<'a> {
                     .at(self.how.from.display().to_string())
                     .help("add --weights with the folder of the model")
             })?;
-            return Start::open(Some(&from), self.how.adapter.as_deref(), plan).map_err(|d| {
+            let adapter = self.how.adapter.as_deref();
+            let start = Start::open(Some(&from), adapter, plan).map_err(|d| {
                 let help = d.code == "missing-weights";
                 let d = if help { Diag { help: vec![], ..d } } else { d };
                 if help { d.help("add --weights with the folder of the model") } else { d }
-            });
+            })?;
+            if let (From::Plan(s), Some(dir)) = (&self.from, adapter) {
+                same_factors(s, dir)?;
+            }
+            return Ok(start);
         };
         let own = known.filter(|k| given.is_none() && saved.needs_base() && k.is_dir());
         if let Some(base) = &own {

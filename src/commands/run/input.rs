@@ -8,7 +8,7 @@ use crate::cluster::Job;
 use crate::data::{Source, is_text};
 use crate::plan_dir::Stored;
 use crate::terminal::{note, warn};
-use shardc_ir::diag::{Diag, Result};
+use shardc_ir::diag::{Diag, Result, count};
 use shardc_ir::func::InputRow;
 use shardc_ir::plan::Mode;
 use std::path::PathBuf;
@@ -42,12 +42,15 @@ pub(super) fn opened(
             .help("compile it with --mode train"));
     }
     let feed = Feed::open(how, &source("--data"), table, run.picks(done))?;
+    let batch = s.global_batch.max(1) as u64;
+    let mut filled = 0;
     let steps = match (how.epochs, how.eval_only) {
         (_, true) => done,
         (None, _) => how.steps.unwrap_or(if s.mode == Mode::Infer { 1 } else { 10 }),
         (Some(n), _) => {
             let left = feed.rows(table, n)?.saturating_sub(run.rows);
-            done + usize::try_from(left.div_ceil(s.global_batch as u64)).unwrap_or(usize::MAX)
+            filled = left.next_multiple_of(batch) - left;
+            done + usize::try_from(left.div_ceil(batch)).unwrap_or(usize::MAX)
         }
     };
     if how.epochs.is_some() {
@@ -61,17 +64,21 @@ pub(super) fn opened(
         job.same("the data", &feed.mark())?;
     }
     let other = run.takes(&feed, start, how.data_restart)?;
-    if leads {
+    if leads && !how.eval_only {
         warn(&other.into_iter().map(settings::otherwise).collect::<Vec<_>>());
         if how.data.as_deref().is_some_and(is_text) {
             note(format!("text {}", feed.mark()));
         }
         feed.told(s, table)?.iter().for_each(note);
+        if filled > 0 {
+            let rows = count(filled as usize, "row that follows fills", "rows that follow fill");
+            note(format!("{rows} the last batch of --epochs"));
+        }
     }
     let open = |d| {
         let data = source("--eval-data").open(d)?;
         data.fit(table, s)?;
-        Evaluation::open(data, table, s, how.eval_only)
+        Evaluation::open(data, table, &stored.plan, how.eval_only)
     };
     let eval = how.eval_data.as_deref().map(open).transpose()?;
     let of_steps = || feed.made_labels(table).filter(|_| steps > done);

@@ -77,7 +77,8 @@ impl Given {
     }
 
     /// What the run begins with, but for its data: what flags say, or the checkpoint that it goes on from, or the plan,
-    /// in this order. What is not as the plan or the checkpoint has it is told by the process that leads.
+    /// in this order. What is not as the plan or the checkpoint has it is told by the process that leads, where something is
+    /// trained.
     ///
     /// # Errors
     /// `flag`, and `plans-differ` of processes with other flags.
@@ -86,7 +87,7 @@ impl Given {
         stored: &Stored,
         start: &Start,
         data: Option<&str>,
-        job: Option<&Job>,
+        (job, trains): (Option<&Job>, bool),
     ) -> Result<RunState> {
         let s = &stored.plan.settings;
         let (saved, done) = match start {
@@ -120,7 +121,7 @@ impl Given {
             job.same("the learning rate", &lr.to_string())?;
             job.same("the order of data", &format!("{}, seed {seed}", order.name()))?;
         }
-        if job.is_none_or(|j| j.control.leads()) {
+        if trains && job.is_none_or(|j| j.control.leads()) {
             let when = match saved {
                 None => "in the plan",
                 Some(_) => "in the plan; a run goes on as its checkpoint or its flags say",

@@ -1,7 +1,7 @@
 //! The steps of a run, as the process that leads it takes them: train, show, save, evaluate.
 
 use super::dump::dump;
-use super::evaluation::{Evaluation, Sums};
+use super::evaluation::{Evaluation, Sums, added};
 use super::feed::Feed;
 use super::keep::Keep;
 use super::keep::Keeper;
@@ -9,14 +9,13 @@ use super::metrics::{Metrics, Step};
 use super::{Every, Run, trace};
 use crate::checkpoint::{Evaluated, RunState};
 use crate::cluster::Job;
-use crate::data::number;
 use crate::plan_dir::Stored;
 use crate::signals;
 use crate::terminal::{Progress, Volume, note, talks, warn};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::json;
 use shardc_ir::diag::{Diag, Result, count};
-use shardc_ir::func::{Fill, InputRow, RoleKind};
+use shardc_ir::func::{Fill, InputRow};
 use shardc_ir::plan::Mode;
 use shardc_runtime::session::{Session, StepBatch, StepResult};
 use std::collections::BTreeMap;
@@ -85,7 +84,7 @@ impl Leader<'_> {
             let took = since.elapsed();
             show_step(&mut out, &bar, step, &r, took, work, self.as_json)?;
             let lr = (s.mode == Mode::Train).then_some(lr);
-            let told = Step { number: step, lr, took, work, losses: losses(&r) };
+            let told = Step { number: step, lr, took, work, losses: added(&r) };
             self.metrics.iter_mut().for_each(|m| m.step(&told, &r));
             if step == first_step {
                 first = Some(r);
@@ -215,14 +214,12 @@ impl Leader<'_> {
     fn evaluation(&mut self, step: usize, due: bool) -> Result<Option<(Option<f64>, String)>> {
         let s = &self.stored.plan.settings;
         let Some(e) = self.eval.as_ref().filter(|_| due) else { return Ok(None) };
-        let scores = self.table.iter().any(|r| r.input.fill == Fill::Labels);
         let mut all = Sums::default();
         for _ in 0..e.batches {
             let columns = e.batch(&self.table, s)?;
-            let result = self.session.evaluate(&StepBatch { columns, observe: false })?;
-            all.add(result.loss, result.tokens, scores);
+            e.add(&mut all, &self.session.evaluate(&StepBatch { columns, observe: false })?);
         }
-        if scores && all.tokens == 0 && !self.warned {
+        if e.scores() && all.tokens == 0 && !self.warned {
             self.warned = true;
             let what = "no token of the evaluation has a label: its loss says nothing";
             warn(&[no_labels(what.into()).help(LOOK)]);
@@ -230,17 +227,7 @@ impl Leader<'_> {
         let loss = all.mean().map(|x| x as f32);
         self.metrics.iter_mut().for_each(|m| m.evaluation(step, loss));
         if self.how.eval_only {
-            let (loss, tokens) = (all.mean().unwrap_or(f64::NAN), all.tokens);
-            let line = match self.as_json {
-                true => json!({ "step": step, "eval_loss": loss, "perplexity": loss.exp(), "tokens": tokens })
-                    .to_string(),
-                false => format!(
-                    "loss {loss:.4}  perplexity {:.3}  {} scored tokens",
-                    loss.exp(),
-                    number(tokens as u64)
-                ),
-            };
-            return Ok(Some((all.mean(), line)));
+            return Ok(Some((all.mean(), e.told(step, &all, self.as_json))));
         }
         let line = match self.as_json {
             true => json!({ "step": step, "eval_loss": loss }).to_string(),
@@ -288,7 +275,7 @@ impl Idle {
         self.skipped += usize::from(r.skipped);
         if scores && r.tokens == 0 {
             if self.empty == 0 {
-                warn(&[unlabelled(step, !losses(r).is_empty())]);
+                warn(&[unlabelled(step, !added(r).is_empty())]);
             }
             self.empty += 1;
         }
@@ -325,12 +312,6 @@ fn unlabelled(step: usize, others: bool) -> Diag {
     no_labels(format!("no token of step {step} has a label: {only}")).why(why).help(LOOK)
 }
 
-/// The losses that a step shows by name, of which the loss is the sum.
-fn losses(r: &StepResult) -> BTreeMap<String, f32> {
-    let means = r.outputs.iter().filter(|x| x.0.kind == RoleKind::Mean);
-    means.filter_map(|(role, a)| Some((role.name.to_string(), *a.data.first()?))).collect()
-}
-
 fn bar(steps: usize, as_json: bool) -> ProgressBar {
     let quiet = talks().volume == Volume::Quiet;
     let hidden = as_json || quiet || !std::io::stderr().is_terminal();
@@ -358,7 +339,7 @@ fn show_step(
     as_json: bool,
 ) -> Result<()> {
     let ms = took.as_secs_f64() * 1e3;
-    let parts: BTreeMap<String, f32> = losses(r);
+    let parts: BTreeMap<String, f32> = added(r);
     if as_json {
         let (loss, norm, tokens) = (r.loss, r.grad_norm, r.tokens);
         let mut line =

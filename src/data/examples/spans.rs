@@ -69,6 +69,8 @@ struct Differs {
 enum No {
     Refused(String),
     Mask(Differs),
+    /// An assistant begins, and a template has no text of a chat before it.
+    Begins(String),
     /// Tags say how often an assistant speaks, and that is otherwise.
     Tags(usize, usize),
 }
@@ -171,7 +173,11 @@ impl Marker<'_> {
         i: usize,
         full: &str,
     ) -> std::result::Result<Range<usize>, No> {
-        let before = render(t, c, i, true)?.text;
+        let before = render(t, c, i, true).map_err(|no| match no {
+            No::Refused(why) if i == 0 => No::Begins(why),
+            other => other,
+        });
+        let before = before?.text;
         let with = match i + 1 == c.messages.len() {
             true => full.to_string(),
             false => render(t, c, i + 1, false)?.text,
@@ -196,6 +202,16 @@ impl Marker<'_> {
             No::Refused(why) => Diag::new("data", format!("the template refuses line {line}: {why}"))
                 .rule("a template says which chats it has a form for")
                 .help("change the chat, or give another --chat-template FILE"),
+            No::Begins(why) => Diag::new(
+                "chat-mask",
+                format!("the assistant begins the chat of line {line}, and the template has no text of no messages"),
+            )
+            .rule("a turn is what the text up to it has beyond the text before it")
+            .why(format!("it says: {why}"))
+            .help("add \"train\": false to this message, which is then not scored; or begin with a user or system message")
+            .help("or score the last turn alone: --loss-on completion")
+            .help("or give a template with {% generation %} around what is generated: --chat-template FILE")
+            .help("or score all tokens: --loss-on all"),
             No::Tags(spans, turns) => Diag::new(
                 "chat-mask",
                 format!("the template marks {spans} spans as generated, the chat has {turns} turns of an assistant"),

@@ -139,3 +139,52 @@ fn losses_are_those_of_pytorch() {
     let all = OF_LABELS.into_iter().chain(OF_ONE).chain(OF_FLOATS);
     all.enumerate().for_each(|(at, name)| check(at, name));
 }
+
+/// What an evaluation of all rows of a file is.
+fn evaluated(lab: &Lab, weights: &str, data: &str) -> Json {
+    let run = ["run", "plan", "--weights", weights, "--eval-only", "--eval-data", data];
+    let fast = ["--kernels", "interpreted", "--threads", "1", "--format", "json"];
+    serde_json::from_slice(&lab.ok(&[&run[..], &fast].concat()).stdout).expect("JSON")
+}
+
+/// A loss with weights of classes, or with a class that is not scored, is over what all labels weigh, and not over those of a
+/// batch: PyTorch's of all rows at once. Of labels that are no tokens, and of none, there is no perplexity.
+#[test]
+fn losses_of_several_batches_are_those_of_all_rows() {
+    let lab = Lab::new("evaluations-losses");
+    let path = file("losses.safetensors");
+    let want = Expected::at(&path, false);
+    let all = std::fs::read(&path).expect("numbers");
+    for (name, ignored, of) in [
+        ("weights", -100, "labels"),
+        ("weights_smooth", 3, "labels"),
+        ("ignore_first", 0, "labels"),
+        ("smooth", -100, "tokens"),
+        ("twice", -100, "tokens"),
+        ("mse", -100, "rows"),
+    ] {
+        let data = inputs(&lab, &all, name, ignored);
+        let archive = file(&format!("losses/{name}.pt2")).display().to_string();
+        let torch = want.get(&format!("{name}.loss"))[0];
+        for batch in ["24", "8", "5", "1"] {
+            if of == "rows" && batch == "5" {
+                continue;
+            }
+            lab.ok(&["compile", &archive, "-o", "plan", "--global-batch", batch, "--prove", "no"]);
+            let got = evaluated(&lab, &archive, &data);
+            let loss = got["eval_loss"].as_f64().expect("a loss");
+            let off = (loss - torch).abs();
+            assert!(off <= 5e-6 * torch.abs().max(1.0), "{name} {batch}: {loss}, {torch}");
+            let said = ["tokens", "labels", "rows"].map(|k| got[k].is_u64());
+            assert_eq!(said, ["tokens", "labels", "rows"].map(|k| k == of), "{name}: {got}");
+            assert_eq!(got["perplexity"].is_f64(), of != "rows", "{name}: {got}");
+        }
+    }
+    // A sum within a batch is none over all rows.
+    let data = inputs(&lab, &all, "sum", -100);
+    let archive = file("losses/sum.pt2").display().to_string();
+    lab.ok(&["compile", &archive, "-o", "plan", "--global-batch", "8", "--prove", "no"]);
+    let run = ["run", "plan", "--weights", &archive, "--eval-only", "--eval-data"];
+    let said = lab.refuses(&[&run[..], &[&*data]].concat(), 2, "data");
+    assert!(said.contains("--global-batch 24"), "{said}");
+}

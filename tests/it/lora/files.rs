@@ -234,6 +234,24 @@ fn what_is_wrong_is_said() {
     run(&["--weights", &base, "--adapter", &folder("llama")], "flag", "the plan has no adapters");
 }
 
+/// An adapter of the right shapes counts in a plan as it was trained, by a factor of 2, or is refused.
+#[test]
+fn factors_are_those_of_the_adapter() {
+    let lab = Lab::new("lora-factors");
+    let (base, adapter) = (format!("{FIXTURES}/llama_mha"), format!("{FIXTURES}/lora/llama"));
+    let run = ["run", "plan", "--steps", "0", "--weights", &base, "--adapter", &adapter];
+    for (lora, factor) in [("r=4,alpha=64", Some("16")), ("r=4,rslora", Some("4")), ("r=4", None)] {
+        lab.ok(&["compile", &base, "-o", "plan", "--seq", "16", "--lora", lora, "--prove", "no"]);
+        let Some(factor) = factor else {
+            lab.ok(&run);
+            continue;
+        };
+        let said = lab.refuses(&run, 2, "adapter");
+        let plan = format!("q_proj is multiplied by {factor} in the plan, and by 2 as");
+        assert!(said.contains(&plan) && said.contains("compile with --lora-from"), "{said}");
+    }
+}
+
 /// A plan's text has its adapters: compiled again, with the same flag, it is the same program.
 #[test]
 fn a_text_with_adapters_gets_no_more() {
@@ -340,4 +358,14 @@ fn adapters_that_peft_reads_as_others_are_refused() {
     lab.ok(&["compile", &base, "--seq", "16", "-o", "other", "--lora", attention, "--prove", "no"]);
     let run = ["run", "other", "--steps", "1", "--kernels", "interpreted", "--save", "t"];
     assert!(!String::from_utf8_lossy(&lab.ok(&run).stderr).contains("not-built"));
+    // A table that is trained, and the output projection that is tied to it: PEFT would train one of them.
+    let tied = format!("{FIXTURES}/lora/qwen3_tied/base");
+    let whole = ["--lora", "r=2,targets=q_proj", "--train", "model.embed_tokens.weight"];
+    lab.ok(&[&["compile", &*tied, "--seq", "16", "-o", "tied"], &whole[..]].concat());
+    let run = ["run", "tied", "--steps", "1", "--kernels", "interpreted", "--save", "u"];
+    let said = lab.refuses(&run, 4, "not-built");
+    assert!(
+        said.contains("PEFT would untie model.embed_tokens") && said.contains("--merge"),
+        "{said}"
+    );
 }

@@ -273,7 +273,8 @@ fn commands_of_the_docs_run() {
             if let Err(e) = parsed {
                 done(&e.to_string());
             }
-            let needs = ["run", "reshard", "launch-script", "measure"].contains(&&*words[1]);
+            let needs =
+                ["run", "reshard", "launch-script", "measure", "generate"].contains(&&*words[1]);
             if needs || line.contains("--device cuda") {
                 continue;
             }

@@ -210,7 +210,7 @@ fn the_picture_of_the_readme_is_current() {
 /// Words of a command or of flags as a shell has them: quotes hold together.
 fn shell(text: &str) -> Vec<String> {
     let mut out: Vec<String> = vec![];
-    for (i, part) in text.split('\'').enumerate() {
+    for (i, part) in text.split(['\'', '"']).enumerate() {
         match (i % 2, out.last_mut()) {
             (1, Some(last)) if text.contains("='") && last.ends_with('=') => last.push_str(part),
             (1, _) => out.push(part.into()),

@@ -19,6 +19,7 @@ use crate::ledger::Gap;
 use crate::meaning;
 use crate::number::Coef;
 use crate::ops::{AtLeast, Both, Clamp, Each, Select};
+use crate::product::{squared, times_number};
 use crate::reverse;
 use crate::term::{Mentions, Origin, Store, Term};
 use crate::whole::{Results, Whole};
@@ -450,18 +451,6 @@ fn missing(model: &Func) -> Gap {
 /// A scalar of the step.
 fn scalar(s: &mut Store, name: &str) -> Term {
     s.leaf(&Role::new(RoleKind::Scalar, name), &[], Mentions::default())
-}
-
-/// A tensor times a number.
-fn times_number(s: &mut Store, t: Term, by: Term) -> Term {
-    let shape = s.shape(t).to_vec();
-    let own: Vec<u32> = (0..shape.len() as u32).collect();
-    s.product(&[(t, own.clone()), (by, vec![])], &own, &shape).expect("a product with a number")
-}
-
-fn squared(s: &mut Store, g: Term) -> Term {
-    let own: Vec<u32> = (0..s.shape(g).len() as u32).collect();
-    s.product(&[(g, own.clone()), (g, own)], &[], &[]).expect("a tensor with itself")
 }
 
 /// Terms of all values of the model for a microbatch.

@@ -351,12 +351,18 @@ fn options_of_a_line_make_its_plan() {
 /// makes, in every schedule and with stages that are not equal.
 #[test]
 fn many_microbatches_are_as_few_of_them_say() {
-    for (case, fix) in
-        ["pp=2,v=1", "pp=2,v=2", "pp=2,v=2,dp=2,mb=2", "pp=4,v=1", "pp=1,zero=2"].iter().enumerate()
-    {
+    // The last has a number of microbatches after which its schedule, that repeats with two laps, is in the middle of one.
+    let cases = [
+        ("pp=2,v=1", "320"),
+        ("pp=2,v=2", "320"),
+        ("pp=4,v=1", "320"),
+        ("pp=1,zero=2", "320"),
+        ("pp=2,v=2,dp=2,mb=2", "300"),
+    ];
+    for (case, (fix, batch)) in cases.into_iter().enumerate() {
         let lab = lab(&format!("plan-many-{case}"), "llama_deep");
         let args =
-            ["--gpus", "4", "--global-batch", "300", "--seq", "16", "--fix", fix, "--top", "4"];
+            ["--gpus", "4", "--global-batch", batch, "--seq", "16", "--fix", fix, "--top", "4"];
         let found = planned(&lab, &args);
         let plans = found["plans"].as_array().expect("plans");
         for (i, plan) in plans.iter().enumerate().filter(|(i, _)| nightly() || *i % 2 == 0) {
@@ -365,15 +371,10 @@ fn many_microbatches_are_as_few_of_them_say() {
             let made =
                 shardc::plan_dir::read(&lab.path(&format!("{i}.plan"))).expect("a plan").plan;
             assert!(made.settings.microbatches >= 5, "{flags:?}");
-            // Pieces of a tiny model are packed a little otherwise, and so are the tokens of all microbatches, which are a
-            // twentieth of it.
-            let mesh = plan["mesh"].as_str().expect("a mesh").split(',');
-            let sizes = mesh.filter_map(|axis| axis.strip_prefix("dp")?.split_once('='));
-            let dp: usize = sizes.map(|s| s.1.parse::<usize>().expect("a size")).product();
-            let tokens = (made.settings.global_batch / dp * 16 * 8) as f64;
+            // Pieces of a tiny model are packed a little otherwise.
             let (peak, bytes) =
                 (made.peak_bytes() as f64, plan["peak_bytes"].as_f64().expect("bytes"));
-            assert!((bytes - peak).abs() <= 0.005 * peak + tokens, "{flags:?}: {bytes} {peak}");
+            assert!((bytes / peak - 1.0).abs() <= 0.005, "{flags:?}: {bytes} {peak}");
             let seconds = price(&made, &h100(), &[]).expect("a price").total;
             let said = plan["step_s"].as_f64().expect("seconds");
             assert!((said / seconds - 1.0).abs() <= 1e-3, "{flags:?}: {said} {seconds}");

@@ -387,7 +387,7 @@ fn table(asked: &Asked, found: &Found) -> String {
             c.set_cell_alignment(CellAlignment::Right);
         }
     }
-    let lines: Vec<String> = t.lines().map(|l| l.trim_end().to_string()).collect();
+    let rows: Vec<String> = t.lines().map(|l| l.trim_end().to_string()).collect();
     let counted = format!(
         "a step: {} of {}, in {}\n{} legal, {} may fit in {}, all priced in closed form; {} \
          compiled, {} refused, {} passed over (a plan that needs less does not fit), {} not compiled that may be as \
@@ -406,9 +406,10 @@ fn table(asked: &Asked, found: &Found) -> String {
     let within = lines::within(found);
     let cut = cut(found).map_or(String::new(), |text| format!("\n{text}"));
     format!(
-        "{}\n\n{counted}{cut}\nof those compiled, line 1 is the fastest that fits, by this model of costs, or \
+        "{}\n\n{counted}{cut}\nof those compiled, line 1 is the fastest that {}, by this model of costs, or \
          takes 1 % more with less memory; {within}; * none is faster and smaller\n{}",
-        lines.join("\n"),
+        rows.join("\n"),
+        lines::fits(asked, found),
         lines::assumed(asked, found)
     )
 }

@@ -241,9 +241,6 @@ pub fn plan(model: &Path, asked: &Asked, say: &mut dyn FnMut(Progress)) -> Resul
     let (untaken, refused): (Vec<_>, Vec<_>) =
         refused.into_iter().partition(|(_, d)| asked.target.is_some() && d.code == "export");
     untaken.into_iter().for_each(|(_, d)| left_out.add(d));
-    for c in &mut fits {
-        c.in_target = target::held(&form, asked, &c.guess.candidate)?;
-    }
     order(&mut fits);
     // What the target seems to have no room for comes last.
     fits.sort_by_key(|c| asked.is_over(c));

@@ -3,7 +3,7 @@
 use super::guess::{Form, Guess, Guesses};
 use super::space::{Candidate, FAMILIES};
 use super::steady::{self, Steady};
-use super::{Asked, Compiled, Cut, Progress};
+use super::{Asked, Compiled, Cut, Progress, target};
 use crate::Input;
 use crate::search::all;
 use crate::signals;
@@ -93,7 +93,7 @@ impl<'a> Search<'a> {
         self.compile_families(guesses, say);
         let mut put_off: Vec<Guess> = vec![];
         let mut late = vec![].into_iter();
-        while self.fits.len() < self.asked.top && self.goes_on() {
+        while self.fitting().count() < self.asked.top && self.goes_on() {
             let mut some: Vec<Guess> = vec![];
             while some.len() < self.at_once() {
                 if let Some(g) = guesses.next() {
@@ -176,13 +176,18 @@ impl<'a> Search<'a> {
                 Ok(c) => self.keep(c),
             }
         }
-        let best = self.fits.iter().min_by(|a, b| a.seconds.total_cmp(&b.seconds));
-        say(Progress::Compiled(self.compiled, self.fits.len(), best));
+        let best = self.fitting().min_by(|a, b| a.seconds.total_cmp(&b.seconds));
+        say(Progress::Compiled(self.compiled, self.fitting().count(), best));
+    }
+
+    /// Plans that fit, and for which the target seems to have room, too.
+    fn fitting(&self) -> impl Iterator<Item = &Compiled> {
+        self.fits.iter().filter(|c| !self.asked.is_over(c))
     }
 
     /// Seconds of the slowest plan that would be shown; `None` if more are wanted.
     fn bound(&self) -> Option<f64> {
-        let mut seconds: Vec<f64> = self.fits.iter().map(|c| c.seconds).collect();
+        let mut seconds: Vec<f64> = self.fitting().map(|c| c.seconds).collect();
         seconds.sort_by(f64::total_cmp);
         seconds.get(self.asked.top.checked_sub(1)?).copied()
     }
@@ -205,8 +210,13 @@ impl<'a> Search<'a> {
         self.failed.iter().any(|f| needs_more(&g.candidate, f))
     }
 
-    /// True if the formula of memory, scaled by what plans like it needed, says so.
+    /// True if the formula of memory, scaled by what plans like it needed, says so, and if one is asked for that of the
+    /// target.
     fn seems_to_fit(&self, g: &Guess) -> bool {
+        let theirs = target::held(self.form, self.asked, &g.candidate).ok().flatten();
+        if theirs.is_some_and(|bytes| bytes > self.asked.memory) {
+            return false;
+        }
         let ratio = self.ratios.get(&likeness(g)).copied().unwrap_or(FIRST_RATIO);
         let many = self.compiled >= HOPES * self.asked.top.max(FEW);
         let margin = if self.fits.is_empty() && many { 1.0 } else { MARGIN };
@@ -256,7 +266,7 @@ impl<'a> Search<'a> {
         let fastest = device.peak.get(&self.form.job.precision).copied().unwrap_or(f64::INFINITY);
         let could = fastest * self.asked.gpus as f64 * seconds;
         let (mfu, tokens_per_s) = (needed / could, tokens / seconds);
-        let in_target = None;
+        let in_target = target::held(self.form, self.asked, &g.candidate)?;
         Ok(Compiled {
             guess: *g,
             options,

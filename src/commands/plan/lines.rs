@@ -48,10 +48,22 @@ pub(super) fn assumed(asked: &Asked, found: &Found) -> String {
     out
 }
 
+/// What line 1 does: it fits, and where that is known also in the target.
+pub(super) fn fits(asked: &Asked, found: &Found) -> String {
+    let first = &found.fits[0];
+    match asked.target.filter(|_| first.in_target.is_some()) {
+        Some(to) if asked.is_over(first) => {
+            format!("fits as a plan; none of them seems to fit in {}", to.software())
+        }
+        Some(to) => format!("fits as a plan and seems to fit in {}", to.software()),
+        None => "fits".into(),
+    }
+}
+
 /// How far off the times are, and what that makes of lines near the fastest.
 pub(super) fn within(found: &Found) -> String {
     let Some(band) = found.band else {
-        return "how far it is off is not known (guess): no runs of such models on such a machine are".into();
+        return "how far it is off is not known (guess): no published runs of such models on such a machine are known".into();
     };
     let ties = found.fits.iter().filter(|c| is_tie(found, c)).count();
     format!(

@@ -49,13 +49,17 @@ fn lines_say_what_the_target_needs() {
         all.iter().map(|p| (of(p, "target_bytes"), of(p, "peak_bytes"))).collect()
     };
     let all = plans(&[]);
-    // Room for the plans, and for some of them alone in the target.
-    let mut needs: Vec<u64> = all.iter().map(|p| p.0).collect();
-    needs.sort_unstable();
-    let most = needs[needs.len() / 2].max(all.iter().map(|p| p.1).max().expect("a plan"));
-    let some = plans(&["--memory", &format!("{most}B")]);
-    let over: Vec<bool> = some.iter().map(|p| p.0 > most).collect();
-    assert!(over.is_sorted(), "{some:?} in {most}");
+    // Room for the plan of the first line, and not for it in the target: others that fit there are listed in its place, and
+    // where nothing else is asked for it is said to be over.
+    let (theirs, own) = all[0];
+    assert!(theirs > own, "{theirs} {own}");
+    let limit = format!("{}B", (theirs + own) / 2);
+    let some = plans(&["--memory", &limit]);
+    assert!(!some.is_empty() && some.iter().all(|p| p.0 <= (theirs + own) / 2), "{some:?} {limit}");
+    let alone = ["--memory", &limit, "--fix", "pp=2,dp=2,zero=0,mb=4"];
+    let said = lab.ok(&[&base[..], &alone].concat()).stdout;
+    let said = String::from_utf8_lossy(&said).into_owned();
+    assert!(said.contains("(over)") && said.contains("none of them seems to fit in"), "{said}");
     // Targets without such a model say nothing.
     let json = ["plan", "m", "--device", "h100-sxm", "--gpus", "2", "--global-batch", "4"];
     let more = ["--seq", "16", "--for", "deepspeed", "--decay", "all", "--format", "json"];

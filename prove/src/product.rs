@@ -179,16 +179,3 @@ fn refine(flat: &Flat, colour: &mut BTreeMap<Letter, u64>) {
         }
     }
 }
-
-/// A tensor times a number.
-pub fn times_number(s: &mut Store, t: Term, by: Term) -> Term {
-    let shape = s.shape(t).to_vec();
-    let own: Vec<u32> = (0..shape.len() as u32).collect();
-    s.product(&[(t, own.clone()), (by, vec![])], &own, &shape).expect("a product with a number")
-}
-
-/// The sum of a tensor's squares.
-pub fn squared(s: &mut Store, g: Term) -> Term {
-    let own: Vec<u32> = (0..s.shape(g).len() as u32).collect();
-    s.product(&[(g, own.clone()), (g, own)], &[], &[]).expect("a tensor with itself")
-}

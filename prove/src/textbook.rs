@@ -19,11 +19,10 @@ use crate::ledger::Gap;
 use crate::meaning;
 use crate::number::Coef;
 use crate::ops::{AtLeast, Both, Clamp, Each, Select};
-use crate::product::{squared, times_number};
 use crate::reverse;
 use crate::term::{Mentions, Origin, Store, Term};
 use crate::whole::{Results, Whole};
-use shardc_ir::func::{FURTHER, Fill, Func, Role, RoleKind, StateInit, StateName, Value};
+use shardc_ir::func::{Fill, Func, Role, RoleKind, StateInit, StateName, Value};
 use shardc_ir::mesh::Mesh;
 use shardc_ir::ops::Op;
 use shardc_ir::text::update::Update;
@@ -43,8 +42,6 @@ pub struct Textbook {
     pub gradients: BTreeMap<Arc<str>, Term>,
     /// Results of the step.
     pub step: BTreeMap<Role, Term>,
-    /// The loss of an evaluation, which has none of layers that predict tokens behind the next.
-    evaluated: Option<Term>,
     /// What states are before the first step.
     begins: BTreeMap<StateName, f64>,
 }
@@ -94,7 +91,6 @@ impl Textbook {
             gradients: BTreeMap::new(),
             step: BTreeMap::new(),
             begins: BTreeMap::new(),
-            evaluated: None,
         };
         let sums: Vec<&(Role, Value)> =
             named.iter().filter(|x| x.0.kind == RoleKind::Sum).collect();
@@ -173,7 +169,7 @@ impl Textbook {
 
     /// Outputs of the losses, and their sum.
     fn losses(&mut self, s: &mut Store, microbatches: usize) {
-        let (mut parts, mut main) = (vec![], vec![]);
+        let mut parts = vec![];
         for (role, t) in self.results.clone() {
             if role.kind != RoleKind::Sum {
                 continue;
@@ -189,13 +185,9 @@ impl Textbook {
                 self.step.insert(Role::new(RoleKind::Mean, role.name.clone()), part);
             }
             parts.push(part);
-            if !role.name.starts_with(FURTHER) {
-                main.push(part);
-            }
         }
         let loss = s.add(&parts);
         self.step.insert(Role::new(RoleKind::Metric, "loss"), loss);
-        self.evaluated = (!main.is_empty()).then(|| s.add(&main));
     }
 
     /// The new parameter and states, by the text of the rule; of one that an op does by that op.
@@ -360,10 +352,7 @@ impl Textbook {
             });
         }
         for (role, made) in evaluated {
-            let want = match role.kind {
-                RoleKind::Metric if &*role.name == "loss" => self.evaluated,
-                kind => self.step.get(&role).copied().filter(|_| kind.is_shown()),
-            };
+            let want = self.step.get(&role).copied().filter(|_| role.kind.is_shown());
             for t in made {
                 let what = format!("{role} of an evaluation");
                 match want {
@@ -451,6 +440,18 @@ fn missing(model: &Func) -> Gap {
 /// A scalar of the step.
 fn scalar(s: &mut Store, name: &str) -> Term {
     s.leaf(&Role::new(RoleKind::Scalar, name), &[], Mentions::default())
+}
+
+/// A tensor times a number.
+fn times_number(s: &mut Store, t: Term, by: Term) -> Term {
+    let shape = s.shape(t).to_vec();
+    let own: Vec<u32> = (0..shape.len() as u32).collect();
+    s.product(&[(t, own.clone()), (by, vec![])], &own, &shape).expect("a product with a number")
+}
+
+fn squared(s: &mut Store, g: Term) -> Term {
+    let own: Vec<u32> = (0..s.shape(g).len() as u32).collect();
+    s.product(&[(g, own.clone()), (g, own)], &[], &[]).expect("a tensor with itself")
 }
 
 /// Terms of all values of the model for a microbatch.

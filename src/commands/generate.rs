@@ -6,7 +6,7 @@ mod sampling;
 mod writer;
 
 use super::run::{Kernels, On};
-use crate::data::{Date, Prompts, Reading};
+use crate::data::{Prompts, Reading, Templating};
 use crate::hub;
 use crate::terminal::{json_line, note, print, rest};
 use clap::builder::RangedU64ValueParser;
@@ -69,16 +69,8 @@ pub struct Generate {
     /// Element type of weights and activations: f32, bf16 or f16 [default: that of the plan, of a model f32]
     #[arg(long, value_name = "TYPE", value_parser = dtype)]
     pub dtype: Option<DType>,
-    /// Chat template: a file of Jinja2, or the name of one in the tokenizer's folder [default: that of the
-    /// tokenizer's folder]
-    #[arg(long, value_name = "FILE")]
-    pub chat_template: Option<String>,
-    /// A value that the chat template uses by its name, for example enable_thinking=false
-    #[arg(long, value_name = "NAME=VALUE")]
-    pub template_arg: Vec<String>,
-    /// The day that a chat template is told as today's [default: today's in UTC]
-    #[arg(long, value_name = "YYYY-MM-DD")]
-    pub template_date: Option<Date>,
+    #[command(flatten)]
+    pub template: Templating,
     /// Threads [default: the cores available to the process]
     #[arg(long, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
     pub threads: Option<usize>,
@@ -142,12 +134,7 @@ pub fn generate(how: &Generate, as_json: bool) -> Result<i32> {
     check(how)?;
     let mut writer = Writer::open(how)?;
     let place = tokenizer(how, &writer)?;
-    let reading = Reading {
-        chat_template: how.chat_template.clone(),
-        template_arg: how.template_arg.clone(),
-        template_date: how.template_date,
-        ..Reading::default()
-    };
+    let reading = Reading { template: how.template.clone(), ..Reading::default() };
     let words = Prompts::open(&place, &reading)?;
     let prompts = prompts(how, &words)?;
     for p in &prompts {
@@ -200,20 +187,15 @@ fn check(how: &Generate) -> Result<()> {
         ("-n", how.n > 1),
     ];
     let chat = how.chat.is_some() || how.chat_file.is_some();
-    let template = [
-        ("--chat-template", how.chat_template.is_some()),
-        ("--template-arg", !how.template_arg.is_empty()),
-        ("--template-date", how.template_date.is_some()),
-    ];
     let refuse =
         |flag: &str, what: &str, help: &str| Err(Diag::new("flag", what).at(flag).help(help));
     if let Some((flag, _)) = given.iter().find(|f| f.1 && how.temperature == 0.0) {
         let what = "at --temperature 0 nothing is drawn: every sample is the most probable text";
         return refuse(flag, what, "add --temperature 1, or leave it out");
     }
-    match template.iter().find(|f| f.1 && !chat) {
-        Some((flag, _)) => refuse(
-            flag,
+    match how.template.given().filter(|_| !chat) {
+        Some(flag) => refuse(
+            &flag,
             "a prompt is taken as it is, without a template",
             "use --chat or --chat-file",
         ),

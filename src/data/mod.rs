@@ -23,7 +23,7 @@ pub use examples::{Examples, Prompt, Prompts, Sample, Setup, Stats, guarded};
 pub use given::number;
 pub use given::{Source, are_examples, default_order, open_examples};
 pub use order::{Order, Picks};
-pub use reading::{LossOn, Reading, Recipe, TooLong, YesNo};
+pub use reading::{LossOn, Reading, Recipe, Templating, TooLong, YesNo};
 use shardc_ir::diag::{Diag, Result, count};
 use shardc_ir::files;
 use shardc_ir::func::{Fill, InputRow, Reads};

@@ -47,11 +47,11 @@ pub enum YesNo {
     No,
 }
 
-/// How examples become tokens.
+/// How chats become texts.
 #[derive(clap::Args, Clone, Debug, Default)]
 #[group(skip)]
-pub struct Reading {
-    /// Chat template for examples with messages: a file of Jinja2, or the name of one in the tokenizer's folder
+pub struct Templating {
+    /// Chat template for messages: a file of Jinja2, or the name of one in the tokenizer's folder
     /// [default: that of the tokenizer's folder]
     #[arg(long, value_name = "FILE")]
     pub chat_template: Option<String>,
@@ -61,6 +61,23 @@ pub struct Reading {
     /// The day that a chat template is told as today's [default: today's in UTC, or that of the run that is resumed]
     #[arg(long, value_name = "YYYY-MM-DD")]
     pub template_date: Option<Date>,
+}
+
+impl Templating {
+    /// The first of its flags that is given, as it is given.
+    pub fn given(&self) -> Option<String> {
+        let template = self.chat_template.as_ref().map(|t| format!("--chat-template {t}"));
+        let arg = || self.template_arg.first().map(|a| format!("--template-arg {a}"));
+        template.or_else(arg).or_else(|| self.template_date.map(|_| "--template-date".into()))
+    }
+}
+
+/// How examples become tokens.
+#[derive(clap::Args, Clone, Debug, Default)]
+#[group(skip)]
+pub struct Reading {
+    #[command(flatten)]
+    pub template: Templating,
     /// Which tokens of an example are scored [default: assistant for chats, completion for prompts with completions,
     /// all for texts]
     #[arg(long, value_name = "WHICH")]
@@ -127,27 +144,25 @@ impl Recipe {
 impl Reading {
     /// The same with a day that templates are told: the one that is given, or that of a run that goes on, or today.
     pub fn dated(&self, then: Option<Date>) -> Reading {
-        let date = self.template_date.or(then).unwrap_or_else(Date::today);
-        Reading { template_date: Some(date), ..self.clone() }
+        let date = self.template.template_date.or(then).unwrap_or_else(Date::today);
+        let template = Templating { template_date: Some(date), ..self.template.clone() };
+        Reading { template, ..self.clone() }
     }
 
     /// The day that templates are told.
     pub fn date(&self) -> Date {
-        self.template_date.unwrap_or_else(Date::today)
+        self.template.template_date.unwrap_or_else(Date::today)
     }
 
     /// The first of these flags that is given, as it is given.
     pub fn given(&self) -> Option<String> {
-        let template = self.chat_template.as_ref().map(|t| format!("--chat-template {t}"));
         let word = |flag: &str, given: bool| given.then(|| flag.to_string());
-        let arg = self.template_arg.first().map(|a| format!("--template-arg {a}"));
         let rest = [
-            word("--template-date", self.template_date.is_some()),
             word("--loss-on", self.loss_on.is_some()),
             word("--split-turns", self.split_turns),
             word("--too-long", self.too_long.is_some()),
             word("--pack", self.pack.is_some()),
         ];
-        template.or(arg).or_else(|| rest.into_iter().flatten().next())
+        self.template.given().or_else(|| rest.into_iter().flatten().next())
     }
 }

@@ -108,7 +108,8 @@ impl Coder {
             source.map(one).transpose()
         };
         let template = made(source)?;
-        let own = reading.chat_template.is_none() && !folder.join("chat_template.jinja").is_file();
+        let own = reading.template.chat_template.is_none()
+            && !folder.join("chat_template.jinja").is_file();
         let with_tools = made(named(&config, "tool_use").filter(|_| own))?;
         let hash = short(&opened.bytes);
         let (reading, place) = (reading.clone(), place.into());
@@ -251,7 +252,7 @@ fn source(folder: &Path, config: &Json, reading: &Reading) -> Result<(Option<Str
     };
     let place = folder.join("tokenizer_config.json").display().to_string();
     let by_name = |name: &str| Some((Some(named(config, name)?), format!("{place}: {name}")));
-    if let Some(given) = &reading.chat_template {
+    if let Some(given) = &reading.template.chat_template {
         let path = Path::new(given);
         let more = folder.join("additional_chat_templates").join(format!("{given}.jinja"));
         return match (path.exists(), by_name(given)) {
@@ -291,6 +292,6 @@ impl Reading {
                 .at(format!("--template-arg {word}"))
                 .help("for example --template-arg enable_thinking=false")),
         };
-        self.template_arg.iter().map(one).collect()
+        self.template.template_arg.iter().map(one).collect()
     }
 }

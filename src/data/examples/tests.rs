@@ -1,7 +1,7 @@
 //! Files of examples that are broken in any way: they are read or refused.
 
 use super::*;
-use crate::data::LossOn;
+use crate::data::{LossOn, Templating};
 use shardc_ir::rng::Stream;
 
 /// Files with a few bytes changed, cut out or doubled; the longer run has 20,000.
@@ -39,7 +39,10 @@ fn broken_files_are_read_or_refused() {
         let path = dir.join(["a.jsonl", "a.json", "a.jsonl.zst"][draw(30, 7) * 2 / 6 % 3]);
         std::fs::write(&path, &bytes).unwrap();
         let reading = Reading {
-            chat_template: Some(format!("{folder}/templates/qwen2_5.jinja")),
+            template: Templating {
+                chat_template: Some(format!("{folder}/templates/qwen2_5.jinja")),
+                ..Templating::default()
+            },
             loss_on: Some(LossOn::All).filter(|_| draw(31, 2) == 0),
             ..Reading::default()
         };

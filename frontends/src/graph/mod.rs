@@ -21,7 +21,7 @@ use further::Depths;
 use shardc_ir::attr::Padding;
 use shardc_ir::builder::Builder;
 use shardc_ir::diag::Result;
-use shardc_ir::func::{Fill, Func, Input, Module, Port, Reads, Role, RoleKind, Value};
+use shardc_ir::func::{Fill, Func, Input, Module, OF_ROUTERS, Port, Reads, Role, RoleKind, Value};
 use shardc_ir::ops::unary::Rounding;
 use shardc_ir::ops::{
     Add, Cast, Cos, Dot, Literal, Log, Mask, Mul, Round, Scale, Shift, Sin, Take,
@@ -202,7 +202,7 @@ fn balance(b: &mut Builder, arch: &Arch, told: RouterStats, tokens: Tokens) -> V
     let port = |(value, name): (Option<Value>, &'static str)| {
         value.map(|value| Port { value, role: Some(Role::new(RoleKind::Sum, name)) })
     };
-    [(aux, "aux_loss"), (z, "z_loss")].into_iter().filter_map(port).collect()
+    [aux, z].into_iter().zip(OF_ROUTERS).filter_map(port).collect()
 }
 
 /// The logits of a normed hidden state.

@@ -16,7 +16,7 @@ use name::Taken;
 pub use name::{Hint, Name};
 pub use params::{ParamLayout, Step};
 pub use patch::Patch;
-pub use role::{FURTHER, Port, Role, RoleKind, RoleName, sent};
+pub use role::{FURTHER, OF_ROUTERS, Port, Role, RoleKind, RoleName, sent, trains_alone};
 pub use state::{StateDecl, StateInit, StateName, StateOwner};
 pub use sums::GradTotal;
 pub use uses::{Use, Uses};

@@ -219,6 +219,14 @@ pub struct Role {
 /// train, and are no part of an evaluation's loss.
 pub const FURTHER: &str = "mtp_loss.";
 
+/// Names of the losses of routers: what keeps experts in balance, and what keeps logits small.
+pub const OF_ROUTERS: [&str; 2] = ["aux_loss", "z_loss"];
+
+/// True for the name of a loss that is added for training alone, which an evaluation leaves out.
+pub fn trains_alone(name: &str) -> bool {
+    name.starts_with(FURTHER) || OF_ROUTERS.contains(&name)
+}
+
 impl Role {
     pub fn new(kind: RoleKind, name: impl Into<RoleName>) -> Role {
         Role { kind, name: name.into() }

@@ -87,7 +87,7 @@ pub fn finish(
     }
     b.enter("step");
     if let Some(sums) = &args.sums {
-        loss(&mut b, sums, true);
+        loss(&mut b, sums);
     }
     let norm = norm(&mut b, &trained, &grads);
     let by = By::new(&mut b, norm, args.scale, o.clip);

@@ -2,13 +2,13 @@
 
 use crate::step::enter::{COUNTED, sums};
 use shardc_ir::builder::Builder;
-use shardc_ir::func::{FURTHER, Func, FuncKind, Name, Port, Role, RoleKind, Value};
+use shardc_ir::func::{Func, FuncKind, Name, Port, Role, RoleKind, Value};
 use shardc_ir::mesh::Mesh;
 use shardc_ir::ops::*;
 use shardc_ir::types::Type;
 
-/// Makes `@evaluate`, which ends an evaluation: the loss, without those of layers that predict tokens behind the next,
-/// which are shown beside it. `None` if the loss is not made by these functions.
+/// Makes `@evaluate`, which ends an evaluation: the loss and nothing else. `None` if the loss is not
+/// made by these functions.
 pub fn evaluate(
     mesh: &Mesh,
     (rank, ranks): (usize, usize),
@@ -17,13 +17,9 @@ pub fn evaluate(
 ) -> Option<Func> {
     let mut f = Func::of(FuncKind::Evaluate, rank, ranks);
     let sums = Sums::arguments(&mut f, loops, counts)?;
-    let trains = |name: &str| name.starts_with(FURTHER);
-    if sums.counted.is_none() && sums.others.iter().all(|s| trains(&s.0)) {
-        return None;
-    }
     let mut b = Builder::new(mesh, &mut f);
     b.enter("step");
-    loss(&mut b, &sums, false);
+    loss(&mut b, &sums);
     Some(f)
 }
 
@@ -68,8 +64,8 @@ pub(super) fn show(b: &mut Builder, value: Value, kind: RoleKind, name: &str) {
     b.f.results.push(Port { value, role: Some(Role::new(kind, name)) });
 }
 
-/// Makes the loss, with or without those that only train, and shows it.
-pub(super) fn loss(b: &mut Builder, sums: &Sums, trains: bool) {
+/// Makes the loss of the step, and shows it.
+pub(super) fn loss(b: &mut Builder, sums: &Sums) {
     let whole = |b: &mut Builder, v: Value| {
         let axes = b.ty(v).sum;
         if axes.is_empty() { v } else { b.push("loss_sum", AllReduce { axes }, &[v]) }
@@ -84,9 +80,6 @@ pub(super) fn loss(b: &mut Builder, sums: &Sums, trains: bool) {
         let mean = b.push("loss", Mul::same(), &[sum, inv]);
         if name != COUNTED {
             show(b, mean, RoleKind::Mean, name);
-        }
-        if !trains && name.starts_with(FURTHER) {
-            continue;
         }
         loss = Some(match loss {
             Some(others) => b.push("loss", Add::same(), &[others, mean]),

@@ -3,7 +3,7 @@
 use crate::data::{Data, Order, Picks, number};
 use serde_json::{Value as Json, json};
 use shardc_ir::diag::{Diag, Result};
-use shardc_ir::func::{FURTHER, Fill, InputRow, RoleKind};
+use shardc_ir::func::{Fill, InputRow, RoleKind, trains_alone};
 use shardc_ir::plan::{Plan, Settings};
 use shardc_runtime::session::StepResult;
 use shardc_runtime::{Columns, Numbers, complete};
@@ -31,8 +31,6 @@ pub struct Evaluation {
     counted: Counted,
     /// Labels weigh by their classes.
     weighs: bool,
-    /// The model has a loss by the name of the main one: others are added to it.
-    main: bool,
 }
 
 /// Of what a loss is the mean.
@@ -121,16 +119,8 @@ impl Evaluation {
         let classes: Vec<&InputRow> =
             table.iter().filter(|r| r.input.fill == Fill::Histogram).collect();
         let (next, weighs) = (Cell::new(0), !classes.is_empty());
-        let mut e = Evaluation {
-            data,
-            rows,
-            batches,
-            next,
-            by_class: BTreeMap::new(),
-            counted,
-            weighs,
-            main,
-        };
+        let mut e =
+            Evaluation { data, rows, batches, next, by_class: BTreeMap::new(), counted, weighs };
         if batches > 1 && !classes.is_empty() {
             let mut by_class: BTreeMap<String, Vec<f64>> = BTreeMap::new();
             for at in 0..batches {
@@ -145,11 +135,11 @@ impl Evaluation {
         Ok(e)
     }
 
-    /// Counts a batch, whose main loss is a mean over its labels; over its rows where the model has none.
+    /// Counts a batch without the losses that are added for training alone. The loss is a mean over its labels; over its rows
+    /// where the model has none.
     pub fn add(&self, all: &mut Sums, r: &StepResult) {
-        // Losses of layers that predict further tokens are not in it: `@evaluate` leaves them out.
-        let shown = added(r).into_iter().filter(|x| self.main && !x.0.starts_with(FURTHER));
-        let others: f64 = shown.map(|x| f64::from(x.1)).sum();
+        let others = added(r).into_iter().filter(|x| trains_alone(&x.0));
+        let others: f64 = others.map(|x| f64::from(x.1)).sum();
         let weight = if self.counted == Counted::Rows { 1.0 } else { r.tokens as f64 };
         all.any |= r.loss.is_some();
         all.loss += (f64::from(r.loss.unwrap_or(0.0)) - others) * weight;

@@ -29,6 +29,7 @@ pub mod seal;
 pub mod search;
 pub mod signals;
 pub mod terminal;
+mod torch;
 
 pub use input::{Input, brought, read_model, text_source};
 use input::{PROGRAMS, adapted, from_model, from_text, is_archive, is_text};

@@ -98,6 +98,7 @@ const STATUS: &[(&str, Exit)] = &[
     ("threads", Exit::Environment),
     ("too-many-ranks", Exit::Environment),
     ("too-many-stages", Exit::Infeasible),
+    ("torch", Exit::Environment),
     ("trust", Exit::Environment),
     ("unknown-model-type", Exit::Unsupported),
     ("unsupported-config", Exit::Unsupported),

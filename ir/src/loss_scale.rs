@@ -91,7 +91,8 @@ impl LossScale {
 }
 
 /// What a run knows of its scale, and of the steps that overflowed.
-#[derive(Clone, Copy, PartialEq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct ScaleState {
     /// Steps that have changed nothing.
     pub skipped: usize,

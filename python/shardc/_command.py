@@ -64,7 +64,7 @@ def run(args: Sequence[str], cwd: Optional[str] = None) -> str:
     """
     words = [find_binary(), *args, "--format", "json"]
     done = subprocess.run(words, cwd=cwd, stdin=subprocess.DEVNULL, capture_output=True, encoding="utf-8", errors="replace")
-    _told(args[0], done.stderr, done.returncode)
+    told(args[0], done.stderr, done.returncode)
     return done.stdout
 
 
@@ -89,10 +89,10 @@ def lines(args: Sequence[str]) -> Iterator[Dict[str, Any]]:
             process.stdout.close()
             status = process.wait()
         said.seek(0)
-        _told(args[0], said.read(), status)
+        told(args[0], said.read(), status)
 
 
-def _told(command: str, stderr: str, status: int) -> None:
+def told(command: str, stderr: str, status: int) -> None:
     """Warns of what a command warned of, and raises its error."""
     failed: Optional[Dict[str, Any]] = None
     unread: List[str] = []

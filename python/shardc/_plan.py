@@ -155,7 +155,7 @@ class Plan:
         with tempfile.TemporaryDirectory(prefix="shardc-") as folder:
             program = os.path.join(folder, "program")
             run(["export", str(self.path), "--to", "torch", "-o", program])
-            return load(program, self.model if weights is None else weights, timeout)
+            return load(program, self.model if weights is None else weights, timeout, plan=self.path)
 
 
 def compile(

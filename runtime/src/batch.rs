@@ -52,7 +52,8 @@ impl Numbers {
 pub type Columns = BTreeMap<String, Numbers>;
 
 /// What all ranks get for a step.
-pub(crate) struct StepData {
+#[derive(Clone, Debug)]
+pub struct StepData {
     pub columns: Columns,
     pub lr: f32,
     /// From 1; 0 of an evaluation.

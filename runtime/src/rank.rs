@@ -20,7 +20,6 @@ use shardc_ir::kernel::{Elem, Program};
 use shardc_ir::plan::{Instr, Place, Transfer};
 use shardc_ir::tensor;
 use shardc_ir::types::Type;
-use shardc_ir::weights::Weight;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -123,32 +122,18 @@ impl Rank {
                 continue;
             }
             done.push(p.place);
-            let weight;
             let first = match w.init(p.role)? {
                 StateInit::Number(x) => {
                     // What no kernel has written, padding, is 0.
                     self.engine.clear(p.place.offset, p.place.bytes)?;
                     First::Number(x)
                 }
-                StateInit::File => {
-                    weight = self.weight(&p)?;
-                    First::Weight(&weight)
-                }
+                StateInit::File => First::Weight(w.weight(p.role)?),
             };
             let wanted = Wanted { role: p.role, shape: &p.ty.sizes(), first };
             self.load(&p, &|ranges, out| load(wanted, ranges, out))?;
         }
         Ok(())
-    }
-
-    /// Where a parameter comes from, or a state that begins as a file has it.
-    fn weight(&self, p: &Port) -> Result<Weight> {
-        let all = &self.wiring.plan.weights;
-        all.iter().find(|x| x.param == *p.role.name).cloned().ok_or_else(|| {
-            let what = format!("the plan does not say where `{}` comes from", p.role.name);
-            let help = format!("list it among the plan's {} weights", all.len());
-            Diag::new("weight-missing", what).help(help)
-        })
     }
 
     /// Fills one parameter or state: at once if its piece is dense f32, else some rows at a time.

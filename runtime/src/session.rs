@@ -2,12 +2,15 @@
 
 mod array;
 mod crew;
+mod remote;
 mod worker;
 
+pub use crate::batch::StepData;
 pub use array::Array;
+pub use remote::{Given, Remote, RemoteFailed, Shown};
 
 use crate::alarm::Alarm;
-use crate::batch::{self, Columns, Numbers, StepData};
+use crate::batch::{self, Columns, Numbers};
 use crate::control::{Control, Witness};
 use crate::flight::{Flight, Timing};
 use crate::holdings::Task;
@@ -138,7 +141,7 @@ impl Session {
         let crew = Arc::new(Crew { wiring: wiring.clone(), flights, alarm, records });
         if let Some(c) = &control {
             c.watch(crew.clone());
-            c.expect(largest_reply(plan));
+            c.expect(Reply::largest(plan));
             // Times of all processes begin together.
             c.barrier();
         }
@@ -166,19 +169,31 @@ impl Session {
             made.into_iter().map(|(rank, r)| Ok((rank, r?))).collect::<Result<_>>()?;
         let workers: Result<Vec<Worker>> = ready.into_iter().map(|r| start(r, ranks)).collect();
         let (timeout, queues) = (options.timeout, options.devices.is_some());
-        let scale = ScaleState::new(plan.settings.loss_scaling);
-        Ok(Session {
-            scale,
+        Ok(Session::with(crew, workers?, control, table, (timeout, queues)))
+    }
+
+    fn with(
+        crew: Arc<Crew>,
+        workers: Vec<Worker>,
+        control: Option<Control>,
+        table: Vec<InputRow>,
+        (timeout, queues): (Duration, bool),
+    ) -> Session {
+        let wiring = crew.wiring.clone();
+        let scale = ScaleState::new(wiring.plan.settings.loss_scaling);
+        let touched = vec![0; wiring.plan.classes.len()];
+        Session {
             wiring,
-            workers: workers?,
+            workers,
             crew,
             control,
             timeout,
             table,
+            scale,
             queues,
             failed: None,
-            touched: vec![0; plan.classes.len()],
-        })
+            touched,
+        }
     }
 
     /// The scale of the loss, and how many steps have changed nothing.
@@ -450,34 +465,15 @@ impl Session {
             return Ok(replies);
         }
         let (rank, failed) = failures.swap_remove(first);
-        let cause = self.explain(rank, failed.cause);
+        let cause = match self.control {
+            // The others say themselves where they are.
+            Some(_) if failed.cause.place.is_some() => failed.cause,
+            Some(_) => failed.cause.at(self.crew.whereabouts()),
+            None => self.crew.explain(rank, failed.cause),
+        };
         self.failed = Some(cause.clone());
         Err(cause)
     }
-
-    /// Adds where the other ranks were.
-    fn explain(&self, rank: usize, mut cause: Diag) -> Diag {
-        /// More ranks than this are not listed.
-        const LISTED: usize = 8;
-        if self.control.is_some() {
-            // The others say themselves where they are.
-            let placed = cause.place.is_some();
-            return if placed { cause } else { cause.at(self.crew.whereabouts()) };
-        }
-        for (other, flight) in self.crew.flights.iter().filter(|f| f.0 != rank).take(LISTED) {
-            cause = cause.why(flight.whereabouts(&self.wiring, *other, &[], None));
-        }
-        cause
-    }
-}
-
-/// Bytes that no reply of a process exceeds, with room to spare: what a rank holds of every microbatch, as
-/// f32, and the times of what it does.
-fn largest_reply(plan: &Plan) -> usize {
-    const TIMES: usize = 1 << 28;
-    let settings = &plan.settings;
-    let held = plan.peak_bytes().saturating_mul(2);
-    held.saturating_mul(settings.microbatches + 1).saturating_add(TIMES)
 }
 
 impl Drop for Session {

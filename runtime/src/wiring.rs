@@ -9,6 +9,7 @@ use shardc_ir::mesh::{Mesh, PIPELINE};
 use shardc_ir::plan::{ALIGN, Instr, Memory, Place, Plan, RankClass, calls};
 use shardc_ir::tensor;
 use shardc_ir::types::Type;
+use shardc_ir::weights::Weight;
 use smallvec::SmallVec;
 
 /// Values of a node that messages name.
@@ -144,6 +145,16 @@ impl Wiring {
         let RoleKind::State(name) = role.kind else { return Ok(StateInit::File) };
         let own = self.plan.module.state(name).map(|s| s.init);
         own.ok_or_else(|| broken(format!("state `{name}` is not declared")))
+    }
+
+    /// Where a parameter comes from, or a state that begins as a file has it.
+    pub fn weight(&self, role: &Role) -> Result<&Weight> {
+        let all = &self.plan.weights;
+        all.iter().find(|x| x.param == *role.name).ok_or_else(|| {
+            let what = format!("the plan does not say where `{}` comes from", role.name);
+            let help = format!("list it among the plan's {} weights", all.len());
+            Diag::new("weight-missing", what).help(help)
+        })
     }
 
     fn check_outputs(&self) -> Result<()> {

@@ -49,7 +49,8 @@ impl Saves {
         Ok(Saves { dir: dir.into(), keep, best, left: left.clone(), removal: None })
     }
 
-    /// Saves what all ranks hold after a step: the folder appears whole, or not at all.
+    /// Saves what all ranks hold after a step, and how they were trained where that is known: the folder appears whole, or
+    /// not at all.
     ///
     /// # Errors
     /// `save`, and those of the session.
@@ -57,7 +58,7 @@ impl Saves {
         &mut self,
         session: &mut Session,
         step: usize,
-        (stored, run): (&Stored, &RunState),
+        (stored, run): (&Stored, Option<&RunState>),
     ) -> Result<PathBuf> {
         self.wait();
         let dir = &self.dir;
@@ -65,7 +66,7 @@ impl Saves {
         let number = u32::try_from(step).unwrap_or(u32::MAX);
         let given = session.each(number, task(dir, step, &self.left))?;
         let base = self.left.base.as_ref();
-        finish(new, dir, Reached { step, run: Some(run), scale: session.scale(), base }, given)?;
+        finish(new, dir, Reached { step, run, scale: session.scale(), base }, given)?;
         let saved = step_folder(dir, step);
         let gone = hide(dir, self.keep, self.best);
         // What cannot be removed costs room alone, and the next save tries again.

@@ -17,6 +17,7 @@ pub mod passes;
 pub mod plan;
 pub mod price;
 pub mod prove;
+pub mod ranks;
 pub mod report;
 pub mod reshard;
 pub mod run;
@@ -115,6 +116,9 @@ pub enum Command {
     Doctor,
     /// Write text with a model, to see what it has learned
     Generate(Box<generate::Generate>),
+    /// Save or load what the ranks of a program of PyTorch keep; the Python package starts it
+    #[command(hide = true)]
+    Ranks(ranks::Ranks),
     /// Convert a torch.export archive (.pt2) to a text model (.ir)
     #[command(after_help = import::EXPORT)]
     Import(import::Import),
@@ -251,6 +255,7 @@ fn command(cli: Cli) -> Result<i32> {
         }
         Command::Diff(what) => diff::diff(&what, json),
         Command::Export(what) => export::export(&what),
+        Command::Ranks(how) => ranks::ranks(&how),
         Command::Fit(what) => fit::fit(&what),
         Command::Measure(what) => measure::measure(&what),
         Command::Plan(what) => plan::plan(&what, cli.format),

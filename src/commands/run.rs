@@ -1,6 +1,7 @@
 //! `shardc run`: executes a plan, ranks as threads of this process or as processes of a job.
 
 mod dump;
+mod engine;
 mod evaluation;
 mod events;
 mod feed;
@@ -24,8 +25,9 @@ use crate::proof::Outcome;
 use crate::signals;
 use crate::terminal::note;
 use clap::builder::{PossibleValuesParser, RangedU64ValueParser, TypedValueParser};
-use dump::observed;
-pub use dump::parameter;
+pub use dump::{observed, parameter};
+use engine::for_torch;
+pub use engine::{Engine, Kernels, On, Products};
 use keep::{Keep, Keeper};
 use metrics::Metrics;
 pub use settings::Given;
@@ -33,7 +35,7 @@ use shardc_frontends::DUMP;
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::files;
 use shardc_ir::func::inputs;
-pub use start::{Start, session};
+pub use start::{Start, loads, session};
 use start::{launch, resume};
 use std::panic::AssertUnwindSafe;
 use std::path::{Path, PathBuf};
@@ -141,6 +143,10 @@ pub struct Run {
     /// ranks that share them]
     #[arg(long, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
     pub threads: Option<usize>,
+    /// Who computes: shardc, or torch, PyTorch's distributed runtime, whose ranks torchrun starts on this machine, on
+    /// its GPUs if it has some
+    #[arg(long, value_enum, default_value_t)]
+    pub engine: Engine,
     /// Where ranks run: cpu, or cuda, with rank r on device r modulo the number of devices
     #[arg(long, value_enum, default_value_t)]
     pub device: On,
@@ -195,51 +201,6 @@ fn delta(text: &str) -> std::result::Result<f64, String> {
 fn epochs(text: &str) -> std::result::Result<f64, String> {
     let n = text.parse::<f64>().ok().filter(|n| n.is_finite() && *n > 0.0 && *n <= 1e9);
     n.ok_or_else(|| "it is a number above 0, for example 2 or 0.5".into())
-}
-
-/// Who multiplies matrices on a device.
-#[derive(clap::ValueEnum, Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Products {
-    #[default]
-    Own,
-    Cublaslt,
-    /// The library where it is installed.
-    Auto,
-}
-
-impl Products {
-    /// As it is given.
-    pub fn word(self) -> &'static str {
-        match self {
-            Products::Own => "own",
-            Products::Cublaslt => "cublaslt",
-            Products::Auto => "auto",
-        }
-    }
-
-    /// Whether NVIDIA's library is asked for products.
-    pub fn library(self) -> bool {
-        match self {
-            Products::Own => false,
-            Products::Cublaslt => true,
-            Products::Auto => shardc_runtime::cuda::Products::are_here(),
-        }
-    }
-}
-
-/// Where ranks run.
-#[derive(clap::ValueEnum, Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum On {
-    #[default]
-    Cpu,
-    Cuda,
-}
-
-/// How kernels over rows run.
-#[derive(clap::ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Kernels {
-    Compiled,
-    Interpreted,
 }
 
 /// When there is an evaluation.
@@ -352,8 +313,12 @@ fn with_adapters(how: &Run, has: bool) -> Result<()> {
 /// Runs the command: alone, or as a process of a job, which ends as one.
 pub fn run(dir: &Path, mut how: Run, as_json: bool) -> Result<i32> {
     how.weights = how.weights.as_deref().map(hub::resolved).transpose()?;
+    if how.engine == Engine::Torch {
+        for_torch(&how)?;
+    }
     let transport = match how.transport {
         Some(t) => t,
+        None if how.engine == Engine::Torch => Transport::Threads,
         None => plan_dir::read(dir)?.options.transport,
     };
     check(&how, transport)?;
@@ -451,7 +416,13 @@ fn run_in(dir: &Path, how: &Run, job: Option<&Job>, as_json: bool) -> Result<i32
     let keeper = keeper.transpose()?;
     let table = inputs(&plan.module);
     let (feed, eval, steps) = input::opened(how, stored, (&mut run, &start, done), &table, job)?;
-    let mut session = launch(plan, &start, how, job, Some(dir))?;
+    let (mut session, processes) = match how.engine {
+        Engine::Shardc => (launch(plan, &start, how, job, Some(dir))?, None),
+        Engine::Torch => {
+            let (session, processes) = start::in_torch(stored, &start, how)?;
+            (session, Some(processes))
+        }
+    };
     if let Start::Resumed(s, _) = &start {
         session.go_on(s.scale);
     }
@@ -485,5 +456,9 @@ fn run_in(dir: &Path, how: &Run, job: Option<&Job>, as_json: bool) -> Result<i32
         warned: false,
         epoch: None,
     };
-    leader.steps(done, steps)
+    let done = leader.steps(done, steps);
+    match &processes {
+        Some(p) => done.map_err(|d| if d.code == "rank-failed" { p.explained(d) } else { d }),
+        None => done,
+    }
 }

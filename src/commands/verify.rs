@@ -1,12 +1,14 @@
 //! `shardc verify`: whether a plan is what its model compiles to, fits together, and computes the
 //! model's numbers.
 
+use super::run::{Engine, observed};
 use super::show;
 use crate::input::PROGRAMS;
 use crate::numbers::{self, TOLERANCE};
 use crate::plan_dir::{self, Stored, Timeless};
 use crate::proof;
 use crate::terminal::{doing, json_line};
+use crate::torch;
 use crate::{Output, recompile};
 use serde::Serialize;
 use serde_json::json;
@@ -19,11 +21,16 @@ use shardc_passes::memory::replay;
 use shardc_passes::options::{Options, Order, ShardRule};
 use shardc_passes::step;
 use std::path::Path;
+use std::time::Duration;
 
 /// What is checked beside the text of a plan.
 #[derive(clap::Args, Clone, Copy, Debug, Default)]
 #[group(skip)]
 pub struct Verify {
+    /// torch: take three steps on random weights and tokens on shardc's own ranks and on PyTorch's, and compare losses
+    /// and gradients
+    #[arg(long, value_enum, conflicts_with = "tiny")]
+    pub engine: Option<Engine>,
     /// Execute all ranks of the plan's programs in f64, and compare with its model.ir on one rank
     #[arg(long)]
     pub numbers: bool,
@@ -100,6 +107,9 @@ pub fn checks(dir: &Path, how: Verify) -> Result<Vec<Check>> {
     // Of options with which the model does not compile there are no numbers.
     if !compiles {
         return Ok(checks);
+    }
+    if how.engine == Some(Engine::Torch) {
+        checks.extend(engines(&s)?);
     }
     if how.tiny {
         let small = shrink(&s)?.stored;
@@ -226,6 +236,25 @@ fn computed(s: &Stored, prefix: &str) -> Result<Vec<Check>> {
         }
     };
     Ok(all.into_iter().map(one).collect())
+}
+
+/// How long ranks of PyTorch may take to start, and wait for each other.
+const TORCH: Duration = Duration::from_secs(600);
+
+/// A plan's numbers on both engines.
+fn engines(s: &Stored) -> Result<Vec<Check>> {
+    doing("taking steps on both engines");
+    let one = |d: torch::Apart| {
+        let ok = d.error <= d.tolerance;
+        Check {
+            name: format!("torch-{}", d.name),
+            ok,
+            max_error: d.error,
+            tolerance: d.tolerance,
+            detail: d.worst.filter(|_| !ok).map(|w| format!("   worst: {w}")),
+        }
+    };
+    Ok(torch::compare(&observed(s, false)?, TORCH)?.into_iter().map(one).collect())
 }
 
 /// The same family and layout with small sizes: two layers or one per stage, narrow, short.

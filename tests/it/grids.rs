@@ -233,7 +233,7 @@ fn sides_of_three() {
                 continue;
             }
             done.unwrap_or_else(|e| panic!("{mode} {tp}: {e}"));
-            let how = Verify { numbers: true, tiny: false };
+            let how = Verify { numbers: true, ..Verify::default() };
             let status = shardc::commands::verify::verify(&out, how, true);
             assert_eq!(status.unwrap_or_else(|e| panic!("{e}")), 0, "{mode} {tp} {tp_steps:?}");
         }

@@ -27,6 +27,7 @@ mod documents;
 mod dropout;
 mod early;
 mod early_sums;
+mod engines;
 mod every_flag;
 mod examples;
 mod expert_layouts;

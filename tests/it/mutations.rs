@@ -400,7 +400,8 @@ fn written(fixture: &str, sizes: &[(&str, usize)], o: &Options) -> PathBuf {
 
 /// Names of the checks that fail.
 fn failing(plan: &Path) -> Vec<String> {
-    let all = checks(plan, Verify { numbers: true, tiny: false }).unwrap_or_else(|e| panic!("{e}"));
+    let all = checks(plan, Verify { numbers: true, ..Verify::default() })
+        .unwrap_or_else(|e| panic!("{e}"));
     all.into_iter().filter(|c| !c.ok).map(|c| c.name).collect()
 }
 
@@ -577,8 +578,9 @@ fn numbers_of_plans_are_those_of_their_models() {
     let out = written("llama_gqa", &[("vocab_size", 50_000_000)], &on(&[("tp", 2)], 4));
     let all = checks(&out, Verify::default()).unwrap_or_else(|e| panic!("{e}"));
     assert!(all.len() == 4 && all.iter().all(|c| c.ok), "{all:?}");
-    let d = checks(&out, Verify { numbers: true, tiny: false }).expect_err("too large");
+    let d = checks(&out, Verify { numbers: true, ..Verify::default() }).expect_err("too large");
     assert_eq!((d.code, d.exit), ("numbers-too-large", Exit::Unsupported), "{d}");
-    let all = checks(&out, Verify { numbers: false, tiny: true }).unwrap_or_else(|e| panic!("{e}"));
+    let all =
+        checks(&out, Verify { tiny: true, ..Verify::default() }).unwrap_or_else(|e| panic!("{e}"));
     assert!(all.len() > 6 && all.iter().all(|c| c.ok), "{all:?}");
 }

@@ -206,11 +206,11 @@ fn with(layout: &Layout) -> Options {
     o
 }
 
-fn python() -> String {
+pub fn python() -> String {
     std::env::var("SHARDC_PYTHON").unwrap_or("python3".into())
 }
 
-fn has_torch() -> bool {
+pub fn has_torch() -> bool {
     // To import it takes seconds.
     let find = "import importlib.util as u; assert all(map(u.find_spec, ['torch', 'safetensors']))";
     Command::new(python()).args(["-c", find]).output().is_ok_and(|o| o.status.success())

@@ -65,6 +65,14 @@ class Inputs:
         self._ahead()
         self._scored()
 
+    def take(self, columns: Mapping[str, Tensor]) -> None:
+        """Takes the columns of a step of which nothing is left to be made: all rows, one number behind the other."""
+        self._columns, self._before = {}, None
+        for name, x in columns.items():
+            row = self.table.get(name)
+            if row is not None:
+                self._columns[name] = x.reshape([-1, *row["sizes"]] if row["batch"] else row["sizes"])
+
     def _column(self, row: Mapping[str, Any], batch: Mapping[str, Tensor]) -> Tensor:
         name, fill, reads = row["name"], row["fill"], row["reads"]
         if name in batch:

@@ -49,3 +49,16 @@ class LossScale:
                 "recompile with --dtype bf16, with a lower --lr, or with --clip 1.0", "nan-loss",
             )
         self.scale = max(self.scale / 2, self.how["min"])
+
+    def state(self) -> Mapping[str, Any]:
+        """What a checkpoint has of it."""
+        changes = self.how is not None and self.how["kind"] != "constant"
+        own = {"scale": self.scale, "good": self._good, "left": self._left} if changes else None
+        return {"skipped": self.skipped, "loss_scale": own}
+
+    def go_on(self, saved: Mapping[str, Any]) -> None:
+        """Goes on from what a checkpoint has."""
+        self.skipped = saved["skipped"]
+        own = saved["loss_scale"]
+        if own is not None and self.how is not None and self.how["kind"] != "constant":
+            self.scale, self._good, self._left = float(own["scale"]), own["good"], own["left"]

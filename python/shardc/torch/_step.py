@@ -7,7 +7,9 @@ import importlib.util
 import json
 import math
 import os
+import shutil
 import sys
+import tempfile
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple, Union
@@ -16,12 +18,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .._command import ShardcError
+from .._command import ShardcError, run
 from ._attention import Known, remember
+from ._checkpoint import ask, shared
 from ._data import Inputs, Layout, wrong
+from ._link import Asked, Link
 from ._mesh import Mesh, device, this_rank, world_size
 from ._scale import LossScale
-from ._store import Tensors, Weights, whole_tensors
+from ._store import Tensors, Values, Weights, whole_tensors
 
 #: What a value is to the world outside of its function, its name, and of what is made for each microbatch its number.
 Key = Tuple[str, str, Optional[int]]
@@ -31,6 +35,10 @@ FORMAT = 1
 _LOOPED = {"stash", "edge"}
 #: Kinds that functions do not take from each other.
 _GIVEN = {"input", "scalar"}
+#: Kinds that are shown to the user.
+_SHOWN = {"output", "metric", "mean", "grad_shown"}
+#: What a call has shown: kind, name, microbatch, this rank's piece.
+Shown = List[Tuple[str, str, int, Tensor]]
 
 
 def _lasts(kind: str) -> bool:
@@ -55,13 +63,20 @@ class Step:
     """A step of training by a plan. Call it with a batch: tensors by name, of all ranks or of this one's rows alone."""
 
     def __init__(
-        self, module: Any, facts: Mapping[str, Any], weights: Weights, adapter: Union[str, Path, None] = None
+        self, module: Any, facts: Mapping[str, Any], weights: Weights, adapter: Union[str, Path, None] = None,
+        plan: Union[str, Path, None] = None,
     ) -> None:
+        #: The hash of the plan.
+        self.plan: str = facts["plan"]
+        self._plan, self._states = plan, facts["states"]
+        self._base = ["--weights", str(weights)] if isinstance(weights, (str, Path)) else []
         self.settings: Dict[str, Any] = facts["settings"]
         self.weights: List[Dict[str, Any]] = facts["weights"]
         self.mesh: Mesh = module.mesh
         #: Steps that were taken.
         self.steps = 0
+        # Steps before the optimizer's states began anew.
+        self._before = 0
         #: The learning rate of a step, counted from 1.
         self.lr: Callable[[int], float] = self._planned_lr
         self._scale = LossScale(self.settings.get("loss_scaling"))
@@ -81,12 +96,15 @@ class Step:
         # Which rank of the pipeline has what is shown of a step.
         self._shown = {k: [self._metrics(c[k]) for c in classes] for k in self._lists}
         self._store: Dict[Key, Tensor] = {}
+        self._device_mesh: Any = None
         self._known: Known = {}
-        self._load(Tensors(weights, adapter), facts["states"])
+        self._load(weights if isinstance(weights, Values) else Tensors(weights, adapter))
 
     def __call__(self, batch: Mapping[str, Tensor]) -> Dict[str, Tensor]:
         """Trains on a batch; the loss, the norm of gradients and other metrics, on all ranks."""
-        out = self._run("step", batch, self.steps + 1)
+        self._inputs.begin(batch)
+        update = max(self.steps + 1 - self._scale.skipped - self._before, 0)
+        out = self._run("step", self.steps + 1, {"lr": self.lr(self.steps + 1 - self._scale.skipped), "step": update, "loss_scale": self._scale.scale})
         self.steps += 1
         if self._scale.how is not None:
             self._scale.update(math.isfinite(float(out["grad_norm"])))
@@ -96,7 +114,86 @@ class Step:
         """The loss of a batch, which changes nothing."""
         if not self._lists["evaluation"]:
             raise wrong("the plan has no evaluation", "call the step itself: it does not train", "no-evaluation")
-        return self._run("evaluation", batch, 0)
+        self._inputs.begin(batch)
+        return self._run("evaluation", 0, {"loss_scale": self._scale.scale})
+
+    def told(self, how: Mapping[str, Any], columns: Mapping[str, Tensor]) -> Shown:
+        """Does a step as another program tells it, with all that inputs have; what this rank has to show of it."""
+        self._inputs.take(columns)
+        scalars = {"lr": how["lr"], "step": how["update"], "loss_scale": how["loss_scale"]}
+        shown: Shown = []
+        self._run("evaluation" if how["evaluate"] else "step", how["step"], scalars, (shown, how["observe"]))
+        return shown
+
+    def show(self, link: Link, head: Mapping[str, Any]) -> None:
+        """Gives this rank's piece of a value that is kept, or was shown last."""
+        kind, name = head["piece"]
+        x = self._store.get((kind, name, None))
+        link.send({"found": x is not None}, [] if x is None else [x])
+
+    def save(self, folder: Union[str, Path], keep: int = 2) -> Path:
+        """Saves a checkpoint of the steps so far, as `shardc run --save DIR --save-every N` does; to be called on all ranks.
+
+        `shardc run --resume` and `load` go on from it. Of those in the folder as many stay as `keep` says. The path.
+        """
+        scale = {**self._scale.state(), "before": self._before}
+        args = ["--save", str(folder), "--step", str(self.steps), "--keep", str(keep), "--scale", json.dumps(scale)]
+        said = ask(self, self._plan_folder(), args + self._base, lambda link: link.send({"ready": True}))
+        return Path(said["saved"])
+
+    def load(self, folder: Union[str, Path]) -> None:
+        """Goes on from a checkpoint of a run or of `save`, on whatever mesh it was made; to be called on all ranks."""
+
+        def fill(link: Link) -> None:
+            self._store.clear()
+            self._load(Asked(link))
+            link.send({"ready": True})
+
+        said = ask(self, self._plan_folder(), ["--load", str(folder), *self._base], fill)
+        self.steps, self._before = said["step"], said["scale"]["before"]
+        self._scale.go_on(said["scale"])
+
+    def save_hf(self, folder: Union[str, Path]) -> None:
+        """Saves the model as a folder of transformers, as `shardc run --save DIR` does; to be called on all ranks."""
+        made = shared(tempfile.mkdtemp(prefix="shardc-") if this_rank() == 0 else None)
+        try:
+            saved = self.save(Path(made) / "checkpoint")
+            failed = None
+            if this_rank() == 0:
+                base = ["--base", self._base[1]] if self._base and "lora" not in self.settings else []
+                try:
+                    run(["reshard", str(saved), "--to", "hf", "-o", str(folder), *base])
+                except ShardcError as error:
+                    failed = error
+            failed = shared(failed)
+            if failed is not None:
+                raise failed
+        finally:
+            if this_rank() == 0:
+                shutil.rmtree(made, ignore_errors=True)
+
+    def state_dict(self) -> Dict[str, Tensor]:
+        """Parameters and optimizer states of this rank as DTensors, which share memory with the step's: what
+        `torch.distributed.checkpoint` saves, and loads in place. To be called on all ranks.
+
+        Names are those of the plan, `exp_avg.NAME` of a state; raises ShardcError where DTensor has no word for a layout.
+        """
+        from ._dtensor import device_mesh, dtensor, placements
+
+        if self._device_mesh is None:
+            self._device_mesh = device_mesh(self.mesh)
+        out: Dict[str, Tensor] = {}
+        for (kind, name, _), x in self._store.items():
+            if _lasts(kind):
+                key = name if kind == "param" else f"{kind[len('state['):-1]}.{name}"
+                layout = self._layouts[kind, name]
+                out[key] = dtensor(x, layout, self._device_mesh, placements(self.mesh, layout, name))
+        return out
+
+    def _plan_folder(self) -> str:
+        if self._plan is None:
+            raise wrong("the folder of the plan is not known", "shardc.torch.load(PROGRAM, weights, plan=PLAN)", "plan")
+        return str(self._plan)
 
     def parameters(self) -> Dict[str, Tensor]:
         """What this rank has of each parameter."""
@@ -137,7 +234,7 @@ class Step:
         done = (step - warmup) / max(how["total"] - warmup, 1)
         return float(floor + (lr - floor) * 0.5 * (1 + math.cos(math.pi * min(done, 1.0))))
 
-    def _load(self, tensors: Tensors, states: Mapping[str, Any]) -> None:
+    def _load(self, values: Values) -> None:
         by_name = {w["param"]: w for w in self.weights}
         #: Of what is kept or shown its layout, whichever rank has it.
         self._layouts: Dict[Tuple[str, str], Layout] = {}
@@ -150,13 +247,9 @@ class Step:
                 key, layout = (kind, name, None), self._types[t]
                 if not _lasts(kind) or key in self._store:
                     continue
-                init = "file" if kind == "param" else states[kind[len("state[") : -1]]
-                if init == "file":
-                    x = tensors.parameter(by_name[name], layout.extents())
-                    x = x.to(device=device, dtype=layout.dtype, copy=True).contiguous()
-                else:
-                    x = torch.full(layout.shape, float(init), dtype=layout.dtype, device=device)
-                self._store[key] = x
+                init = "file" if kind == "param" else self._states[kind[len("state[") : -1]]
+                x = values.first(kind, name, by_name.get(name, {}), init, layout.extents())
+                self._store[key] = x.to(device=device, dtype=layout.dtype, copy=True).contiguous()
 
     def _accesses(self, i: List[Any]) -> Tuple[List[Key], List[Key]]:
         """What an instruction reads, and what it makes."""
@@ -194,9 +287,10 @@ class Step:
         return self._stages.ranks[stage]
 
     @torch.no_grad()
-    def _run(self, what: str, batch: Mapping[str, Tensor], step: int) -> Dict[str, Tensor]:
+    def _run(
+        self, what: str, step: int, scalars: Mapping[str, float], shown: Optional[Tuple[Shown, bool]] = None
+    ) -> Dict[str, Tensor]:
         remember(self._known)
-        self._inputs.begin(batch)
         for key in [k for k in self._store if not _lasts(k[0])]:
             del self._store[key]
         own = self._stages.place if self._stages is not None else 0
@@ -215,7 +309,7 @@ class Step:
 
         for i, ends in zip(self._lists[what], self._ends[what]):
             if i[0] == "call":
-                self._call(self._functions[i[1]], i[2], step, ends)
+                self._call(self._functions[i[1]], i[2], (step, scalars), ends, shown)
             elif i[0] == "post":
                 posted[_key(tuple(i[1]), i[2])] = receive(i)
             elif i[0] == "recv":
@@ -234,29 +328,30 @@ class Step:
                 sent[i[1]].pop(0)[0].wait()
         for work, _ in (one for all_of in sent.values() for one in all_of):
             work.wait()
-        return self._all_metrics(what)
+        return self._all_metrics(what) if shown is None else {}
 
-    def _call(self, f: Function, microbatch: Optional[int], step: int, ends: set) -> None:
+    def _call(
+        self, f: Function, microbatch: Optional[int], now: Tuple[int, Mapping[str, float]], ends: set,
+        shown: Optional[Tuple[Shown, bool]],
+    ) -> None:
+        step, scalars = now
         v: Dict[str, Tensor] = {}
         for value, role, t in f.args:
             kind, name = role
             if kind == "input":
                 v[value] = self._inputs.get(name, self._types[t], t, microbatch, step)
             elif kind == "scalar":
-                v[value] = torch.tensor(self._scalar(name, step), dtype=torch.float32, device=device)
+                v[value] = torch.tensor(scalars[name], dtype=torch.float32, device=device)
             else:
                 v[value] = self._store[_key(role, microbatch)]
         # What nobody reads behind this call is the call's own, which drops it where it is done with it.
         for key in ends:
             self._store.pop(key, None)
         f.call(v)
-        for value, role, _ in f.results:
+        for value, role, t in f.results:
             self._store[_key(role, microbatch)] = v[value]
-
-    def _scalar(self, name: str, step: int) -> float:
-        update = max(step - self._scale.skipped, 0)
-        known = {"lr": lambda: self.lr(update), "step": lambda: float(update), "loss_scale": lambda: self._scale.scale}
-        return known[name]()
+            if shown is not None and role[0] in _SHOWN and (shown[1] or math.prod(self._types[t].sizes) == 1):
+                shown[0].append((*role, microbatch or 0, v[value]))
 
     def _all_metrics(self, what: str) -> Dict[str, Tensor]:
         """Metrics, which one rank of the pipeline may have alone, on all."""
@@ -282,11 +377,12 @@ def load(
     weights: Weights,
     timeout: Optional[float] = None,
     adapter: Union[str, Path, None] = None,
+    plan: Union[str, Path, None] = None,
 ) -> Step:
     """The step of a folder that `shardc export --to torch` wrote, on this rank of torch.distributed.
 
     Makes the default process group, if there is none. `timeout` is of its exchanges, in seconds. `adapter` is the folder
-    of an adapter, for a plan that has them.
+    of an adapter, for a plan that has them; `plan` the folder of the plan, which checkpoints need.
     """
     folder = Path(folder)
     facts = json.loads((folder / "program.json").read_text(encoding="utf-8"))
@@ -309,7 +405,7 @@ def load(
     spec.loader.exec_module(module)
     if module.PLAN != facts["plan"]:
         raise wrong("program.py and program.json are of two plans", "export the plan again into a new folder", "plan")
-    return Step(module, facts, weights, adapter)
+    return Step(module, facts, weights, adapter, plan)
 
 
 def main(program: Union[str, Path]) -> None:

@@ -11,11 +11,21 @@ from torch import Tensor
 
 from ._data import wrong
 
-#: Tensors by name, or the folder of a model.
-Weights = Union[str, Path, Mapping[str, Tensor]]
 
 
-class Tensors:
+class Values:
+    """What a rank keeps, before its first step."""
+
+    def first(self, kind: str, name: str, weight: Mapping[str, Any], init: Any, extents: Sequence[Tuple[int, int]]) -> Tensor:
+        """A piece of a parameter or a state; `init` is a number, or "file" for what `weight` says."""
+        raise NotImplementedError
+
+
+#: Tensors by name, the folder of a model, or who has them.
+Weights = Union[str, Path, Mapping[str, Tensor], Values]
+
+
+class Tensors(Values):
     """Tensors of a folder of safetensors, of which pieces are read, or of a mapping."""
 
     def __init__(self, weights: Weights, adapter: Union[str, Path, None] = None) -> None:
@@ -23,6 +33,7 @@ class Tensors:
         self._files: Dict[str, Any] = {}
         if adapter is not None:
             self._open(Path(adapter) / "adapter_model.safetensors", "give --adapter the folder of an adapter")
+        assert not isinstance(weights, Values)
         if isinstance(weights, Mapping):
             self._given = weights
             return
@@ -34,6 +45,11 @@ class Tensors:
             files = ["model.safetensors"]
         for name in files:
             self._open(folder / name, "give --weights the folder of a model")
+
+    def first(self, kind: str, name: str, weight: Mapping[str, Any], init: Any, extents: Sequence[Tuple[int, int]]) -> Tensor:
+        if init == "file":
+            return self.parameter(weight, extents)
+        return torch.full([n for _, n in extents], float(init))
 
     def _open(self, file: Path, way: str) -> None:
         from safetensors import safe_open

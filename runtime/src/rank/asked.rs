@@ -3,6 +3,7 @@
 use crate::batch::StepData;
 use crate::flight::{Done, Timing};
 use crate::holdings::Task;
+use shardc_ir::plan::Plan;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -88,6 +89,15 @@ pub(crate) struct Reply {
 }
 
 impl Reply {
+    /// Bytes that no reply of a process exceeds, with room to spare: what a rank holds of every microbatch, as
+    /// f32, and the times of what it does.
+    pub fn largest(plan: &Plan) -> usize {
+        const TIMES: usize = 1 << 28;
+        let settings = &plan.settings;
+        let held = plan.peak_bytes().saturating_mul(2);
+        held.saturating_mul(settings.microbatches + 1).saturating_add(TIMES)
+    }
+
     /// For another process: numbers of 8 bytes, little-endian, and elements.
     pub fn to_bytes(&self, rank: usize) -> Vec<u8> {
         let mut out = vec![];

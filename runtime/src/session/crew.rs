@@ -4,6 +4,7 @@ use crate::alarm::Alarm;
 use crate::control::Witness;
 use crate::flight::Flight;
 use crate::wiring::Wiring;
+use shardc_ir::diag::Diag;
 use shardc_ir::files::make::Folder;
 use std::io::Write as _;
 use std::path::PathBuf;
@@ -15,6 +16,18 @@ pub(super) struct Crew {
     pub flights: Vec<(usize, Arc<Flight>)>,
     pub alarm: Arc<Alarm>,
     pub records: PathBuf,
+}
+
+impl Crew {
+    /// Adds where the other ranks were when one failed.
+    pub fn explain(&self, rank: usize, mut cause: Diag) -> Diag {
+        /// More ranks than this are not listed.
+        const LISTED: usize = 8;
+        for (other, flight) in self.flights.iter().filter(|f| f.0 != rank).take(LISTED) {
+            cause = cause.why(flight.whereabouts(&self.wiring, *other, &[], None));
+        }
+        cause
+    }
 }
 
 impl Witness for Crew {

@@ -26,7 +26,7 @@ pub const PAGES: &[(&str, &str)] = pages! {
     "schedule-name" "schedule-rule" "sequence-length" "sequence-not-divisible" "sequence-too-long"
     "shape" "shard" "sharding-conflict" "size" "slice" "source" "sp-needs-1d" "sp-needs-tp" "split" "ssa"
     "stage-order" "start-timeout" "sub-axis" "syntax" "tensor-dtype" "tensor-shape" "text-model-only" "threads" "tiny" "token-range"
-    "tokenizer" "tp-grid" "trace" "trust" "too-large" "too-many-ranks" "too-many-stages" "truncated" "unbound" "undefined-value"
+    "tokenizer" "torch" "tp-grid" "trace" "trust" "too-large" "too-many-ranks" "too-many-stages" "truncated" "unbound" "undefined-value"
     "uneven" "unknown-axis" "unknown-class" "unknown-collective" "unknown-model-type" "unknown-op"
     "unknown-pass" "unknown-rank" "unknown-rule" "unknown-tensor" "unknown-value" "unread-keys"
     "unsupported-config" "untied-head" "unused-tensors" "update-rule" "usage" "varying" "weight-missing" "weights" "weights-not-read"

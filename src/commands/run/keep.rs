@@ -140,7 +140,7 @@ impl Keeper {
             rows: run.picks(self.begun).taken(step, stored.plan.settings.global_batch),
             ..run.clone()
         };
-        let saved = saves.save(session, step, (stored, &run))?;
+        let saved = saves.save(session, step, (stored, Some(&run)))?;
         self.last = Some(step);
         let (took, bytes) = (since.elapsed().as_secs_f64(), checkpoint::bytes(&saved));
         let (mb, rate) = (bytes as f64 / 1e6, bytes as f64 / 1e6 / took);

@@ -4,7 +4,9 @@ use super::{Kernels, On, Run};
 use crate::checkpoint::{BaseModel, OptimResume, Saved};
 use crate::cluster::Job;
 use crate::device;
+use crate::plan_dir::Stored;
 use crate::terminal::{note, warn};
+use crate::torch;
 use shardc_codegen::{c, program};
 use shardc_frontends::Checkpoint;
 use shardc_frontends::import::Opened;
@@ -111,6 +113,48 @@ fn begins(
     }
 }
 
+/// Gives the first values of what ranks keep.
+pub fn loads<'a>(
+    plan: &'a Plan,
+    start: &'a Start,
+) -> impl Fn(Wanted, &[Range<usize>], &mut [f32]) -> Result<()> + Sync + 'a {
+    move |wanted, ranges, out| match (start, wanted.first) {
+        (Start::Resumed(s, base), First::Weight(w)) if s.leaves_out(wanted.role) => {
+            begins(base.as_ref(), w, s.seed().unwrap_or(plan.settings.seed), ranges, out)
+        }
+        (Start::Resumed(s, _), First::Number(x)) if s.begins(wanted.role) => {
+            out.fill(x as f32);
+            Ok(())
+        }
+        (Start::Resumed(s, _), _) => s.read(wanted.role, wanted.shape, ranges, out),
+        (Start::Checkpoint(c), First::Weight(w)) => {
+            begins(Some(c), w, plan.settings.seed, ranges, out)
+        }
+        (Start::Random { seed }, First::Weight(w)) => begins(None, w, *seed, ranges, out),
+        (_, First::Number(x)) => {
+            out.fill(x as f32);
+            Ok(())
+        }
+    }
+}
+
+/// Threads of each of so many ranks that share the cores of this machine.
+fn threads(how: &Run, ranks: usize) -> (usize, usize) {
+    let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+    (how.threads.unwrap_or(cores / ranks).clamp(1, cores), cores)
+}
+
+/// Starts the ranks of a plan as processes of PyTorch.
+pub(super) fn in_torch(
+    stored: &Stored,
+    start: &Start,
+    how: &Run,
+) -> Result<(Session, torch::Processes)> {
+    let (threads, _) = threads(how, stored.plan.module.mesh.ranks());
+    let timeout = Duration::from_secs(how.timeout.max(1));
+    torch::start(stored, threads, timeout, &loads(&stored.plan, start))
+}
+
 /// Starts all ranks of a plan as threads.
 pub fn session(plan: &Plan, start: &Start, how: &Run) -> Result<Session> {
     launch(plan, start, how, None, None)
@@ -136,8 +180,7 @@ pub(super) fn launch(
         )
         .help(format!("compile for a mesh of at most {MAX_LOCAL_RANKS} ranks to run here")));
     }
-    let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
-    let threads = how.threads.unwrap_or(cores / ranks).clamp(1, cores);
+    let (threads, cores) = threads(how, ranks);
     let programs: Vec<Program> = own.clone().map(|r| program(plan, r)).collect::<Result<_>>()?;
     let native = match (how.device, how.kernels) {
         (On::Cuda, _) | (_, Some(Kernels::Interpreted)) => None,
@@ -169,25 +212,7 @@ pub(super) fn launch(
         trace: how.trace.is_some(),
         ..Options::default()
     };
-    let load =
-        |wanted: Wanted, ranges: &[Range<usize>], out: &mut [f32]| match (start, wanted.first) {
-            (Start::Resumed(s, base), First::Weight(w)) if s.leaves_out(wanted.role) => {
-                begins(base.as_ref(), w, s.seed().unwrap_or(plan.settings.seed), ranges, out)
-            }
-            (Start::Resumed(s, _), First::Number(x)) if s.begins(wanted.role) => {
-                out.fill(x as f32);
-                Ok(())
-            }
-            (Start::Resumed(s, _), _) => s.read(wanted.role, wanted.shape, ranges, out),
-            (Start::Checkpoint(c), First::Weight(w)) => {
-                begins(Some(c), w, plan.settings.seed, ranges, out)
-            }
-            (Start::Random { seed }, First::Weight(w)) => begins(None, w, *seed, ranges, out),
-            (_, First::Number(x)) => {
-                out.fill(x as f32);
-                Ok(())
-            }
-        };
+    let load = loads(plan, start);
     let lower = |_: &Plan, rank: usize| Ok(programs[rank - own.start].clone());
     match job {
         None => Session::new(plan, options, &lower, &load),

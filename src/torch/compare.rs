@@ -1,0 +1,102 @@
+//! A plan's numbers by PyTorch and by shardc's own ranks, in the types of the plan.
+
+use super::start;
+use crate::commands::run::{self, Run, Start};
+use crate::data::{Data, Picks};
+use crate::plan_dir::Stored;
+use shardc_ir::diag::{Diag, Result};
+use shardc_ir::func::{RoleKind, inputs};
+use shardc_ir::plan::Mode;
+use shardc_ir::types::DType;
+use shardc_runtime::{Session, StepBatch, StepResult};
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// Steps of training that are compared. Parameters are, by the losses and gradients of those behind: of an update alone
+/// AdamW makes as much where a gradient is 0 but for rounding.
+const STEPS: usize = 3;
+/// Seed of weights and tokens.
+const SEED: u64 = 17;
+
+/// How far both are apart, relative to the size of what shardc's own ranks have.
+pub struct Apart {
+    pub name: &'static str,
+    pub error: f64,
+    pub tolerance: f64,
+    pub worst: Option<String>,
+}
+
+/// What engines may differ by: they add in other orders. In f32 by what the runtime is held to against transformers. A
+/// number of bf16 has 8 bits and one of f16 11; sums are in f32, and some ten roundings of activations stand one behind
+/// the other.
+fn tolerances(dtype: DType) -> (f64, f64) {
+    match dtype {
+        DType::BF16 => (1e-2, 1e-1),
+        DType::F16 => (2e-3, 2e-2),
+        _f32 => (1e-5, 1e-4),
+    }
+}
+
+/// Takes steps of a plan on both engines, with the same random weights and data.
+///
+/// # Errors
+/// `torch`, `export` and those of the runs.
+pub fn compare(stored: &Stored, timeout: Duration) -> Result<Vec<Apart>> {
+    let s = &stored.plan.settings;
+    if s.mode != Mode::Train {
+        return Err(Diag::new("flag", "engines are compared by steps of training")
+            .at("--engine torch")
+            .help("give a plan that was compiled with --mode train"));
+    }
+    let (plan, begin) = (&stored.plan, Start::Random { seed: SEED });
+    let mut own = run::session(plan, &begin, &Run::default())?;
+    let (mut torch, processes) = start(stored, 1, timeout, &run::loads(plan, &begin))?;
+    let compared = both(stored, &mut own, &mut torch);
+    drop(torch);
+    compared.map_err(|d| processes.explained(d))
+}
+
+fn both(stored: &Stored, own: &mut Session, torch: &mut Session) -> Result<Vec<Apart>> {
+    let s = &stored.plan.settings;
+    let (table, data) = (inputs(&stored.plan.module), Data::Random { vocab: s.vocab.min(1 << 20) });
+    let (scalar, tensor) = tolerances(stored.options.dtype);
+    let mut all: BTreeMap<&'static str, Apart> = BTreeMap::new();
+    let mut add = |name: &'static str, of: &str, error: f64, tolerance: f64| {
+        let known = all.entry(name).or_insert(Apart { name, error: 0.0, tolerance, worst: None });
+        if error.is_nan() || error > known.error {
+            (known.error, known.worst) = (error, (!of.is_empty()).then(|| of.to_string()));
+        }
+    };
+    for step in 1..=STEPS {
+        let columns = data.batch(&table, &Picks::random(SEED), step as u32, s.global_batch)?;
+        let batch = StepBatch { columns, observe: true };
+        let lr = stored.options.lr.at(step);
+        let (a, b) = (own.step(&batch, lr, step)?, torch.step(&batch, lr, step)?);
+        for (name, of) in [
+            ("loss", (|r| r.loss) as fn(&StepResult) -> Option<f32>),
+            ("gradient-norm", |r| r.grad_norm),
+        ] {
+            let (x, y) = (of(&a).map(f64::from), of(&b).map(f64::from));
+            let error = x.zip(y).map_or(f64::INFINITY, |(x, y)| (x - y).abs() / x.abs().max(1e-30));
+            add(name, "", if x.is_none() && y.is_none() { 0.0 } else { error }, scalar);
+        }
+        let shown = a.outputs.iter().filter(|x| x.0.kind == RoleKind::GradShown);
+        for (role, x) in shown {
+            let y = b.outputs.get(role).map_or(&[][..], |y| &y.data);
+            add("gradients", &role.name, apart(&x.data, y), tensor);
+        }
+    }
+    Ok(all.into_values().collect())
+}
+
+/// The norm of a difference, by that of the first.
+fn apart(x: &[f32], y: &[f32]) -> f64 {
+    if x.len() != y.len() {
+        return f64::INFINITY;
+    }
+    let norm = |all: &mut dyn Iterator<Item = f64>| all.map(|x| x * x).sum::<f64>().sqrt();
+    let of = norm(&mut x.iter().map(|&x| f64::from(x)));
+    let off = norm(&mut x.iter().zip(y).map(|(&x, &y)| f64::from(x) - f64::from(y)));
+    // What is 0 but for rounding has no size of its own.
+    off / of.max(1e-6 * (x.len() as f64).sqrt())
+}

@@ -57,14 +57,14 @@ def find_binary() -> str:
     return found
 
 
-def run(args: Sequence[str], cwd: Optional[str] = None) -> str:
-    """Runs the command with JSON on both streams; what it prints.
+def run(args: Sequence[str], no: int = 0) -> str:
+    """Runs the command with JSON on both streams; what it prints. With the status `no` its answer is no, and not an error.
 
     Warnings become Python's; an error raises ShardcError.
     """
     words = [find_binary(), *args, "--format", "json"]
-    done = subprocess.run(words, cwd=cwd, stdin=subprocess.DEVNULL, capture_output=True, encoding="utf-8", errors="replace")
-    told(args[0], done.stderr, done.returncode)
+    done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, encoding="utf-8", errors="replace")
+    told(args[0], done.stderr, 0 if done.returncode == no else done.returncode)
     return done.stdout
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import html
 import json
 import os
 import shutil
 import tempfile
 import weakref
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Mapping, Optional, Tuple, Union
@@ -134,6 +136,14 @@ class Plan:
 
         return {p.name: tuple(read(word) for word in p.placements) for p in self.parameters}
 
+    def _repr_html_(self) -> str:
+        """The report, as a notebook shows it."""
+        with tempfile.TemporaryDirectory(prefix="shardc-") as folder:
+            page = Path(folder) / "report.html"
+            run(["report", str(self.path), "-o", str(page)])
+            text = page.read_text(encoding="utf-8")
+        return f'<iframe srcdoc="{html.escape(text)}" style="width:100%;height:800px;border:0"></iframe>'
+
     def run(self, **options: Any) -> Iterator[Dict[str, Any]]:
         """Runs the plan, ranks as threads, and yields what each step and each evaluation came to, as they end.
 
@@ -141,7 +151,7 @@ class Plan:
         save="tuned")`. A step has `step`, `loss`, `grad_norm`, `tokens` and `ms`, an evaluation `step` and `eval_loss`.
         Nothing runs before the first is asked for; whoever stops asking ends the run.
         """
-        return lines(["run", str(self.path), *_flags(None, options)])
+        return lines(["run", str(self.path), *flags(options)])
 
     def torch(self, weights: Any = None, timeout: Optional[float] = None) -> Step:
         """A step of the plan on this rank of torch.distributed: call it with a batch. See docs/torch.md.
@@ -222,7 +232,7 @@ def _compiled(
         path = export(model, _beside(out), inputs, dynamic_shapes)
         source = str(path)
         options = _frozen(model, options)
-    args = ["compile", source, "-o", str(out), *_flags(mesh, options)]
+    args = ["compile", source, "-o", str(out), *flags(options, mesh)]
     plan = Plan(out)
     plan.report = json.loads(run(args))
     plan.model = path
@@ -238,6 +248,20 @@ def _frozen(model: torch.nn.Module, options: Mapping[str, Any]) -> Mapping[str, 
     return {**options, "freeze": [*([given] if isinstance(given, str) else given), *still]}
 
 
+@contextmanager
+def source_of(model: Model) -> Iterator[str]:
+    """A path or a configuration as the command takes it."""
+    with tempfile.TemporaryDirectory(prefix="shardc-") as folder:
+        if isinstance(model, Mapping):
+            path = Path(folder) / "config.json"
+            path.write_text(json.dumps(dict(model)), encoding="utf-8")
+            yield str(path)
+        elif isinstance(model, (str, os.PathLike)):
+            yield str(os.fspath(model))
+        else:
+            raise TypeError("give a path or a configuration, or ask the plan of `compile`")
+
+
 def _beside(out: Path) -> Path:
     """The folder of what is compiled into `out`."""
     return out.with_name(out.name + ".model")
@@ -248,7 +272,8 @@ def _no_inputs(inputs: Optional[Inputs]) -> None:
         raise TypeError("inputs are those of a live module")
 
 
-def _flags(mesh: Union[str, Mapping[str, int], None], options: Mapping[str, Any]) -> List[str]:
+def flags(options: Mapping[str, Any], mesh: Union[str, Mapping[str, int], None] = None) -> List[str]:
+    """Options as words of the command."""
     if isinstance(mesh, Mapping):
         mesh = ",".join(f"{axis}={size}" for axis, size in mesh.items())
     out: List[str] = []

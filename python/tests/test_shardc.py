@@ -29,6 +29,46 @@ except ImportError:
 SIZE = dict(seq=16, global_batch=8)
 
 
+class Questions(unittest.TestCase):
+    def test_answers_are_those_of_the_schemas(self):
+        folder = ROOT / "python"
+        with mock.patch.object(sys, "path", [str(folder), *sys.path]):
+            import answers
+
+            self.assertEqual((folder / "shardc/_answers.py").read_text(), answers.text(), "python3 python/answers.py")
+
+    def test_each_command_answers(self):
+        one, two = (shardc.compile(LLAMA, mesh=mesh, **SIZE) for mesh in ("tp=2", "dp=2"))
+        wrong = shardc.check(LLAMA, mesh="tp=3")
+        self.assertEqual((wrong.ok, wrong.violations[0].code), (False, "heads-not-divisible"))
+        self.assertIn("--mesh tp=2", wrong.violations[0].nearest)
+        self.assertTrue(shardc.check(LLAMA, mesh={"tp": 2}).ok)
+        checks = {c.name: c.ok for c in shardc.verify(one, numbers=True).checks}
+        self.assertTrue(all(checks.values()) and "loss" in checks, checks)
+        self.assertEqual(shardc.prove(one.path).verdict, "proved")
+        self.assertEqual({o.option for o in shardc.diff(one, two).options}, {"mesh", "microbatch"})
+        self.assertTrue(shardc.diff(one, one).same)
+        price = shardc.price(one, device="h100-sxm")
+        self.assertGreater(price.step_s, 0)
+        self.assertEqual(price.options.training.zero, 0)
+        config = json.loads((LLAMA / "config.json").read_text())
+        found = shardc.plan(config, gpus=2, device="h100-sxm", budget=2, **SIZE)
+        self.assertLessEqual(found.compiled, 2)
+        self.assertEqual(found.plans[0].step_s, min(p.step_s for p in found.plans))
+        self.assertIn("placements", shardc.export(one, "dtensor"))
+        with self.assertRaises(shardc.ShardcError) as raised:
+            shardc.plan(LLAMA, gpus=0, device="h100-sxm")
+        self.assertEqual(raised.exception.exit_status, 2)
+
+    def test_a_notebook_shows_the_report(self):
+        plan = shardc.compile(LLAMA, mesh="tp=2", **SIZE)
+        self.assertIn("&lt;!doctype html", plan._repr_html_().lower())
+        with tempfile.TemporaryDirectory() as folder:
+            page = Path(folder) / "page.html"
+            shardc.report(plan, page)
+            self.assertIn("<!doctype html", page.read_text().lower())
+
+
 class Paths(unittest.TestCase):
     def test_a_folder(self):
         plan = shardc.compile(LLAMA, mesh={"dp": 2, "tp": 2}, sp=True, freeze=["*norm*"], fuse=None, **SIZE)

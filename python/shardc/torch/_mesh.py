@@ -25,6 +25,18 @@ def world_size() -> int:
     return dist.get_world_size() if dist.is_initialized() else int(os.environ.get("WORLD_SIZE", "1"))
 
 
+def free_memory() -> Optional[int]:
+    """Bytes that this rank may take: of its device, or its share of the machine's; None where nobody says it."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    try:
+        with open("/proc/meminfo", encoding="ascii") as lines:
+            available = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration):
+        return None
+    return available // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
 class Mesh:
     """Named axes, outer to inner: the rank is the number whose digits are the places along them."""
 

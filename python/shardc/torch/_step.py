@@ -23,7 +23,7 @@ from ._attention import Known, remember
 from ._checkpoint import ask, shared
 from ._data import Inputs, Layout, wrong
 from ._link import Asked, Link
-from ._mesh import Mesh, device, this_rank, world_size
+from ._mesh import Mesh, device, free_memory, this_rank, world_size
 from ._scale import LossScale
 from ._store import Tensors, Values, Weights, whole_tensors
 
@@ -53,6 +53,16 @@ class Function:
         self.call = call
         self.args: List[Tuple[str, Tuple[str, str], int]] = [(v, tuple(r), t) for v, r, t in ports["args"]]
         self.results: List[Tuple[str, Tuple[str, str], int]] = [(v, tuple(r), t) for v, r, t in ports["results"]]
+
+
+def _fits(peak: int, free: Optional[int]) -> None:
+    """Refuses what does not fit, before anything is loaded. Temporaries of torch's calls come on top of a plan's peak."""
+    if free is not None and peak > free:
+        have, need = (f"{n / 2**30:.2f} GiB" for n in (free, peak))
+        raise wrong(
+            f"rank {this_rank()} of the plan needs {need}, and {have} are free where it runs",
+            "compile for more ranks, or with --recompute full, --zero 3 or a smaller --microbatch", "no-memory",
+        )
 
 
 def _key(role: Tuple[str, str], microbatch: Optional[int]) -> Key:
@@ -92,6 +102,7 @@ class Step:
         own = self._stages.place if self._stages is not None else 0
         classes = facts["classes"]
         self._lists = {k: classes[own][k] for k in ("step", "evaluation")}
+        _fits(classes[own]["peak_bytes"], free_memory())
         self._ends = {k: self._last_uses(of) for k, of in self._lists.items()}
         # Which rank of the pipeline has what is shown of a step.
         self._shown = {k: [self._metrics(c[k]) for c in classes] for k in self._lists}

@@ -50,7 +50,7 @@ const ROWS: &[Row] = &[
     ("llama_gqa", &["--mesh", "tp=2", "--sp"], 2e-5),
     ("llama_gqa", &["--mesh", "dp_shard=2", "--zero", "3", "--dtype", "bf16"], 3e-2),
     ("gpt2", &["--mesh", "pp=2", "--microbatch", "1", "--dropout", "0.1"], 2e-5),
-    ("qwen3_moe", &["--mesh", "dp_shard=2", "--ep", "2"], 2e-4),
+    ("qwen3_moe", &["--mesh", "dp=2,ep=2"], 2e-4),
     ("qwen3", &["--mesh", "cp=2", "--dtype", "f16", "--initial-loss-scale", "65536"], 1e-2),
     ("gemma3", &["--mesh", "tp=2", "--lora", "r=4,alpha=8"], 2e-5),
 ];

@@ -3,6 +3,7 @@
 
 mod begun;
 mod effect;
+pub mod elsewhere;
 mod layout;
 mod optimizer;
 mod options;

@@ -3,6 +3,7 @@
 use clap::Parser;
 use rustix::process::{Resource, getrlimit};
 use shardc::commands::{Cli, run};
+use shardc::flags::elsewhere;
 use shardc::signals;
 use shardc::terminal::{self, Talk, fail, say_error, talk};
 use shardc_ir::diag::{Diag, Result};
@@ -61,22 +62,11 @@ fn asks_for_json() -> bool {
     apart || args.iter().any(|a| a == "--format=json")
 }
 
-/// A base of 4 bits, by the flag that other software's users look for.
-fn four_bits(e: &clap::Error) -> Option<Diag> {
-    use clap::error::{ContextKind, ContextValue};
-    let Some(ContextValue::String(flag)) = e.get(ContextKind::InvalidArg) else { return None };
-    flag.starts_with("--dtype-frozen").then(|| {
-        Diag::new("not-built", "frozen weights of 4 bits (nf4, QLoRA) are not built")
-            .at("--dtype-frozen")
-            .rule("frozen weights have the element type of --dtype")
-            .help("use --dtype bf16 with --lora: 8B fits one GPU of 24 GB with --recompute full --loss-chunks 8")
-            .help("for 70B use 8 GPUs: --mesh dp=8 --zero 3, or --mesh tp=8 --sp (docs/lora.md has the peaks)")
-    })
-}
-
 /// Prints help, which is a result, or what is wrong with the arguments.
 fn usage(e: clap::Error) -> Result<i32> {
-    if let Some(d) = four_bits(&e) {
+    let words: Vec<String> =
+        std::env::args_os().map(|a| a.to_string_lossy().into_owned()).collect();
+    if let Some(d) = elsewhere::answer(&e, &words) {
         talk(Talk { json: asks_for_json(), ..Talk::default() });
         return Err(d);
     }

@@ -12,7 +12,7 @@ use crate::report::{
 };
 use crate::rules;
 use crate::search::advice::advise;
-use crate::terminal::{self, detail, doing, json_line, note};
+use crate::terminal::{self, Volume, detail, doing, json_line, note, talks};
 use comfy_table::CellAlignment;
 use serde_json::json;
 use shardc_ir::diag::{Diag, Result, count};
@@ -71,7 +71,10 @@ pub fn compile(
     } else if let Some(text) = ran.dump {
         show(text);
     } else {
-        show(human(&done.stored, &done.report));
+        // Of a plan that is written the folder is the result.
+        if out.is_none() || talks().volume > Volume::Quiet {
+            show(human(&done.stored, &done.report));
+        }
         note(format!("compiled in {:.1} ms", done.report.compile_ms));
         done.report.phases.iter().for_each(|p| detail(format!("{:>10.1} ms {}", p.ms, p.name)));
         if let (Some(proof), Some(ms)) = (&done.report.proof, done.report.prove_ms) {

@@ -80,18 +80,65 @@ fn a_command_says_as_much_as_it_is_asked_to() {
         )
     };
     let (quiet, normal, verbose) = (with(&["-q"]), with(&[]), with(&["--verbose"]));
-    // Warnings are said however quiet it is, and results are the same.
+    // Warnings are said however quiet it is. The result is the plan's folder; without one it is the report.
     assert!(said(&quiet).starts_with("warning[idle-axis]"), "{}", said(&quiet));
     assert!(!said(&quiet).contains("wrote p") && said(&normal).contains("wrote p"));
     assert!(!said(&normal).contains("took ") && said(&verbose).contains(" MiB of memory"));
     assert!(said(&verbose).contains("ms partition"), "{}", said(&verbose));
-    assert_eq!(printed(&quiet), printed(&normal));
-    assert_eq!(printed(&quiet), printed(&verbose));
+    assert_eq!(printed(&quiet), "");
+    assert_eq!(printed(&normal), printed(&verbose));
+    let alone = ["compile", &model, "--seq", "16"];
+    let report = printed(&lab.ok(&[&alone[..], &["-q"]].concat()));
+    assert!(!report.is_empty() && report == printed(&lab.ok(&alone)));
     // Anywhere in the line, of every command; not both.
     assert!(said(&lab.ok(&["-v", "inspect", "p"])).starts_with("took "));
     assert_eq!(said(&lab.ok(&["run", "p", "-q", "--steps", "1", "--kernels", "interpreted"])), "");
     assert_eq!(lab.shardc(&["doctor", "-q", "-v"]).status.code(), Some(2));
     assert!(said(&lab.shardc(&["inspect", "none", "-q"])).starts_with("error[plan]"));
+}
+
+/// Flags of other software are answered with ours, and their values.
+#[test]
+fn flags_of_other_software() {
+    let lab = Lab::new("shell-elsewhere");
+    for (args, flag, way) in [
+        (&["compile", "m", "--tp", "4"][..], "--tp", "use --mesh tp=4"),
+        (
+            &["compile", "m", "--tensor-model-parallel-size=8"],
+            "--tensor-model-parallel-size",
+            "use --mesh tp=8",
+        ),
+        (
+            &["compile", "m", "--pipeline_model_parallel_size", "2"],
+            "--pipeline_model_parallel_size",
+            "use --mesh pp=2",
+        ),
+        (&["compile", "m", "--bf16"], "--bf16", "use --dtype bf16"),
+        (
+            &["compile", "m", "--fsdp", "full_shard"],
+            "--fsdp",
+            "use --zero 3 (with --mesh dp=RANKS)",
+        ),
+        (
+            &["plan", "m", "--gradient-checkpointing"],
+            "--gradient-checkpointing",
+            "--recompute selective|full",
+        ),
+        (
+            &["run", "p", "--micro-batch-size", "2"],
+            "--micro-batch-size",
+            "compile with --microbatch 2",
+        ),
+        (&["run", "p", "--max-steps", "100"], "--max-steps", "use shardc run --steps 100"),
+        (&["compile", "m", "--lora-r", "16"], "--lora-r", "use --lora r=16,alpha=A"),
+        (&["compile", "m", "--tp"], "--tp", "use --mesh tp=N"),
+    ] {
+        let said = lab.refuses(args, 2, "usage");
+        assert!(said.contains(&format!("there is no {flag} here")) && said.contains(way), "{said}");
+    }
+    // What is no flag of theirs is answered as ever.
+    let out = lab.shardc(&["compile", "m", "--mash", "tp=2"]);
+    assert!(said(&out).contains("a similar argument exists: '--mesh'"), "{}", said(&out));
 }
 
 /// With `--format json` standard error has an object a line.

@@ -1,0 +1,144 @@
+//! Flags of other software, and what says the same here: who types one is told.
+
+use clap::error::{ContextKind, ContextValue};
+use shardc_ir::diag::{Diag, one_line};
+
+/// Names without dashes before them, `-` for `_`, and our words; `=N` and ` N` become the value that was given. Of
+/// Megatron-LM, torchtitan, DeepSpeed, transformers' Trainer and PEFT, TRL, axolotl, LLaMA-Factory.
+const WORDS: &[(&[&str], &str)] = &[
+    (
+        &["tp", "tensor-model-parallel-size", "tensor-parallel-size", "tensor-parallel-degree"],
+        "--mesh tp=N",
+    ),
+    (
+        &[
+            "pp",
+            "pipeline-model-parallel-size",
+            "pipeline-parallel-size",
+            "pipeline-parallel-degree",
+        ],
+        "--mesh pp=N",
+    ),
+    (&["cp", "context-parallel-size", "context-parallel-degree"], "--mesh cp=N"),
+    (
+        &["ep", "expert-model-parallel-size", "expert-parallel-size", "expert-parallel-degree"],
+        "--mesh ep=N",
+    ),
+    (&["etp", "expert-tensor-parallel-size", "expert-tensor-parallel-degree"], "--mesh etp=N"),
+    (&["dp", "data-parallel-size", "data-parallel-replicate-degree"], "--mesh dp=N"),
+    (
+        &["fsdp", "use-torch-fsdp2", "use-megatron-fsdp", "data-parallel-shard-degree"],
+        "--zero 3 (with --mesh dp=RANKS)",
+    ),
+    (&["use-distributed-optimizer"], "--zero 1 (with --mesh dp=RANKS)"),
+    (&["zero-stage", "stage"], "--zero N"),
+    (&["sequence-parallel"], "--sp"),
+    (&["bf16", "bfloat16"], "--dtype bf16"),
+    (&["fp16", "float16", "half"], "--dtype f16"),
+    (&["fp32", "float32"], "--dtype f32"),
+    (
+        &[
+            "micro-batch-size",
+            "per-device-train-batch-size",
+            "local-batch-size",
+            "train-micro-batch-size-per-gpu",
+        ],
+        "--microbatch N",
+    ),
+    (
+        &["gradient-accumulation-steps"],
+        "--global-batch: microbatches follow from it, --microbatch and the mesh",
+    ),
+    (&["train-batch-size", "batch-size"], "--global-batch N"),
+    (
+        &[
+            "seq-length",
+            "seq-len",
+            "sequence-len",
+            "max-seq-length",
+            "max-seq-len",
+            "max-length",
+            "cutoff-len",
+        ],
+        "--seq N",
+    ),
+    (
+        &["num-layers-per-virtual-pipeline-stage", "num-virtual-stages-per-pipeline-rank"],
+        "--chunks: stages of each rank",
+    ),
+    (&["recompute-activations"], "--recompute selective"),
+    (
+        &["recompute-granularity", "gradient-checkpointing", "activation-checkpoint"],
+        "--recompute selective|full|layers:N",
+    ),
+    (&["clip-grad", "max-grad-norm", "gradient-clipping"], "--clip N"),
+    (&["adam-beta1", "adam-beta2", "adam-beta-1", "adam-beta-2"], "--betas BETA1,BETA2"),
+    (&["adam-eps", "adam-epsilon"], "--eps N"),
+    (&["learning-rate"], "--lr N"),
+    (
+        &["lr-decay-style", "lr-scheduler-type", "lr-scheduler"],
+        "--lr-schedule constant|warmup-cosine",
+    ),
+    (&["lr-warmup-iters", "warmup-steps"], "--warmup N"),
+    (&["attention-dropout", "hidden-dropout"], "--dropout N"),
+    (&["moe-aux-loss-coeff", "router-aux-loss-coef"], "--moe-aux N"),
+    (&["moe-z-loss-coeff"], "--moe-z-loss N"),
+    (&["mtp-num-layers"], "--mtp FACTOR: the layers are those of the model"),
+    (&["lora-r", "lora-rank"], "--lora r=N,alpha=A"),
+    (&["lora-alpha"], "--lora r=R,alpha=N"),
+    (&["lora-target-modules", "lora-target"], "--lora r=R,targets=MODULES"),
+    (&["train-iters", "max-steps"], "shardc run --steps N"),
+    (&["num-train-epochs", "num-epochs"], "shardc run --epochs N"),
+    (&["save-interval", "save-steps"], "shardc run --save-every N"),
+    (&["eval-interval", "eval-steps"], "shardc run --eval-every N"),
+    (&["load", "resume-from-checkpoint"], "shardc run --resume DIR"),
+    (&["data-path", "train-file", "dataset"], "shardc run --data"),
+    (
+        &["model-name-or-path", "pretrained-model-name-or-path", "model"],
+        "the model as an argument: shardc compile MODEL",
+    ),
+];
+
+/// What is said of an argument that is other software's, where the flags of a command are given in these words.
+pub fn answer(e: &clap::Error, words: &[String]) -> Option<Diag> {
+    let Some(ContextValue::String(flag)) = e.get(ContextKind::InvalidArg) else { return None };
+    let named = flag.split('=').next().unwrap_or(flag).split(' ').next()?;
+    let own = named.trim_start_matches('-').replace('_', "-");
+    if own.starts_with("dtype-frozen") || matches!(&*own, "load-in-4bit" | "qlora") {
+        return Some(four_bits(named));
+    }
+    if e.kind() != clap::error::ErrorKind::UnknownArgument {
+        return None;
+    }
+    let ours = WORDS.iter().find(|w| w.0.contains(&&*own))?.1;
+    let given = value(named, words).map_or_else(|| "N".into(), |v| one_line(&v));
+    let ours = ours.replace("=N", &format!("={given}")).replace(" N", &format!(" {given}"));
+    let compiles = words.iter().skip(1).find(|w| !w.starts_with('-'));
+    let compiles = compiles.is_some_and(|c| ["compile", "plan", "check"].contains(&&**c));
+    let way = match ours.starts_with("--") && !compiles {
+        true => format!("compile with {ours}"),
+        false => format!("use {ours}"),
+    };
+    let named = one_line(named);
+    Some(Diag::new("usage", format!("there is no {named} here")).at(&*named).help(way))
+}
+
+/// The value of a flag among words: behind `=`, or the next word if it is no flag.
+fn value(flag: &str, words: &[String]) -> Option<String> {
+    let at = words
+        .iter()
+        .position(|w| w == flag || w.strip_prefix(flag).is_some_and(|r| r.starts_with('=')))?;
+    match words[at].split_once('=') {
+        Some((_, v)) => Some(v.to_string()),
+        None => words.get(at + 1).filter(|w| w.parse::<f64>().is_ok()).cloned(),
+    }
+}
+
+/// A base of 4 bits, by the flag that other software's users look for.
+fn four_bits(flag: &str) -> Diag {
+    Diag::new("not-built", "frozen weights of 4 bits (nf4, QLoRA) are not built")
+        .at(flag)
+        .rule("frozen weights have the element type of --dtype")
+        .help("use --dtype bf16 with --lora: 8B fits one GPU of 24 GB with --recompute full --loss-chunks 8")
+        .help("for 70B use 8 GPUs: --mesh dp=8 --zero 3, or --mesh tp=8 --sp (docs/lora.md has the peaks)")
+}

@@ -2,7 +2,7 @@
 
 pub mod launcher;
 mod meeting;
-mod secret;
+pub mod secret;
 mod store;
 
 use crate::signals;

@@ -14,16 +14,28 @@ pub const FILE: &str = "SHARDC_SECRET_FILE";
 /// Most bytes of such a file.
 const MOST: u64 = 4096;
 
+/// What a secret makes: of a job whose variables have none, nothing.
+///
+/// # Errors
+/// Those of [`of`].
+pub fn derived(var: impl Fn(&str) -> Option<OsString>) -> Result<Option<String>> {
+    Ok(text(var)?.map(|text| blake3::hash(&text).to_hex().to_string()))
+}
+
 /// The secret of a job that is not started by MPI; none if no variable has one. Both are bytes, which need not
 /// be UTF-8: what is there is never taken for nothing.
 ///
 /// # Errors
 /// `no-secret` if it is short, `trust` if other users can change its file.
 pub fn of(var: impl Fn(&str) -> Option<OsString>) -> Result<Secret> {
+    Ok(text(var)?.map_or_else(Secret::none, |text| Secret::of(&text)))
+}
+
+fn text(var: impl Fn(&str) -> Option<OsString>) -> Result<Option<Vec<u8>>> {
     let (name, text) = match (var(SECRET), var(FILE)) {
         (Some(text), _) => (SECRET, text.into_vec()),
         (None, Some(file)) => (FILE, trust::read_secret(Path::new(&file), MOST)?),
-        (None, None) => return Ok(Secret::none()),
+        (None, None) => return Ok(None),
     };
     let text = text.trim_ascii();
     if text.len() < LEAST {
@@ -34,7 +46,7 @@ pub fn of(var: impl Fn(&str) -> Option<OsString>) -> Result<Secret> {
                 "export {SECRET}=$(head -c 32 /dev/urandom | od -An -tx1 | tr -d ' \\n')"
             )));
     }
-    Ok(Secret::of(text))
+    Ok(Some(text.to_vec()))
 }
 
 #[cfg(test)]

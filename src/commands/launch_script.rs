@@ -1,5 +1,6 @@
 //! `shardc launch-script`: a file that starts a plan's ranks on a cluster.
 
+use super::run::Engine;
 use crate::cluster::Transport;
 use crate::plan_dir;
 use crate::terminal::json_line;
@@ -38,6 +39,10 @@ pub struct LaunchScript {
     /// How long the job may take, as Slurm has it (minutes, HH:MM:SS, D-HH:MM:SS); Slurm alone [default: the partition's]
     #[arg(long, value_name = "TIME", value_parser = time_limit)]
     pub time: Option<String>,
+    /// Who computes: shardc, or torch, PyTorch's distributed runtime: of that a process on each host starts the ranks;
+    /// slurm alone
+    #[arg(long, value_enum, default_value_t)]
+    pub engine: Engine,
     /// Cores of a process, which its threads share [default: the launcher's]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub cpus_per_task: Option<u64>,
@@ -120,6 +125,8 @@ struct Sizes {
     memory: usize,
     /// True if ranks exchange by NCCL, on a device each.
     nccl: bool,
+    /// Ranks are PyTorch's.
+    torch: bool,
     /// True if the plan has it so; else it is the launcher that asks for it.
     of_plan: bool,
 }
@@ -127,7 +134,11 @@ struct Sizes {
 impl Sizes {
     /// What every rank runs; more flags follow.
     fn run(&self) -> String {
-        let how = if self.nccl { "--transport nccl --device cuda" } else { "--transport mpi" };
+        let how = match (self.torch, self.nccl) {
+            (true, _) => "--engine torch",
+            (false, true) => "--transport nccl --device cuda",
+            (false, false) => "--transport mpi",
+        };
         let flags: String = self.variables.iter().map(|v| v.1).collect();
         format!("shardc run {} {how}{flags} --save \"$SAVE\" --save-every \"$EVERY\"", self.plan)
     }
@@ -194,8 +205,14 @@ pub fn launch_script(how: &LaunchScript, as_json: bool) -> Result<String> {
                 "compile with --node {even}, or for a mesh whose ranks fill its nodes"
             )));
     }
+    let torch = how.engine == Engine::Torch;
+    if torch && launcher != For::Slurm {
+        return Err(Diag::new("flag", "scripts that start PyTorch's ranks are written for Slurm")
+            .at("--engine torch")
+            .help("use --for slurm; on 1 machine run shardc run PLAN --engine torch"));
+    }
     let of_plan = stored.options.transport == Transport::Nccl;
-    let nccl = launcher == For::Torchrun || of_plan;
+    let nccl = launcher == For::Torchrun || of_plan || torch;
     let s = Sizes {
         plan: quoted(&no_flag(&dir.display().to_string())),
         variables: variables(how),
@@ -206,6 +223,7 @@ pub fn launch_script(how: &LaunchScript, as_json: bool) -> Result<String> {
         per_node,
         memory: stored.plan.peak_bytes().div_ceil(1 << 20) + BESIDE,
         nccl,
+        torch,
         of_plan,
     };
     let script = match launcher {
@@ -260,7 +278,10 @@ fi
 fn slurm(s: &Sizes) -> String {
     let Sizes { ranks, nodes, per_node, .. } = s;
     let (run, resume) = (s.run(), s.resume());
-    let cores = s.cpus.or(s.nccl.then_some(DEVICE_CORES));
+    // Of PyTorch's ranks a process on each host starts those of the host.
+    let (tasks, tasks_per_node) = if s.torch { (nodes, &1) } else { (ranks, per_node) };
+    let all = if s.torch { DEVICE_CORES * *per_node as u64 } else { DEVICE_CORES };
+    let cores = s.cpus.or(s.nccl.then_some(all));
     let memory = match s.nccl {
         // Jobs on devices have nodes of their own.
         true => "--mem=0".to_string(),
@@ -271,12 +292,22 @@ fn slurm(s: &Sizes) -> String {
     let time = s.time.as_ref().map_or(String::new(), |t| format!("#SBATCH --time={t}\n"));
     // Of Slurm 22.05 and later srun does not take it over from sbatch.
     let each = cores.map_or(String::new(), |n| format!(" --cpus-per-task={n}"));
+    let (ports, who) = match s.torch {
+        true => (
+            "# Two ports of its own for each job on a node: PyTorch's, and the next.\nexport MASTER_PORT=$((20000 + SLURM_JOB_ID % 6000 * 2))\n",
+            "# One process per host, which starts the host's ranks.",
+        ),
+        false => (
+            "# A port of its own for each job on a node.\nexport MASTER_PORT=$((20000 + SLURM_JOB_ID % 12000))\n",
+            "# One process per rank and device.",
+        ),
+    };
     // How ranks find each other.
     let (devices, meet, mpi) = match s.nccl {
         true => (
             format!("#SBATCH --gpus-per-node={per_node}\n"),
-            format!("{SECRET}# A port of its own for each job on a node.\nexport MASTER_PORT=$((20000 + SLURM_JOB_ID % 12000))\nMASTER_ADDR=$(scontrol show hostnames \"$SLURM_JOB_NODELIST\" | head -n 1)\nexport MASTER_ADDR\n# One process per rank and device."),
-            " --gpu-bind=closest",
+            format!("{SECRET}{ports}MASTER_ADDR=$(scontrol show hostnames \"$SLURM_JOB_NODELIST\" | head -n 1)\nexport MASTER_ADDR\n{who}"),
+            if s.torch { "" } else { " --gpu-bind=closest" },
         ),
         false => (
             String::new(),
@@ -289,8 +320,8 @@ fn slurm(s: &Sizes) -> String {
 # Usage: sbatch [--partition NAME --account NAME] FILE [flags of shardc run, as --data FILE --steps N; without data, random tokens]
 #SBATCH --job-name=shardc
 #SBATCH --nodes={nodes}
-#SBATCH --ntasks={ranks}
-#SBATCH --ntasks-per-node={per_node}
+#SBATCH --ntasks={tasks}
+#SBATCH --ntasks-per-node={tasks_per_node}
 {cpus}#SBATCH {memory}
 {time}#SBATCH --requeue --open-mode=append
 # {before} seconds before its time is over, or up to a minute earlier, the job saves, and ends; start it again to go on.
@@ -412,111 +443,4 @@ spec:
 }
 
 #[cfg(test)]
-mod tests {
-    use super::{SECRET, before_end, seconds, time_limit};
-    use std::os::unix::fs::PermissionsExt;
-    use std::path::{Path, PathBuf};
-    use std::process::{Command, Output};
-
-    #[test]
-    fn limits_of_time_are_read_as_slurm_reads_them() {
-        let all =
-            [("90", 5400), ("1:30", 90), ("2:00:05", 7205), ("1-2", 93_600), ("1-0:1", 86_460)];
-        for (text, want) in all {
-            assert_eq!(seconds(&time_limit(text).expect("a limit")), want, "{text}");
-        }
-        assert!(time_limit("soon").is_err());
-        for (limit, want) in [("1", 1), ("0:30", 1), ("2", 30), ("5", 120), ("90", 120), ("0", 120)]
-        {
-            assert_eq!(before_end(Some(limit)), want, "{limit}");
-        }
-        assert_eq!(before_end(None), 120);
-    }
-
-    #[test]
-    fn words_of_a_next_command_are_paths() {
-        for (path, want) in [
-            ("tiny.plan", "tiny.plan"),
-            ("--force", "./--force"),
-            ("my plan", "'my plan'"),
-            ("-o; rm", "'./-o; rm'"),
-        ] {
-            assert_eq!(super::word(Path::new(path)), want);
-        }
-    }
-
-    /// What a shell reads is the name, and each is on one line, whatever ends lines there.
-    #[test]
-    fn names_are_read_as_they_are() {
-        for name in ["plain", "it's", "a\nb: c", "tab\t'\\n\u{2028}z", "\u{7f}\u{85}x \"$y\""] {
-            let quoted = super::quoted(name);
-            assert!(!quoted.contains(['\n', '\u{85}', '\u{2028}']), "{quoted}");
-            let said = Command::new("bash").args(["-c", &format!("printf %s {quoted}")]).output();
-            assert_eq!(String::from_utf8(said.expect("bash").stdout).expect("words"), name);
-        }
-    }
-
-    /// A folder of a test's own, with a folder `bin` that has what stands for `ln`, if that is another.
-    fn folder(name: &str, ln: Option<&str>) -> PathBuf {
-        let name = format!("shardc-secret-{name}-{}", std::process::id());
-        let dir = std::env::temp_dir().join(name);
-        let _ = std::fs::remove_dir_all(&dir);
-        std::fs::create_dir_all(dir.join("bin")).expect("a folder");
-        if let Some(text) = ln {
-            let file = dir.join("bin/ln");
-            std::fs::write(&file, format!("#!/bin/bash\n{text}\n")).expect("a file");
-            std::fs::set_permissions(&file, PermissionsExt::from_mode(0o755)).expect("its mode");
-        }
-        dir
-    }
-
-    /// What runs the lines about the secret, as a script does, and prints what ranks would read.
-    fn lines(dir: &Path) -> Command {
-        let path = std::env::var("PATH").unwrap_or_default();
-        let mut c = Command::new("bash");
-        c.args(["-c", &format!("set -euo pipefail\n{SECRET}cat \"$SHARDC_SECRET_FILE\"")]);
-        c.current_dir(dir).env_remove("SHARDC_SECRET_FILE");
-        c.env("PATH", format!("{}:{path}", dir.join("bin").display()));
-        c
-    }
-
-    fn text(o: &Output) -> String {
-        assert!(o.status.success(), "{}", String::from_utf8_lossy(&o.stderr));
-        String::from_utf8_lossy(&o.stdout).into_owned()
-    }
-
-    /// One secret for all that start at once, where links may be made, where they may not (`mv -n` has the
-    /// file then), and where another host is between the two; nothing else is left.
-    #[test]
-    fn all_hosts_have_one_secret() {
-        let another = "t=$(mktemp -p bin); printf %064d 7 > $t; mv -n $t .shardc-secret; exit 1";
-        for (name, ln) in [("links", None), ("none", Some("exit 1")), ("late", Some(another))] {
-            let dir = folder(name, ln);
-            let all: Vec<_> =
-                (0..8).map(|_| lines(&dir).stdout(std::process::Stdio::piped()).spawn()).collect();
-            let ended = all.into_iter().map(|c| c.and_then(|c| c.wait_with_output()));
-            let seen: Vec<String> = ended.map(|o| text(&o.expect("bash"))).collect();
-            let own = std::fs::read_to_string(dir.join(".shardc-secret")).expect("a secret");
-            let hex = own.len() == 64 && own.bytes().all(|b| b.is_ascii_hexdigit());
-            assert!(hex && seen.iter().all(|s| *s == own), "{name}: {own} {seen:?}");
-            assert_eq!(own.ends_with("00007"), name == "late", "{name}: {own}");
-            let meta = std::fs::metadata(dir.join(".shardc-secret")).expect("a secret");
-            assert_eq!(meta.permissions().mode() & 0o777, 0o600, "{name}");
-            let names = std::fs::read_dir(&dir).expect("a folder").flatten();
-            assert_eq!(names.count(), 2, "{name}: something is left in {dir:?}");
-            // Whoever comes later has the same.
-            assert_eq!(text(&lines(&dir).output().expect("bash")), own, "{name}");
-            std::fs::remove_dir_all(&dir).expect("removed");
-        }
-    }
-
-    /// Where none can be made, the script ends before anything is started.
-    #[test]
-    fn no_secret_no_job() {
-        let dir = folder("nowhere", None);
-        let mut c = lines(&dir);
-        let o = c.env("SHARDC_SECRET_FILE", dir.join("none/secret")).output().expect("bash");
-        assert!(!o.status.success() && o.stdout.is_empty(), "{o:?}");
-        std::fs::remove_dir_all(&dir).expect("removed");
-    }
-}
+mod tests;

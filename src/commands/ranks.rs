@@ -67,7 +67,7 @@ pub fn ranks(how: &Ranks) -> Result<i32> {
         return Err(Diag::new("no-secret", format!("{SECRET} has no secret of 32 characters"))
             .help("the Python package starts this command: call Step.save or Step.load"));
     }
-    let door = Door::open(secret, how.everywhere)?;
+    let door = Door::open(secret, stored.hash(), how.everywhere, 0)?;
     match (&how.save, &how.load) {
         (Some(dir), _) => save(how, &stored, &door, dir),
         (None, Some(dir)) => load(how, &stored, &door, dir),

@@ -24,6 +24,7 @@ use crate::plan_dir;
 use crate::proof::Outcome;
 use crate::signals;
 use crate::terminal::note;
+use crate::torch;
 use clap::builder::{PossibleValuesParser, RangedU64ValueParser, TypedValueParser};
 pub use dump::{observed, parameter};
 use engine::for_torch;
@@ -315,10 +316,19 @@ pub fn run(dir: &Path, mut how: Run, as_json: bool) -> Result<i32> {
     how.weights = how.weights.as_deref().map(hub::resolved).transpose()?;
     if how.engine == Engine::Torch {
         for_torch(&how)?;
+        check(&how, Transport::Threads)?;
+        let stored = plan_dir::read(dir)?;
+        let (hosts, threads, timeout) = start::of_torch(&stored, &how)?;
+        if let Some(h) = hosts.filter(|h| h.own > 0) {
+            let stored = if how.dump.is_some() { observed(&stored, false)? } else { stored };
+            // The first host saves, and then there are no ranks to wait for.
+            heed_signals(how.save.is_some(), None)?;
+            return torch::follow(&stored, &h, threads, timeout).map(|()| 0);
+        }
+        return run_in(dir, &how, None, as_json);
     }
     let transport = match how.transport {
         Some(t) => t,
-        None if how.engine == Engine::Torch => Transport::Threads,
         None => plan_dir::read(dir)?.options.transport,
     };
     check(&how, transport)?;

@@ -111,7 +111,7 @@ pub fn answer(e: &clap::Error, words: &[String]) -> Option<Diag> {
         return None;
     }
     let ours = WORDS.iter().find(|w| w.0.contains(&&*own))?.1;
-    let given = value(named, words).map_or_else(|| "N".into(), |v| one_line(&v));
+    let given = value(named, words).map_or_else(|| "N".into(), |v| one_line(&v).into_owned());
     let ours = ours.replace("=N", &format!("={given}")).replace(" N", &format!(" {given}"));
     let compiles = words.iter().skip(1).find(|w| !w.starts_with('-'));
     let compiles = compiles.is_some_and(|c| ["compile", "plan", "check"].contains(&&**c));

@@ -50,7 +50,7 @@ pub fn compare(stored: &Stored, timeout: Duration) -> Result<Vec<Apart>> {
     }
     let (plan, begin) = (&stored.plan, Start::Random { seed: SEED });
     let mut own = run::session(plan, &begin, &Run::default())?;
-    let (mut torch, processes) = start(stored, 1, timeout, &run::loads(plan, &begin))?;
+    let (mut torch, processes) = start(stored, None, 1, timeout, &run::loads(plan, &begin))?;
     let compared = both(stored, &mut own, &mut torch);
     drop(torch);
     compared.map_err(|d| processes.explained(d))

@@ -19,19 +19,21 @@ pub(super) const PAUSE: Duration = Duration::from_millis(10);
 pub struct Door {
     listener: TcpListener,
     secret: String,
+    /// The hash of the plan.
+    plan: String,
 }
 
 impl Door {
-    /// For ranks of this machine, or of others, too.
+    /// For ranks of a plan of this machine, or of others, too; at a port that is free, or a certain one.
     ///
     /// # Errors
     /// `torch`.
-    pub fn open(secret: String, everywhere: bool) -> Result<Door> {
+    pub fn open(secret: String, plan: String, everywhere: bool, port: u16) -> Result<Door> {
         let none = |e: std::io::Error| failed(format!("ranks cannot be listened to: {e}"));
         let from = if everywhere { Ipv4Addr::UNSPECIFIED } else { Ipv4Addr::LOCALHOST };
-        let listener = TcpListener::bind((from, 0)).map_err(none)?;
+        let listener = TcpListener::bind((from, port)).map_err(none)?;
         listener.set_nonblocking(true).map_err(none)?;
-        Ok(Door { listener, secret })
+        Ok(Door { listener, secret, plan })
     }
 
     /// # Errors
@@ -57,8 +59,13 @@ impl Door {
                 Ok((stream, _)) => {
                     let named = stream.set_nonblocking(false).and_then(|()| self.named(stream));
                     let new = |l: &Link| l.rank < ranks && found.iter().all(|k| k.rank != l.rank);
-                    // Others of this machine may knock.
-                    found.extend(named.ok().flatten().filter(new));
+                    // Others may knock.
+                    if let Some((link, plan)) = named.ok().flatten().filter(|x| new(&x.0)) {
+                        if plan != self.plan {
+                            return Err(other_plan(link.rank));
+                        }
+                        found.push(link);
+                    }
                     continue;
                 }
                 Err(e) if e.kind() == ErrorKind::WouldBlock => {}
@@ -78,13 +85,20 @@ impl Door {
         Ok(found)
     }
 
-    /// A rank that says its number, and the secret.
-    fn named(&self, stream: std::net::TcpStream) -> std::io::Result<Option<Link>> {
+    /// A rank that says its number and the secret, with the hash of its plan.
+    fn named(&self, stream: std::net::TcpStream) -> std::io::Result<Option<(Link, String)>> {
         let mut link = Link::new(stream);
         link.limit(Some(WORD))?;
         let said = link.receive()?.head;
         link.limit(None)?;
         link.rank = said["rank"].as_u64().map_or(usize::MAX, |r| r as usize);
-        Ok((said["secret"] == self.secret).then_some(link))
+        let plan = said["plan"].as_str().unwrap_or_default().to_string();
+        Ok((said["secret"] == self.secret).then_some((link, plan)))
     }
+}
+
+fn other_plan(rank: usize) -> Diag {
+    Diag::new("plans-differ", format!("rank {rank} has another plan"))
+        .rule("all processes of a job run one plan")
+        .help("give all hosts the same folder, or copies of it")
 }

@@ -9,6 +9,8 @@ mod link;
 pub use compare::{Apart, compare};
 pub use door::{Door, SECRET};
 
+use crate::cluster::launcher::Launched;
+use crate::cluster::secret;
 use crate::export::torch::program;
 use crate::plan_dir::Stored;
 use door::{ADDRESS, PAUSE};
@@ -62,6 +64,62 @@ fn failed(what: String) -> Diag {
         ))
 }
 
+/// The hosts of a job, which a launcher has started one process on each of.
+#[derive(Clone, Debug)]
+pub struct Hosts {
+    pub count: usize,
+    /// The number of this one; 0 leads.
+    pub own: usize,
+    /// Where the first one is, and a port of it for PyTorch; the next one is for this program.
+    address: String,
+    port: u16,
+    secret: String,
+}
+
+impl Hosts {
+    /// Those that a launcher has set variables for; none of a process that was started alone.
+    ///
+    /// # Errors
+    /// `launcher` if a variable is missing or wrong, `no-secret`.
+    pub fn detect() -> Result<Option<Hosts>> {
+        let var = |name: &str| std::env::var(name).ok();
+        let Some(l) = Launched::detect(var)?.filter(|l| l.world > 1) else { return Ok(None) };
+        let launcher = |what: String| {
+            Diag::new("launcher", what)
+                .rule("on several hosts, --engine torch has a process on each, which knows the first by MASTER_ADDR and MASTER_PORT")
+                .help("write a script with shardc launch-script PLAN --for slurm --engine torch")
+        };
+        let address =
+            var("MASTER_ADDR").ok_or_else(|| launcher("MASTER_ADDR is not set".into()))?;
+        let port = var("MASTER_PORT").unwrap_or_default();
+        let port = port.parse().ok().filter(|&p: &u16| p > 0 && p < u16::MAX);
+        let port = port.ok_or_else(|| launcher("MASTER_PORT is no port".into()))?;
+        let secret = secret::derived(|name| std::env::var_os(name))?;
+        let secret = secret.ok_or_else(|| {
+            Diag::new(
+                "no-secret",
+                "ranks of several hosts know this job by a secret, and there is none",
+            )
+            .help(format!(
+                "export {}=$(head -c 32 /dev/urandom | od -An -tx1 | tr -d ' \\n')",
+                secret::SECRET
+            ))
+        })?;
+        Ok(Some(Hosts { count: l.world, own: l.rank, address, port, secret }))
+    }
+
+    /// Ranks of each host.
+    fn share(&self, ranks: usize) -> Result<usize> {
+        if ranks.is_multiple_of(self.count) {
+            return Ok(ranks / self.count);
+        }
+        let what = format!("{ranks} ranks do not fill {} hosts", self.count);
+        Err(Diag::new("launcher", what).rule("torchrun starts as many ranks on each host").help(
+            "start one process of shardc on each of a number of hosts that divides the ranks",
+        ))
+    }
+}
+
 /// Starts the ranks of a plan in PyTorch, each with so many threads, and fills what they keep.
 ///
 /// # Errors
@@ -69,10 +127,59 @@ fn failed(what: String) -> Diag {
 /// [`Session::remote`].
 pub fn start(
     stored: &Stored,
+    hosts: Option<&Hosts>,
     threads: usize,
     timeout: Duration,
     load: &LoadFn,
 ) -> Result<(Session, Processes)> {
+    let (secret, port) = match hosts {
+        None => (format!("{:016x}{:016x}", make::fresh(), make::fresh()), 0),
+        Some(h) => (h.secret.clone(), h.port + 1),
+    };
+    let door = Door::open(secret.clone(), stored.hash(), hosts.is_some(), port)?;
+    let address = match hosts {
+        None => door.address()?.to_string(),
+        Some(h) => format!("{}:{port}", h.address),
+    };
+    let processes = launch(stored, hosts, (&address, &secret), threads, timeout)?;
+    let wrong = || {
+        let status = processes.ended()?;
+        Some(failed(format!("the ranks did not start: torchrun ended with {status}")))
+    };
+    let session = session(&stored.plan, &door, timeout, (load, &wrong));
+    Ok((session.map_err(|d| processes.explained(d))?, processes))
+}
+
+/// Starts the ranks of a host that does not lead, and waits for their end.
+///
+/// # Errors
+/// `torch` if they do not start or fail, and `export`.
+pub fn follow(stored: &Stored, hosts: &Hosts, threads: usize, timeout: Duration) -> Result<()> {
+    let address = format!("{}:{}", hosts.address, hosts.port + 1);
+    let way = (&*address, &*hosts.secret);
+    let processes = launch(stored, Some(hosts), way, threads, timeout)?;
+    loop {
+        match processes.ended() {
+            None => std::thread::sleep(PAUSE),
+            Some(status) if status.success() => return Ok(()),
+            Some(status) => {
+                let what =
+                    format!("the ranks of host {} failed: torchrun ended with {status}", hosts.own);
+                return Err(processes.explained(Diag::new("rank-failed", what)));
+            }
+        }
+    }
+}
+
+/// Writes the program of a plan, and lets torchrun start its ranks of this host, which find the one who leads at an
+/// address and show it a secret.
+fn launch(
+    stored: &Stored,
+    hosts: Option<&Hosts>,
+    (address, secret): (&str, &str),
+    threads: usize,
+    timeout: Duration,
+) -> Result<Processes> {
     let made = program(&stored.plan, stored.called(), &stored.hash());
     if let Some(first) = made.refused.first() {
         let d = Diag::new("export", format!("PyTorch cannot run this plan: it has no {first}"))
@@ -86,18 +193,21 @@ pub fn start(
         let mut file = make::file(&folder.path().join(&f.name)).map_err(io)?;
         file.write_all(&f.bytes).map_err(io)?;
     }
-    let secret = format!("{:016x}{:016x}", make::fresh(), make::fresh());
-    let door = Door::open(secret.clone(), false)?;
-    let ranks = stored.plan.module.mesh.ranks();
     let said = make::file(&folder.path().join("said")).map_err(io)?;
+    let ranks = stored.plan.module.mesh.ranks();
     let python = interpreter();
     let mut c = Command::new(&python);
-    c.args(["-B", "-m", "torch.distributed.run", "--standalone", "--max-restarts", "0"]);
-    c.args(["--nproc-per-node", &ranks.to_string(), "-m", MODULE]).arg(folder.path());
+    c.args(["-B", "-m", "torch.distributed.run", "--max-restarts", "0", "--nproc-per-node"]);
+    match hosts {
+        None => c.arg(ranks.to_string()).arg("--standalone"),
+        Some(h) => c
+            .arg(h.share(ranks)?.to_string())
+            .args(["--nnodes", &h.count.to_string(), "--node-rank", &h.own.to_string()])
+            .args(["--master-addr", &h.address, "--master-port", &h.port.to_string()]),
+    };
+    c.args(["-m", MODULE]).arg(folder.path());
     c.args(["--timeout", &timeout.as_secs().max(1).to_string()]);
-    c.env(ADDRESS, door.address()?.to_string())
-        .env(SECRET, &secret)
-        .env("OMP_NUM_THREADS", threads.to_string());
+    c.env(ADDRESS, address).env(SECRET, secret).env("OMP_NUM_THREADS", threads.to_string());
     c.stdin(Stdio::null()).stdout(said.try_clone().map_err(io)?).stderr(said);
     // A group of its own: a signal of the terminal is for this process, which may want to save first.
     let child = c.process_group(0).spawn();
@@ -105,13 +215,7 @@ pub fn start(
     let running: Running = Arc::new(Mutex::new(Some(child)));
     let own = running.clone();
     let undo = Undo::new(move || end(&own));
-    let processes = Processes { running, _undo: undo, folder };
-    let wrong = || {
-        let status = processes.ended()?;
-        Some(failed(format!("the ranks did not start: torchrun ended with {status}")))
-    };
-    let session = session(&stored.plan, &door, timeout, (load, &wrong));
-    Ok((session.map_err(|d| processes.explained(d))?, processes))
+    Ok(Processes { running, _undo: undo, folder })
 }
 
 /// The session of the ranks of a plan that come to a door, as long as nothing is wrong.

@@ -224,6 +224,11 @@ fn scripts_carry_what_a_job_needs() {
                 "srun --kill-on-bad-exit=1 --mpi=pmix --cpus-per-task=2 ",
             ][..],
         ),
+        (
+            "slurm",
+            &["--engine", "torch"],
+            &["#SBATCH --ntasks-per-node=1\n", "SLURM_JOB_ID % 6000 * 2", "'p' --engine torch --data"],
+        ),
         ("mpirun", &[], &["--map-by slot:PE=2 "]),
         ("torchrun", &[], &["--threads 2 "]),
         ("k8s", &[], &["cpu: 4}"]),
@@ -250,6 +255,7 @@ fn scripts_carry_what_a_job_needs() {
     );
     lab.refuses(&["launch-script", "p", "--for", "mpirun", "--time", "30"], 2, "flag");
     lab.refuses(&["launch-script", "m", "--for", "torchrun"], 2, "flag");
+    lab.refuses(&["launch-script", "p", "--for", "mpirun", "--engine", "torch"], 2, "flag");
     // As many processes on each node, by all launchers.
     let model = format!("{FIXTURES}/gpt2");
     let six = ["--seq", "16", "--mesh", "dp=6", "--global-batch", "6", "--node", "4", "-o", "six"];

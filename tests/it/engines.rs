@@ -190,6 +190,54 @@ fn steps_in_python_save_and_load() {
     close("from Python's model", &[(5, hf[0].1)], &further[4..5], 2e-5);
 }
 
+/// A process on each of two hosts, both of which are this machine: the first prints and saves, the other has half of
+/// the ranks.
+#[test]
+fn ranks_on_two_hosts() {
+    let lab = Lab::new("engines-hosts");
+    let model = format!("{FIXTURES}/llama_gqa");
+    lab.ok(&["compile", &model, "--mesh", "tp=2", "--seq", "16", "--global-batch", "8", "-o", "p"]);
+    let args = ["run", "p", "--engine", "torch", "--weights", &model, "--steps", "2"];
+    let args = [&args[..], &["--save", "m", "--format", "json", "--timeout", "120"]].concat();
+    let host = |rank: &str, port: &str| {
+        let mut c = command(&lab, &args);
+        c.env("SLURM_STEP_ID", "0").env("SLURM_PROCID", rank).env("SLURM_NTASKS", "2");
+        c.env("SLURM_LOCALID", "0").env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", port);
+        c.stdout(Stdio::piped()).stderr(Stdio::piped());
+        c
+    };
+    // Who they are the launcher says; where the first is, and what they know each other by, has to be said, too.
+    let said = |c: &mut Command| {
+        let out = c.output().expect("shardc starts");
+        assert_eq!(out.status.code(), Some(5));
+        String::from_utf8_lossy(&out.stderr).into_owned()
+    };
+    assert!(said(&mut host("0", "29500")).contains("SHARDC_SECRET"));
+    assert!(said(host("1", "29500").env_remove("MASTER_ADDR")).contains("MASTER_ADDR is not set"));
+    assert!(said(&mut host("1", "x")).contains("MASTER_PORT"));
+    if !has_torch() {
+        return skip(Tool::Torch, "ranks of PyTorch on two hosts");
+    }
+    // Two ports that are free now.
+    let port = (20_000..60_000u16).step_by(7).find(|p| {
+        [*p, p + 1].iter().all(|p| std::net::TcpListener::bind(("127.0.0.1", *p)).is_ok())
+    });
+    let port = port.expect("two ports").to_string();
+    let start = |rank| {
+        let mut c = host(rank, &port);
+        c.env("SHARDC_SECRET", "0123456789abcdef0123456789abcdef").spawn().expect("shardc starts")
+    };
+    let (second, first) = (start("1"), start("0"));
+    let first = first.wait_with_output().expect("it ends");
+    let second = second.wait_with_output().expect("it ends");
+    for (who, out) in [("first", &first), ("second", &second)] {
+        assert!(out.status.success(), "{who}: {}", String::from_utf8_lossy(&out.stderr));
+    }
+    assert!(second.stdout.is_empty() && lab.path("m/model.safetensors").is_file());
+    let alone = numbers(&ran(&lab, &["run", "p", "--weights", &model, "--steps", "2", "--format", "json"]));
+    close("two hosts", &numbers(&String::from_utf8_lossy(&first.stdout)), &alone, 1e-6);
+}
+
 #[test]
 fn both_engines_are_compared() {
     if !has_torch() {

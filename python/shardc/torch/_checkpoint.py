@@ -47,7 +47,7 @@ def ask(step: Step, plan: str, args: Sequence[str], each: Callable[[Link], None]
         port, secret = shared(call)
         if port is not None:
             host = "127.0.0.1" if alone else os.environ["MASTER_ADDR"]
-            link = Link((host, port), this_rank(), secret)
+            link = Link((host, port), this_rank(), secret, step.plan)
             try:
                 each(link)
                 while True:

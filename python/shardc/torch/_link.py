@@ -21,11 +21,11 @@ class Gone(Exception):
 class Link:
     """The connection of a rank, over which the command asks."""
 
-    def __init__(self, address: Tuple[str, int], rank: int, secret: str) -> None:
+    def __init__(self, address: Tuple[str, int], rank: int, secret: str, plan: str) -> None:
         self._socket = socket.create_connection(address)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._file = self._socket.makefile("rb")
-        self.send({"rank": rank, "secret": secret})
+        self.send({"rank": rank, "secret": secret, "plan": plan})
 
     def close(self) -> None:
         self._file.close()

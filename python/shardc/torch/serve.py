@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import json
 import os
 import signal
 import sys
+from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional
 
 import torch.distributed as dist
@@ -71,7 +73,8 @@ def main() -> None:
     link: Optional[Link] = None
     try:
         host, port = address.rsplit(":", 1)
-        link = Link((host, int(port)), this_rank(), secret or "")
+        plan = json.loads((Path(a.folder) / "program.json").read_text(encoding="utf-8"))["plan"]
+        link = Link((host, int(port)), this_rank(), secret or "", plan)
         step = load(a.folder, Asked(link), a.timeout)
         link.send({"ready": True})
         answer(step, link)

@@ -150,9 +150,18 @@ pub(super) fn in_torch(
     start: &Start,
     how: &Run,
 ) -> Result<(Session, torch::Processes)> {
-    let (threads, _) = threads(how, stored.plan.module.mesh.ranks());
-    let timeout = Duration::from_secs(how.timeout.max(1));
-    torch::start(stored, threads, timeout, &loads(&stored.plan, start))
+    let (hosts, threads, timeout) = of_torch(stored, how)?;
+    torch::start(stored, hosts.as_ref(), threads, timeout, &loads(&stored.plan, start))
+}
+
+/// The hosts of a run on PyTorch if there are several, threads of a rank, and how long ranks wait.
+pub(super) fn of_torch(
+    stored: &Stored,
+    how: &Run,
+) -> Result<(Option<torch::Hosts>, usize, Duration)> {
+    let hosts = torch::Hosts::detect()?;
+    let here = stored.plan.module.mesh.ranks().div_ceil(hosts.as_ref().map_or(1, |h| h.count));
+    Ok((hosts, threads(how, here).0, Duration::from_secs(how.timeout.max(1))))
 }
 
 /// Starts all ranks of a plan as threads.

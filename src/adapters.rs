@@ -157,9 +157,10 @@ pub fn saving(s: &Stored, how: Saving) -> Result<Saving> {
         rslora: l.rslora,
         rank_pattern: l.rank_pattern.clone(),
         alpha_pattern: l.alpha_pattern.clone(),
+        whole,
     };
     let turned = places.iter().any(|p| p.adapter.is_some() && p.turned);
-    let text = config.text(s.name.as_deref(), turned, &whole);
+    let text = config.text(s.name.as_deref(), turned);
     let mut base = how.base;
     base.without_tensors();
     Ok(Saving {

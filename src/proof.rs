@@ -5,7 +5,7 @@ use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::func::Module;
-use shardc_ir::names::parameters;
+use shardc_ir::names::{in_module, parameters};
 use shardc_ir::phase::Phase;
 use shardc_ir::plan::Mode;
 use shardc_ir::schedule::{Schedule, parse_csv};
@@ -200,8 +200,10 @@ fn named(weights: &[Weight], globs: &[String]) -> Result<BTreeSet<String>> {
 /// `part-of-stack` if `--freeze` names some of the experts that are one parameter.
 pub fn recipe(o: &Options, weights: &[Weight], model: &Module) -> Result<Recipe> {
     let mut frozen = named(weights, &o.freeze)?;
-    if o.lora.is_some() {
-        let trained = named(weights, &o.train)?;
+    if let Some(l) = &o.lora {
+        let mut trained = named(weights, &o.train)?;
+        let whole = l.whole.iter().flat_map(|end| in_module(weights, end));
+        trained.extend(whole.map(|i| weights[i].param.clone()));
         let base = weights.iter().filter(|w| !w.is_adapter() && !trained.contains(&w.param));
         frozen.extend(base.map(|w| w.param.clone()));
     }

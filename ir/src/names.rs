@@ -64,6 +64,22 @@ pub fn parameters(weights: &[Weight], pattern: &str) -> Result<Vec<usize>> {
     Ok(out)
 }
 
+/// The parameters of modules whose paths end in `end`, as PEFT's `modules_to_save` names modules: with all that is in
+/// them, and `norm` is also the end of `input_layernorm`. Tensors may lack the first name of a path, which modules have.
+///
+/// ```
+/// # use shardc_ir::{names::in_module, weights::Weight};
+/// let all = ["h.0.norm.weight", "ln_f.weight"].map(|name| Weight::plain(name, &[2]));
+/// assert_eq!(in_module(&all, "norm"), [0]);
+/// assert_eq!(in_module(&all, "transformer.ln_f"), [1]);
+/// ```
+pub fn in_module(weights: &[Weight], end: &str) -> Vec<usize> {
+    let rest = end.split_once('.').map(|x| x.1);
+    let is = |path: &str| path.ends_with(end) || rest == Some(path);
+    let has = |w: &Weight| w.tensor.match_indices('.').any(|(dot, _)| is(&w.tensor[..dot]));
+    (0..weights.len()).filter(|&i| !weights[i].is_adapter() && has(&weights[i])).collect()
+}
+
 /// What to write in the place of a glob that matches no tensor: the names nearest to it, or some.
 pub fn suggestion(weights: &[Weight], pattern: &str) -> String {
     let names: Vec<String> = weights.iter().flat_map(Weight::tensors).take(MAX_NAMES).collect();

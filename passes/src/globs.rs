@@ -15,8 +15,9 @@ use std::collections::BTreeSet;
 /// `unknown-tensor`, `part-of-stack`, `no-loss`.
 pub fn frozen(weights: &[Weight], o: &Options) -> Result<BTreeSet<String>> {
     let mut out = named(weights, "freeze", &o.freeze)?;
-    if o.lora.is_some() {
-        let trained = named(weights, "train", &o.train)?;
+    if let Some(l) = &o.lora {
+        let mut trained = named(weights, "train", &o.train)?;
+        trained.extend(whole(weights, &l.whole)?);
         let base = weights.iter().filter(|w| !w.is_adapter() && !trained.contains(&w.param));
         out.extend(base.map(|w| w.param.clone()));
     }
@@ -24,6 +25,24 @@ pub fn frozen(weights: &[Weight], o: &Options) -> Result<BTreeSet<String>> {
         return Err(Diag::new("no-loss", "every parameter is frozen: there is nothing to train")
             .at("--freeze")
             .help("freeze fewer, or compile with --mode infer"));
+    }
+    Ok(out)
+}
+
+/// Names of the parameters in modules that an adapter trains whole, each of which the model must have.
+fn whole(weights: &[Weight], modules: &[String]) -> Result<BTreeSet<String>> {
+    let mut out = BTreeSet::new();
+    for end in modules {
+        let found = names::in_module(weights, end);
+        if found.is_empty() {
+            let what =
+                format!("the adapter trains the module `{end}` whole, which has no tensor here");
+            return Err(Diag::new("unknown-tensor", what)
+                .at("--lora-from")
+                .rule("`modules_to_save` names modules by the ends of their paths; one that is tied to another has no tensor")
+                .help(names::suggestion(weights, end)));
+        }
+        out.extend(found.into_iter().map(|i| weights[i].param.clone()));
     }
     Ok(out)
 }

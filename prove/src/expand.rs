@@ -53,6 +53,15 @@ impl Expansion {
             Node::Apply(f, args, out) => {
                 let new: Vec<Term> = args.iter().map(done).collect();
                 match f {
+                    f if f.is_linear() => {
+                        let all = s.monomials(new[0]);
+                        self.left = self.left.checked_sub(all.len())?;
+                        let mut of =
+                            |u| s.apply(f.clone(), &[&[u], &new[1..]].concat(), out, &shape);
+                        let all: Vec<(Coef, Term)> = all.iter().map(|&(c, u)| (c, of(u))).collect();
+                        s.lemma("a linear function of a sum is a sum of its values");
+                        s.sum(&all, &shape)
+                    }
                     _ if new[..] == args[..] => t,
                     Fun::Reshape(_) => s.reshape(new[0], &shape),
                     Fun::Microbatches(_) => s.fold(new[0], self.microbatches),

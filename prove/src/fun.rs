@@ -25,6 +25,11 @@ pub trait Function {
     /// Names what has no meaning over a field.
     fn results(&self, x: &[&Tensor], shape: &[usize], at: &Begins) -> Result<Vec<Tensor>, String>;
 
+    /// It is linear in its first operand, and has one result.
+    fn is_linear(&self) -> bool {
+        false
+    }
+
     /// Letters, if it works on each element for itself along letters that the result has.
     fn letters(&self, _args: usize, _rank: usize) -> Option<Lettered> {
         None

@@ -396,8 +396,8 @@ pub const OPTIONS: &[OptionSpec] = &[
     OptionSpec {
         flag: "lora-from",
         value: "DIR",
-        help: "Adapters as those in a folder that PEFT wrote: rank, alpha, targets and dropout are those of its \
-               adapter_config.json",
+        help: "Adapters as those in a folder that PEFT wrote: rank, alpha, targets, dropout, and modules that are \
+               trained whole beside them are those of its adapter_config.json",
         set: |o, g| {
             o.lora = Some(read_adapter(g)?);
             Ok(())
@@ -418,7 +418,8 @@ pub const OPTIONS: &[OptionSpec] = &[
         keys: &[key("train", "partition").trained()],
         trains: true,
         rows: &[row("Optimizer", "trained beside adapters", |s| {
-            let all = &s.options.train;
+            let whole = s.options.lora.iter().flat_map(|l| &l.whole);
+            let all: Vec<&str> = s.options.train.iter().chain(whole).map(|x| &**x).collect();
             (!all.is_empty()).then(|| trained(s, all.join(", "))).flatten()
         })],
         ..OPTIMIZER

@@ -394,6 +394,7 @@ pub fn lora_of(c: AdapterConfig, flag: String) -> Result<Lora> {
         rslora: c.rslora,
         rank_pattern: c.rank_pattern,
         alpha_pattern: c.alpha_pattern,
+        whole: c.whole,
     };
     l.checked().map_err(|d| d.at(flag).help("write it again with PEFT"))
 }

@@ -120,6 +120,13 @@ fn checkpoints_and_logs_say_what_was_given() {
         "seed of data 0 (7 when the checkpoint was written)",
     ];
     lines.iter().for_each(|l| assert!(text.contains(l), "no `{l}` in {text}"));
+    // As the plan says, at the same place of the data.
+    let save = ["--save", "fresh", "--save-every", "1"];
+    let fresh = on(&[&["--resume-fresh"], &save[..]].concat());
+    lines.iter().for_each(|l| assert!(fresh.contains(l), "no `{l}` in {fresh}"));
+    let saved = Saved::open(&lab.path("fresh")).expect("a checkpoint").run.expect("its state");
+    assert_eq!((saved.lr, saved.seed, saved.rows), (LrSchedule::Constant { lr: 0.001 }, 0, 24));
+    lab.misuses(&["run", "p", "--resume-fresh"], "--resume");
     // Another mesh keeps it; a checkpoint of before goes on, too.
     lab.ok(&["reshard", "ckpt", "--to", "dp_shard=2", "--zero", "3", "-o", "two"]);
     assert_eq!(

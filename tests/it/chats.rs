@@ -339,6 +339,27 @@ fn files_are_read_as_they_are() {
     }
 }
 
+/// What a chat says under keys that its template does not name is in no text: that is told.
+#[test]
+fn keys_that_a_template_does_not_name_are_told() {
+    let lab = Lab::new("chats-unnamed");
+    let calls = json!([{ "type": "function", "function": { "name": "f", "arguments": {} } }]);
+    let chat = json!({ "id": 3, "tools": [], "messages": [
+        { "role": "user", "content": "a", "name": null },
+        { "role": "assistant", "content": "b", "reasoning": "c", "tool_calls": calls, "train": true },
+    ] });
+    lab.write("chat.jsonl", chat.to_string());
+    let turns = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}";
+    for (more, want) in [
+        ("", &["id", "reasoning", "tool_calls", "tools"][..]),
+        ("{# thinking #}{% if tools %}{{ tools }}{{ tool_calls }}{% endif %}", &["id"]),
+    ] {
+        lab.write("t.jinja", format!("{more}{turns}"));
+        let said = shown(&lab, "chat.jsonl", &["--chat-template", "t.jinja"]);
+        assert_eq!(said["unused"], json!(want), "{more}");
+    }
+}
+
 /// Tokens, and what of them an assistant generates, are those of transformers' `apply_chat_template`.
 #[test]
 fn masks_are_those_of_transformers() {

@@ -62,6 +62,27 @@ fn the_most_probable_tokens_are_those_of_transformers() {
     assert!(ran >= 8, "{ran} families");
 }
 
+/// 64 tokens, of models with more positions than the fixtures'.
+#[test]
+fn long_texts_are_those_of_transformers() {
+    let lab = Lab::new("generate-long");
+    let all = reference();
+    let long = all.as_object().expect("an object").iter().filter(|x| x.1["long"].is_object());
+    let mut names = vec![];
+    for (name, x) in long {
+        lab.model(name);
+        letters(&lab, name, 80);
+        let config = lab.config(name, json!({ "max_position_embeddings": 128 }));
+        std::fs::rename(lab.path(&config), lab.path(name).join("config.json")).expect("renamed");
+        let x = &x["long"];
+        let out = written(&lab, &[name, "--prompt", &text(&x["prompt"]), "--max-new", "64"]);
+        assert_eq!(out[0]["tokens"], x["tokens"], "{name}");
+        assert_eq!(out[0]["tokens"].as_array().map(Vec::len), Some(64));
+        names.push(name);
+    }
+    assert_eq!(names, ["gemma3", "llama_mha", "qwen3_moe"]);
+}
+
 /// A plan of any mesh, its checkpoint on another, and a checkpoint of adapters write what their model does.
 #[test]
 fn plans_and_checkpoints_write_what_their_model_does() {

@@ -126,6 +126,8 @@ pub struct AdapterConfig {
     pub rslora: bool,
     pub rank_pattern: BTreeMap<String, usize>,
     pub alpha_pattern: BTreeMap<String, f64>,
+    /// Ends of the paths of modules that are trained whole beside adapters.
+    pub whole: Vec<String>,
 }
 
 impl AdapterConfig {
@@ -185,14 +187,15 @@ impl AdapterConfig {
             alpha_pattern: keys.pattern("alpha_pattern", |k, v| {
                 v.as_f64().ok_or_else(|| wrong(format!("`{k}` is not a number")))
             })?,
+            whole: if unread.is_empty() { keys.names("modules_to_save")? } else { vec![] },
         };
         Ok(c)
     }
 
-    /// The text of the file. `base` is the model that it belongs to, `turned` whether its weights are stored
-    /// `[in, out]`, and `whole` are the modules that are trained beside adapters.
-    pub fn text(&self, base: Option<&str>, turned: bool, whole: &[String]) -> String {
-        let whole = if whole.is_empty() { Value::Null } else { json!(whole) };
+    /// The text of the file. `base` is the model that it belongs to, and `turned` whether its weights are stored
+    /// `[in, out]`.
+    pub fn text(&self, base: Option<&str>, turned: bool) -> String {
+        let whole = if self.whole.is_empty() { Value::Null } else { json!(self.whole) };
         let json = json!({
             "alpha_pattern": self.alpha_pattern,
             "base_model_name_or_path": base,
@@ -237,6 +240,7 @@ impl Keys<'_> {
             "target_modules",
             "rank_pattern",
             "alpha_pattern",
+            "modules_to_save",
             "peft_type",
         ];
         let kind = self.map.get("peft_type").and_then(Value::as_str);
@@ -271,9 +275,6 @@ impl Keys<'_> {
                 let d = Diag::new("not-built", format!("`{key}` is {value}"))
                     .rule("adapters are products of A and B beside weights, without biases and other parts");
                 Err(match key.as_str() {
-                    "modules_to_save" => d.help(
-                        "give --lora with its rank and targets, and --train GLOB for these modules",
-                    ),
                     "init_lora_weights" => d.help(
                         "it changes the model's own weights: save it with PEFT's path_initial_model_for_weight_conversion, \
                          or merge it into its model with PEFT",
@@ -290,26 +291,32 @@ impl Keys<'_> {
     }
 
     fn targets(&self) -> Result<Vec<String>> {
-        let one = |text: &str| match text {
-            "all-linear" => Ok("linear".to_string()),
-            text if is_plain(text) => Ok(text.to_string()),
-            text => Err(Diag::new(
-                "not-built",
-                format!("target_modules has `{text}`, a regular expression"),
-            )
-            .help("write the names of the modules as a list")),
-        };
-        let mut all = match self.map.get("target_modules") {
-            Some(Value::String(text)) => vec![one(text)?],
-            Some(Value::Array(all)) if !all.is_empty() && all.len() <= MOST => {
-                let text = |v: &Value| {
-                    let text = v.as_str();
-                    one(text
-                        .ok_or_else(|| (self.wrong)("target_modules has what is no text".into()))?)
-                };
-                all.iter().map(text).collect::<Result<_>>()?
+        let all = self.names("target_modules")?;
+        match all.is_empty() {
+            true => Err((self.wrong)("target_modules names no modules".into())),
+            false => Ok(all),
+        }
+    }
+
+    /// Names of modules under a key: a list, or one.
+    fn names(&self, key: &str) -> Result<Vec<String>> {
+        let wrong = |what: &str| (self.wrong)(format!("{key} {what}"));
+        let one = |v: &Value| match v.as_str() {
+            Some("all-linear") if key == "target_modules" => Ok("linear".to_string()),
+            Some(text) if is_plain(text) => Ok(text.to_string()),
+            Some(text) => {
+                let what = format!("{key} has `{text}`, a regular expression");
+                Err(Diag::new("not-built", what).help("write the names of the modules as a list"))
             }
-            _none => return Err((self.wrong)("target_modules names no modules".into())),
+            None => Err(wrong("has what is no text")),
+        };
+        let mut all = match self.map.get(key) {
+            None | Some(Value::Null) => vec![],
+            Some(text @ Value::String(_)) => vec![one(text)?],
+            Some(Value::Array(all)) if all.len() <= MOST => {
+                all.iter().map(one).collect::<Result<_>>()?
+            }
+            Some(_) => return Err(wrong("is no list of modules")),
         };
         all.sort();
         all.dedup();

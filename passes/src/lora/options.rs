@@ -27,6 +27,9 @@ pub struct Lora {
     pub rank_pattern: BTreeMap<String, usize>,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub alpha_pattern: BTreeMap<String, f64>,
+    /// Modules that are trained whole beside adapters, by ends of their paths ([`shardc_ir::names::in_module`]).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub whole: Vec<String>,
 }
 
 fn is_zero(x: &f64) -> bool {
@@ -56,6 +59,7 @@ impl Lora {
             rslora: false,
             rank_pattern: BTreeMap::new(),
             alpha_pattern: BTreeMap::new(),
+            whole: vec![],
         };
         let mut seen = BTreeSet::new();
         for item in text.split(',').map(str::trim) {
@@ -112,6 +116,9 @@ impl Lora {
         }
         if self.targets.iter().any(String::is_empty) {
             return Err(Diag::new("flag", "a target has no name"));
+        }
+        if self.whole.iter().any(String::is_empty) {
+            return Err(Diag::new("flag", "a module that is trained whole has no name"));
         }
         Ok(self)
     }

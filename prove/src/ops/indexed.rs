@@ -22,6 +22,9 @@ impl Function for Take {
     fn results(&self, x: &[&Tensor], shape: &[usize], at: &Begins) -> Result<Vec<Tensor>, String> {
         indexed(true, (&self.0, self.1), [x[0], x[1]], shape, at)
     }
+    fn is_linear(&self) -> bool {
+        true
+    }
     fn letters(&self, _: usize, _: usize) -> Option<Lettered> {
         Some(self.0.wide())
     }
@@ -33,6 +36,9 @@ impl Function for IndexAdd {
     }
     fn results(&self, x: &[&Tensor], shape: &[usize], at: &Begins) -> Result<Vec<Tensor>, String> {
         indexed(false, (&self.0, self.1), [x[0], x[1]], shape, at)
+    }
+    fn is_linear(&self) -> bool {
+        true
     }
     fn letters(&self, _: usize, _: usize) -> Option<Lettered> {
         Some(self.0.wide())

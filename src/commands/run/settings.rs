@@ -28,6 +28,9 @@ pub struct Given {
     /// shuffled for examples and columns, random for the rest]
     #[arg(long, value_name = "ORDER", hide_possible_values = true, requires = "data")]
     pub data_order: Option<Order>,
+    /// Train at the learning rate, in the order and with the seed of data of the plan, and not of the checkpoint
+    #[arg(long, requires = "resume")]
+    pub resume_fresh: bool,
 }
 
 impl Given {
@@ -104,17 +107,17 @@ impl Given {
             recipe: None,
             evaluated: None,
         };
-        let was = saved.unwrap_or(&plan);
+        let was = saved.filter(|_| !self.resume_fresh).unwrap_or(&plan);
         let lr = self.rate.over(was.lr)?;
         self.check(s.mode, lr)?;
         let run = RunState {
             lr,
             order: self.data_order.unwrap_or(was.order),
             seed: self.data_seed.unwrap_or(was.seed),
-            rows: was.rows,
+            rows: saved.map_or(rows, |s| s.rows),
             data: None,
-            recipe: was.recipe.clone(),
-            evaluated: was.evaluated,
+            recipe: saved.and_then(|s| s.recipe.clone()),
+            evaluated: saved.and_then(|s| s.evaluated),
         };
         let (order, seed) = (run.order, run.seed);
         if let Some(job) = job {

@@ -132,6 +132,17 @@ impl Coder {
         self.with_tools.as_ref().filter(|_| tools).or(self.template.as_ref())
     }
 
+    /// Keys of a chat with something in them that its template does not name: what they say is in no text.
+    pub fn unnamed<'e>(&self, e: &'e Example) -> Vec<&'e str> {
+        let Example::Chat(c) = e else { return vec![] };
+        let Some(template) = self.template_of(!c.tools.is_null()) else { return vec![] };
+        let of = c.messages.iter().filter_map(Json::as_object).flatten();
+        let own =
+            of.filter(|(k, v)| !v.is_null() && !["role", "content", "train"].contains(&&***k));
+        let tools = (!c.tools.is_null()).then_some("tools");
+        own.map(|x| &**x.0).chain(tools).filter(|key| !template.names(key)).collect()
+    }
+
     /// The texts of an example of a line.
     ///
     /// # Errors

@@ -127,6 +127,7 @@ impl Examples {
             let example = reader.read(&bytes).map_err(at)?;
             pass.stats.shape = reader.shape;
             pass.stats.example(&example);
+            reader.leaves(coder.unnamed(&example));
             let line = place.rsplit(':').next().unwrap_or_default();
             group.add(spot, place, coder.texts(&example, line).map_err(at)?);
             if group.bytes > GROUP { pass.take(std::mem::take(&mut group)) } else { Ok(()) }

@@ -119,12 +119,21 @@ impl Reader {
         };
         let shape = self.shape_of(&all)?;
         let known = |k: &str| shape.keys().contains(&k) || shape.more().contains(&k);
-        self.unused.extend(all.keys().filter(|k| !known(k)).cloned());
+        self.leaves(all.keys().map(String::as_str).filter(|k| !known(k)));
+        example(shape, all)
+    }
+
+    /// Keys of an example that nothing is made of.
+    pub fn leaves<'k>(&mut self, keys: impl IntoIterator<Item = &'k str>) {
+        for key in keys {
+            if !self.unused.contains(key) {
+                self.unused.insert(key.into());
+            }
+        }
         // What a table of thousand columns is called is of no use.
         while self.unused.len() > 64 {
             self.unused.pop_last();
         }
-        example(shape, all)
     }
 
     fn shape_of(&mut self, all: &Map<String, Json>) -> Result<Shape> {

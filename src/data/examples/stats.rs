@@ -72,8 +72,13 @@ impl Stats {
         let [least, median, most95, most] = self.lengths();
         let share = 100.0 * self.scored as f64 / (kept.max(1)) as f64;
         let mut out = vec![format!(
-            "{}, {} scored ({share:.0} %); length {least} / {median} / {most95} / {most} (least, median, 95 %, most)",
+            "{}{}, {} scored ({share:.0} %); length {least} / {median} / {most95} / {most} (least, median, 95 %, most)",
             tokens(self.tokens),
+            if kept < self.tokens {
+                format!(", {} of them in rows", number(kept))
+            } else {
+                String::new()
+            },
             number(self.scored)
         )];
         let of = |n: usize, what: &str| {

@@ -32,6 +32,7 @@ pub struct Template {
     pub tags: bool,
     /// blake3 of its text.
     pub hash: String,
+    source: String,
     /// Values by name that each rendering begins with: special tokens, and arguments of the user.
     globals: Map<String, Json>,
 }
@@ -94,7 +95,13 @@ impl Template {
         let work = || env.add_template_owned("chat", marked).map_err(|e| said(&e));
         timed(|| Memory::within(MEMORY, work))?;
         let hash = blake3::hash(source.as_bytes()).to_hex().to_string();
-        Ok(Template { env, tags, hash, globals })
+        Ok(Template { env, tags, hash, source: source.into(), globals })
+    }
+
+    /// Whether a key of a chat or of a message stands in its text, under one of its names.
+    pub fn names(&self, key: &str) -> bool {
+        let thought = THOUGHT.contains(&key);
+        self.source.contains(key) || thought && THOUGHT[..2].iter().any(|k| self.source.contains(k))
     }
 
     /// The text of a chat.
@@ -151,16 +158,18 @@ fn format(out: &mut Output, _: &State, v: &Value) -> Result<(), Error> {
     done.map_err(|_| Error::new(ErrorKind::WriteFailure, "the text is longer than 64 MiB"))
 }
 
+/// Names of what was thought: of one a message has the first two.
+const THOUGHT: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
+
 /// A message as transformers hands it on: with `reasoning_content` and `thinking`, if it has one of the names of what
 /// was thought.
 fn aliased(message: &Json) -> Json {
     let mut out = message.clone();
     let Json::Object(all) = &mut out else { return out };
     all.remove("train");
-    let names = ["reasoning_content", "thinking", "reasoning"];
-    let thought = names.iter().find_map(|n| all.get(*n).filter(|x| !x.is_null()).cloned());
+    let thought = THOUGHT.iter().find_map(|n| all.get(*n).filter(|x| !x.is_null()).cloned());
     if let Some(thought) = thought {
-        for name in &names[..2] {
+        for name in &THOUGHT[..2] {
             all.entry(*name).or_insert_with(|| thought.clone());
         }
     }

@@ -1,6 +1,6 @@
 //! Losses as archives write them (`tests/imports/make.py losses`) against PyTorch, with a
 //! vocabulary split over ranks, on ranks with rows and tokens of their own, and in one and in three
-//! microbatches.
+//! microbatches; all plans are proved.
 
 use super::{Expected, file, norm};
 use crate::lab::Lab;
@@ -97,7 +97,8 @@ fn check(at: usize, name: &str) {
         let flags = ["--mesh", mesh, "--global-batch", "24", "--microbatch", rows];
         let deal = if split.is_empty() { vec![] } else { vec!["--cp-split", split] };
         let seq: &[&str] = if name == BY_SYMBOL { &["--seq", "4"] } else { &[] };
-        let compile = [&["compile", &archive, "-o", "plan"][..], &flags, &deal, seq].concat();
+        let begin = ["compile", &archive, "-o", "plan", "--prove", "yes"];
+        let compile = [&begin[..], &flags, &deal, seq].concat();
         if split == "zigzag" && OF_FLOATS.contains(&name) && name != BY_SYMBOL {
             let said = lab.refuses(&compile, 4, "not-built");
             assert!(said.contains("use --cp-split contiguous"), "{said}");

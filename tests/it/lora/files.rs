@@ -187,7 +187,7 @@ fn what_is_wrong_is_said() {
         ("layer_replication", json!([[0, 1]]), "`layer_replication`"),
         ("trainable_token_indices", json!([3]), "`trainable_token_indices`"),
         ("peft_type", json!("IA3"), "peft_type is IA3"),
-        ("modules_to_save", json!(["lm_head"]), "--train GLOB"),
+        ("modules_to_save", json!(".*head"), "regular expression"),
         ("target_modules", json!(".*q_proj"), "regular expression"),
         ("something_new", json!(3), "`something_new` is 3"),
     ];
@@ -197,6 +197,11 @@ fn what_is_wrong_is_said() {
         lab.write("a/adapter_config.json", c.to_string());
         compile(&base, &["--lora-from", "a"], 4, "not-built", want);
     }
+    let mut c = known.clone();
+    c["modules_to_save"] = json!(["lm_haed"]);
+    lab.write("a/adapter_config.json", c.to_string());
+    let want = "trains the module `lm_haed` whole, which has no tensor here";
+    compile(&base, &["--lora-from", "a"], 2, "unknown-tensor", want);
     for (text, want) in [("{", "not JSON"), ("[]", "not an object"), ("", "not JSON")] {
         lab.write("a/adapter_config.json", text);
         compile(&base, &["--lora-from", "a"], 2, "adapter", want);
@@ -307,6 +312,22 @@ fn names_of_others_and_whole_modules_are_read() {
     let more = ["--adapter", "again", "--steps", "1", "--dump", "beside.safetensors"];
     lab.ok(&[&run[..], &more].concat());
     read_by_peft(&lab, &base, &batch);
+    // It says itself what is trained: the same as with flags, and the same again.
+    let then = tensors(&lab.path("beside.safetensors"));
+    lab.ok(&[&["compile", &*base, "--lora-from", "again", "-o", "plan"], TRAINING].concat());
+    lab.ok(&[&run[..], &more, &["--save", "more"]].concat());
+    assert_eq!(tensors(&lab.path("beside.safetensors")), then);
+    lab.ok(&["verify", "plan"]);
+    let saves = |dir: &str| -> Json {
+        let file = lab.path(dir).join("adapter_config.json");
+        let json: Json =
+            serde_json::from_slice(&std::fs::read(file).expect("a config")).expect("JSON");
+        json["modules_to_save"].clone()
+    };
+    let whole = ["0.input", "0.post_attention", "1.input", "1.post_attention"];
+    let whole = whole.map(|n| format!("model.layers.{n}_layernorm"));
+    let whole = json!([&whole[..], &["model.norm".into()]].concat());
+    assert_eq!([saves("again"), saves("more")], [whole.clone(), whole]);
 }
 
 /// A checkpoint whose tensors lack the root that modules have: what is trained beside adapters is saved by the names of
@@ -333,8 +354,13 @@ fn names_without_a_root_are_those_of_modules() {
     let of = |name: &str| saved.keys().filter(|k| k.starts_with(name)).count();
     assert_eq!(of("base_model.model.transformer.ln_f."), 2, "{:?}", saved.keys());
     assert_eq!(of("base_model.model.transformer.h."), saved.len() - 2, "{:?}", saved.keys());
-    lab.ok(&[&run[..], &["--adapter", "again", "--steps", "0", "--save", "same"]].concat());
-    assert_eq!(tensors(&lab.path("same/adapter_model.safetensors")), saved);
+    let base = ["compile", "bare", "--seq", "16", "-o", "plan"];
+    for lora in [&lora[..], &["--lora-from", "again"]] {
+        lab.ok(&[&base[..], lora, &["--prove", "yes"]].concat());
+        lab.ok(&[&run[..], &["--adapter", "again", "--steps", "0", "--save", "same"]].concat());
+        assert_eq!(tensors(&lab.path("same/adapter_model.safetensors")), saved);
+        std::fs::remove_dir_all(lab.path("same")).expect("it was saved");
+    }
     let more = ["--adapter", "again", "--steps", "1", "--dump", "beside.safetensors"];
     lab.ok(&[&run[..], &more].concat());
     read_by_peft(&lab, "bare", &batch);

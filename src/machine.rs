@@ -7,7 +7,10 @@ use shardc_frontends::{Facts, Shape, gating};
 use shardc_ir::diag::Result;
 use shardc_ir::files;
 use shardc_ir::plan::Mode;
+use shardc_passes::depends::backward;
+use shardc_passes::globs;
 use shardc_passes::options::Options;
+use shardc_passes::pipeline::Source;
 use std::path::Path;
 
 /// Largest file of a machine that is read, in bytes.
@@ -86,6 +89,21 @@ pub fn sizes(f: &Facts, config: &Value) -> Sizes {
         experts,
         latent,
     }
+}
+
+/// Shares of weights, of what they multiply, and of attention for which a step of a model computes gradients.
+///
+/// # Errors
+/// Those of the globs of its options.
+pub fn gradients(source: &Source, o: &Options, sizes: &Sizes) -> Result<[f64; 3]> {
+    if o.mode == Mode::Infer {
+        return Ok([0.0; 3]);
+    }
+    let frozen = globs::frozen(&source.weights, o)?;
+    let used = sizes.experts.map_or(1.0, |x| x.top_k as f64 / x.experts as f64);
+    let f = &source.module.funcs[0];
+    let b = backward(f, &source.weights, &|name| frozen.contains(name), used);
+    Ok([b.weights, b.inputs, b.attention])
 }
 
 #[cfg(test)]

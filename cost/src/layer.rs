@@ -1,12 +1,15 @@
 //! Seconds of a layer, of the embedding and of the loss, for one microbatch on one rank.
 
-use crate::collective::{Kind, all_to_all, exposed, exposed_at_least, seconds};
+use crate::collective::{Group, Kind, all_to_all, exposed, exposed_at_least, seconds, send};
 use crate::device::{Device, Precision};
 use crate::kernel::{Attention, Gemm, rows};
-use crate::layout::{Job, Kernels, Layout, Recompute, Rows, Stack};
+use crate::layout::{Context, Job, Kernels, Layout, Recompute, Rows, Stack};
 use crate::model::{Cut, Sizes};
 use crate::parts::Times;
 use shardc_ir::diag::Result;
+
+/// Times that merging what attention makes of two blocks reads or writes an element of the result.
+const MERGED: f64 = 3.0;
 
 /// What is to be priced.
 #[derive(Clone, Copy, Debug)]
@@ -110,10 +113,24 @@ impl Question<'_> {
         let ring = if l.cp > 1 { self.stack.ring } else { 1.0 };
         if let Kernels::Flash(_) = self.job.attention {
             let share = self.job.attention.share(d)? * ring;
-            let seen = if self.stack.even { 0.5 } else { 1.0 - 0.5 / l.cp as f64 };
+            let blocks = if l.context == Context::Ring { l.cp as f64 } else { 1.0 };
+            let (keys, cut) = (seq / blocks, if l.context == Context::Heads { l.cp } else { 1 });
+            let (heads, queries) = (heads / cut as f64, queries * cut as f64);
+            // Of all keys; of a ring, where ranks wait for each other, the rank that has most of each block.
+            let seen = match (l.even || l.context == Context::Heads, l.context) {
+                (true, _) => 0.5,
+                (false, Context::Ring) => 1.0 - 0.5 / blocks,
+                (false, _) => 1.0 - 0.5 / l.cp as f64,
+            };
             let (values, computed) = (value, seen);
-            let a = Attention { rows, heads, queries, keys: seq, width, values, seen, computed };
-            (out.forward.attention, out.input.attention) = a.seconds(d, share, wide)?;
+            let a = Attention { rows, heads, queries, keys, width, values, seen, computed };
+            let (forward, backward) = a.seconds(d, share, wide)?;
+            (out.forward.attention, out.input.attention) = (blocks * forward, blocks * backward);
+            // What each block gives is merged with what others gave, in f32.
+            let merged = 4.0 * MERGED * self.tokens() * heads * value;
+            let launches = 2.0 * (blocks - 1.0);
+            out.forward.memory = crate::kernel::rows(d, (blocks - 1.0) * merged, launches);
+            out.input.memory = out.forward.memory;
         } else {
             let batch = rows * heads;
             let scores = Gemm { m: queries, n: seq, k: width, batch };
@@ -124,12 +141,45 @@ impl Question<'_> {
             out.forward.attention = forward + moved;
             out.input.attention = 2.0 * forward + self.rows().backward * moved;
         }
-        let kv = (s.kv_heads as f64 / l.tp as f64).max(1.0) * (width + value);
-        let bytes = self.tokens() * kv * wide.bytes() * l.cp as f64;
-        let gather = seconds(d, Kind::AllGather, l.cp_group(d), bytes);
-        out.forward.cp = exposed(gather, out.forward.attention);
-        out.input.cp = exposed(2.0 * gather, out.input.attention);
+        self.exchanged(&mut out);
         Ok(out)
+    }
+
+    /// What attention exchanges over cp, beside or before its work.
+    fn exchanged(&self, t: &mut Times) {
+        let (s, l, d) = (self.sizes, self.layout, self.device);
+        let (width, value) = s.widths();
+        let (kv_heads, heads) =
+            ((s.kv_heads as f64 / l.tp as f64).max(1.0), s.heads as f64 / l.tp as f64);
+        let wide = self.tokens() * self.job.precision.wide().bytes();
+        let (kv, group) = (wide * kv_heads * (width + value), l.cp_group(d));
+        let work = [t.forward.attention, t.input.attention];
+        let both = match l.context {
+            Context::Gathered => {
+                let gather = seconds(d, Kind::AllGather, group, kv * l.cp as f64);
+                [exposed(gather, work[0]), exposed(2.0 * gather, work[1])]
+            }
+            // A step's block is on its way while the one before it is worked on: backward also takes its gradient along,
+            // which goes all around.
+            Context::Ring => {
+                let steps = l.cp as f64 - 1.0;
+                let far = if group.domains() > 1.0 { d.domain as usize } else { l.tp };
+                let step = send(d, far, kv);
+                let one = |n: f64, work: f64| steps * exposed(n * step, work / (steps + 1.0));
+                let last = if steps > 0.0 { step } else { 0.0 };
+                [one(1.0, work[0]), one(2.0, work[1]) + last]
+            }
+            Context::Heads => {
+                let q = wide * heads * (width + value);
+                // Ranks that share a head get a part of it each, and gather the rest.
+                let share = (l.cp as f64 / kv_heads).max(1.0);
+                let among = Group::new(d, l.tp, share as usize);
+                let shared = seconds(d, Kind::AllGather, among, share * kv);
+                let all = seconds(d, Kind::AllToAll, group, q + kv) + shared;
+                [all, all]
+            }
+        };
+        [t.forward.cp, t.input.cp] = both;
     }
 
     /// Work over rows; `elements` are those of the MLP's width.

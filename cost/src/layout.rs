@@ -37,11 +37,25 @@ pub enum Schedule {
     DualPipe,
 }
 
+/// How attention sees the tokens of other ranks of cp.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Context {
+    /// Keys and values are gathered.
+    Gathered,
+    /// Blocks of them go around a ring, beside the work on other blocks.
+    Ring,
+    /// An all_to_all gives a rank all tokens of some heads (Ulysses).
+    Heads,
+}
+
 /// Parallelism of a step. Ranks are numbered from tp over cp and dp to pp.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Layout {
     pub tp: usize,
     pub cp: usize,
+    pub context: Context,
+    /// Ranks of cp have equal parts of the scores that are not masked.
+    pub even: bool,
     pub dp: usize,
     pub pp: usize,
     /// Stages per rank of the pipeline.
@@ -213,7 +227,7 @@ pub struct Stack {
     pub accumulate: f64,
     /// Bytes of a gradient's element when it is summed over ranks.
     pub gradient: f64,
-    /// Ranks of cp have equal parts of the scores that are not masked.
+    /// In published runs ranks of cp have equal parts of the scores that are not masked.
     pub even: bool,
     /// Speed of attention over several ranks of cp, of what it is on one.
     pub ring: f64,

@@ -125,9 +125,19 @@ impl Sizes {
         self.vocab as f64 * self.hidden as f64
     }
 
-    /// FLOPs that a step of so many tokens needs, forward and backward, without anything twice;
+    /// FLOPs that a step of so many tokens needs in which all is trained, forward and backward, without anything twice;
     /// causal attention counts half.
     pub fn step_flops(&self, tokens: f64, seq: f64) -> f64 {
+        self.step_flops_with(tokens, seq, [1.0; 3])
+    }
+
+    /// The same, where gradients are computed for these shares of weights, of what they multiply, and of attention.
+    pub fn step_flops_with(
+        &self,
+        tokens: f64,
+        seq: f64,
+        [weights, inputs, attention]: [f64; 3],
+    ) -> f64 {
         let h = self.hidden as f64;
         let dense = (self.layers - self.expert_layers()) as f64;
         let all = self.layers as f64;
@@ -139,7 +149,8 @@ impl Sizes {
         params += self.embedding_params();
         let (width, value) = self.widths();
         let scores = all * self.heads as f64 * seq * (width + value) / 2.0;
-        6.0 * tokens * (params + scores)
+        let products = 2.0 * (1.0 + weights + inputs) * params;
+        tokens * (products + 2.0 * (1.0 + 2.0 * attention) * scores)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::device::{Device, Precision};
 use crate::layer::Question;
-use crate::layout::{Job, Kernels, Layout, Overlap, Recompute, Schedule, Stack};
+use crate::layout::{Context, Job, Kernels, Layout, Overlap, Recompute, Schedule, Stack};
 use crate::model::{Experts, Latent, Sizes};
 use crate::step::{Closed, StepCost};
 use shardc_ir::diag::{Diag, Result};
@@ -150,6 +150,8 @@ impl Row {
         let layout = Layout {
             tp,
             cp: self.count_or("cp", 1)?,
+            context: Context::Gathered,
+            even: Stack::named(self.text("stack")).even,
             dp,
             pp,
             chunks,

@@ -1,13 +1,13 @@
 //! What the passes assume of a model, whoever wrote it.
 
 use crate::autodiff::recompute::Recompute;
-use crate::options::Options;
+use crate::options::{CpMode, CpSplit, Options};
 use crate::places::by_place;
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::documents::Documents;
 use shardc_ir::func::{Fill, Func, Input, Node, Port, Role, RoleKind, Value, ValueMap};
 use shardc_ir::mesh::{Mesh, PIPELINE};
-use shardc_ir::ops::{Gradient, Kind, Op};
+use shardc_ir::ops::{Gradient, Kind, Mask, Op};
 use shardc_ir::plan::{Mode, TokenOrder};
 use shardc_ir::source::Source;
 use shardc_ir::types::{DType, Type};
@@ -85,9 +85,20 @@ pub fn check_source(mesh: &Mesh, f: &Func, o: &Options) -> Result<()> {
         .help("add it, or compile with --mode infer"))
 }
 
-/// True if tokens may be dealt out of their order: their places count in attention only.
-pub fn may_be_dealt(f: &Func, seq: usize) -> bool {
-    by_place(f, seq).is_none()
+/// True if ranks of cp have as much of attention each where tokens are dealt in zigzag, and may be dealt so: it is causal,
+/// and places of tokens count in attention only.
+pub fn gains_by_zigzag(f: &Func, seq: usize) -> bool {
+    let causal = |n: &Node| matches!(&n.op, Op::Attention(a) if a.mask == Mask::CAUSAL);
+    f.nodes.iter().any(causal) && by_place(f, seq).is_none()
+}
+
+/// The options with tokens dealt to ranks of cp in zigzag, if nobody asked for a split, the model gains by it, and the length
+/// allows it. In Ulysses' attention a rank has all tokens of its heads.
+pub fn balanced(f: &Func, o: &Options) -> Options {
+    let asked = o.cp_split.is_some() || o.auto || o.cp_mode == CpMode::Ulysses;
+    let dealt = Options { cp_split: Some(CpSplit::Zigzag), ..o.clone() };
+    let fits = o.axis("cp") > 1 && dealt.tokens().fits(o.seq);
+    if !asked && fits && gains_by_zigzag(f, o.seq) { dealt } else { o.clone() }
 }
 
 /// Checks that a model of so many tokens has those that part documents.

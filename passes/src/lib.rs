@@ -6,7 +6,7 @@ pub mod autodiff;
 pub mod checks;
 pub mod choose;
 pub mod classes;
-mod depends;
+pub mod depends;
 pub mod experts;
 pub mod globs;
 pub mod group;

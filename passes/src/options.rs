@@ -289,7 +289,7 @@ options! {
     pub optim_file: String = String::new(),
     pub lr: LrSchedule = LrSchedule::Constant { lr: 1e-3 },
     pub weight_decay: f64 = 0.01,
-    pub decay: Decay = Decay::All,
+    pub decay: Decay = Decay::Matrices,
     pub clip: Option<f64> = None,
     /// Globs over names of the checkpoint's tensors: parameters that are not trained.
     pub freeze: Vec<String> = vec![],
@@ -335,7 +335,8 @@ options! {
     pub loss_chunks: LossChunks = LossChunks::default(),
     /// How attention sees the tokens of other ranks of `cp`.
     pub cp_mode: CpMode = CpMode::default(),
-    /// Which tokens a rank of `cp` has; `None`: zigzag in a ring, else contiguous.
+    /// Which tokens a rank of `cp` has; `None`: zigzag in a ring, else contiguous. A model is compiled with
+    /// [`crate::checks::balanced`] in place of it.
     pub cp_split: Option<CpSplit> = None,
     /// How linears are split over `tp`.
     pub tp_mode: TpMode = TpMode::default(),

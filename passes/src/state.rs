@@ -78,7 +78,22 @@ pub(crate) struct State<'a> {
     pub warnings: Vec<Diag>,
     lists: Option<(Index, Vec<Lists>)>,
     classes: Vec<RankClass>,
+    /// What the passes from `bucket-grads` to `memory` will leave, where a trial has run them already.
+    ahead: Option<Ahead>,
     pub plan: Option<Plan>,
+}
+
+/// A module whose values have places, and those places.
+struct Ahead {
+    m: Module,
+    classes: Vec<RankClass>,
+}
+
+impl Ahead {
+    /// Bytes of the largest arena.
+    fn peak(&self) -> usize {
+        self.classes.iter().map(|c| c.memory.peak_bytes).max().unwrap_or(0)
+    }
 }
 
 /// A function that takes parameters that are laid out, whole.
@@ -123,6 +138,7 @@ impl<'a> State<'a> {
             warnings,
             lists,
             classes,
+            ahead: None,
             plan,
         })
     }
@@ -351,37 +367,43 @@ impl<'a> State<'a> {
             return Ok(false);
         }
         let schedule = self.schedule()?;
-        let mut limit = None;
+        let mut before: Option<Ahead> = None;
         for left in TRIES {
             let mut some = self.m.clone();
             if !early_sums(&mut some, &schedule, left) {
                 break;
             }
-            let most = match limit {
-                Some(most) => most,
+            let most = match &before {
+                Some(known) => known.peak(),
                 // What has not the functions of its schedule is refused where its lists are made.
                 None if lists(&self.m, &schedule, self.o.mode).is_err() => break,
-                None => self.needs(self.m.clone())?,
+                None => before.insert(self.placed(self.m.clone())?).peak(),
             };
-            limit = Some(most);
-            if self.needs(some.clone())? <= most {
+            let placed = self.placed(some.clone())?;
+            if placed.peak() <= most {
                 self.m = some;
+                self.ahead = Some(placed).filter(|_| self.trial);
                 return Ok(true);
             }
         }
+        self.ahead = before.filter(|_| self.trial);
         Ok(false)
     }
 
-    /// Bytes of the largest arena that a module takes, as the passes from `bucket-grads` on place it.
-    fn needs(&mut self, m: Module) -> Result<usize> {
+    /// A module as the passes from `bucket-grads` on place it.
+    fn placed(&mut self, m: Module) -> Result<Ahead> {
         let own = std::mem::replace(&mut self.m, m);
         self.bucket_grads()?;
         self.group()?;
         self.overlap()?;
         self.memory()?;
-        self.m = own;
-        let all = std::mem::take(&mut self.classes);
-        Ok(all.iter().map(|c| c.memory.peak_bytes).max().unwrap_or(0))
+        let m = std::mem::replace(&mut self.m, own);
+        Ok(Ahead { m, classes: std::mem::take(&mut self.classes) })
+    }
+
+    /// True if what this pass leaves is there already.
+    pub fn is_done(&self, pass: &str) -> bool {
+        self.ahead.is_some() && ["bucket-grads", "group", "overlap", "schedule"].contains(&pass)
     }
 
     pub fn bucket_grads(&mut self) -> Changed {
@@ -409,6 +431,10 @@ impl<'a> State<'a> {
     }
 
     pub fn memory(&mut self) -> Changed {
+        if let Some(Ahead { m, classes }) = self.ahead.take() {
+            (self.m, self.classes) = (m, classes);
+            return Ok(true);
+        }
         let schedule = self.schedule()?;
         let lists = match self.lists.take() {
             Some(lists) => lists,

@@ -53,7 +53,7 @@ pub struct Plan {
     #[arg(long, value_name = "BYTES")]
     pub memory: Option<String>,
     /// Only layouts that `export --to` takes for this software; what it always does is the default (for megatron
-    /// --decay matrices and --cp-split zigzag, for nanotron --layers equal)
+    /// --cp-split zigzag, for nanotron --layers equal)
     #[arg(long = "for", value_enum, value_name = "TARGET")]
     pub target: Option<Target>,
     /// Number of fitting plans to find

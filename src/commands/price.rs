@@ -5,7 +5,7 @@ mod launches;
 mod why;
 
 use super::show;
-use crate::machine::{device, precision, sizes};
+use crate::machine::{device, gradients, precision, sizes};
 use crate::plan_dir::{self, Stored};
 use crate::report::{Chosen, beside_words};
 use crate::terminal::{json_line, note};
@@ -144,7 +144,10 @@ pub fn utilisation(stored: &Stored, d: &Device, seconds: f64) -> Option<f64> {
     let facts = stored.facts.as_ref()?;
     let s = &stored.plan.settings;
     let sizes = sizes(facts, &stored.config);
-    let flops = sizes.step_flops((s.global_batch * s.seq) as f64, s.seq as f64);
+    let source = crate::model_of(stored).ok()?;
+    let gradients = gradients(&source, &stored.options, &sizes).ok()?;
+    let tokens = (s.global_batch * s.seq) as f64;
+    let flops = sizes.step_flops_with(tokens, s.seq as f64, gradients);
     let peak = d.peak.get(&precision(&stored.options))?;
     Some(flops / (peak * stored.plan.module.mesh.ranks() as f64 * seconds))
 }

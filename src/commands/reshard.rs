@@ -16,7 +16,7 @@ use shardc_ir::diag::{Diag, Result};
 use shardc_ir::func::{Role, RoleKind};
 use shardc_ir::plan::Plan;
 use shardc_ir::weights::Weight;
-use shardc_passes::options::{Options, Order, TpMode};
+use shardc_passes::options::{CpSplit, Options, Order, TpMode};
 use shardc_runtime::holdings::{Holding, holdings};
 use std::path::PathBuf;
 
@@ -199,6 +199,8 @@ fn plan_for(stored: &Stored, mesh: &str, zero: Option<u8>) -> Result<Plan> {
         ep: new.ep,
         etp: new.etp,
         sp: false,
+        // Weights are the same whichever tokens a rank has.
+        cp_split: Some(CpSplit::Contiguous),
         tp_mode: TpMode::OneD,
         schedule: Order::default(),
         chunks: None,

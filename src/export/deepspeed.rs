@@ -7,7 +7,7 @@ use shardc_frontends::Facts;
 use shardc_ir::diag::Result;
 use shardc_ir::loss_scale::LossScaling;
 use shardc_ir::types::DType;
-use shardc_passes::options::Optimizer;
+use shardc_passes::options::{Decay, Optimizer};
 
 /// `ds_config.json`.
 pub(super) fn files(e: &mut Export) -> Result<Vec<File>> {
@@ -22,6 +22,12 @@ pub(super) fn files(e: &mut Export) -> Result<Vec<File>> {
     e.lack(cp > 1, "context parallelism: it belongs in the training script, not in the config");
     e.lack(replicas > 1 && shards > 1 && o.zero > 0, "replicated shards (HSDP) at this ZeRO stage");
     e.lack(tp > 1 && o.zero == 3, "tensor parallelism with ZeRO-3");
+    let decays = e.asks("decay", |o| o.decay) || e.asks("weight-decay", |o| o.weight_decay);
+    if decays && o.decay == Decay::Matrices && o.weight_decay != 0.0 {
+        let what = "weight decay of matrices only (--decay matrices): groups of parameters belong in the training script";
+        e.lack(true, what);
+        e.helps.push("compile with --decay all, or --weight-decay 0");
+    }
     let stage = if shards > 1 { o.zero } else { 0 };
     let mut config = json!({
         "train_batch_size": o.global_batch,

@@ -220,7 +220,7 @@ pub const OPTIONS: &[OptionSpec] = &[
         flag: "cp-split",
         help: "Which tokens a rank of cp has: contiguous, or zigzag (one chunk from the front and \
                one from the back, which balances causal attention)",
-        default: "zigzag with --cp-mode ring, else contiguous",
+        default: "zigzag in a ring and, with causal attention, of all-gather where a model and its length allow it; else contiguous",
         kind: Kind::Words(&["contiguous", "zigzag"]),
         set: word!(cp_split),
         keys: &[key("cp_split", "annotate")],

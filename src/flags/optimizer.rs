@@ -7,7 +7,7 @@ use super::options::{
 use super::shown::{lower, of_experts, trained, trains};
 use super::spec::{Idle, Key, Kind, OptionSpec, Seen, TRAINERS, idle, key, lack, row, word};
 use super::values::{not_negative, positive};
-use crate::export::Target::{Deepspeed, Megatron, Torchtitan};
+use crate::export::Target::Torchtitan;
 use crate::seal::hash;
 use shardc_ir::loss_scale::LossScaling;
 use shardc_ir::plan::LrSchedule;
@@ -15,7 +15,7 @@ use shardc_ir::text::update::{BUILT_IN, Rules};
 use shardc_ir::types::DType;
 use shardc_passes::lora::Lora;
 use shardc_passes::optim::rules;
-use shardc_passes::options::{Decay, Optimizer, Options};
+use shardc_passes::options::{Optimizer, Options};
 
 const OPTIMIZER: OptionSpec = OptionSpec { heading: "Optimizer", ..OptionSpec::NONE };
 const NUMBER: OptionSpec = OptionSpec { kind: Kind::Number, ..OPTIMIZER };
@@ -138,7 +138,6 @@ pub const OPTIONS: &[OptionSpec] = &[
         kind: Kind::Words(&["adamw", "sgd", "lion", "adafactor", "muon"]),
         set: read_optimizer,
         keys: &[KIND, GROUPS],
-        in_plan: false,
         said: Some((10, |o| Some(if trains(o) { name(o) } else { "no training".into() }))),
         rows: &[row("Optimizer", "optimizer", |s| trained(s, name(&s.options)))],
         ..OF_IT
@@ -151,6 +150,7 @@ pub const OPTIONS: &[OptionSpec] = &[
         kind: Kind::Many,
         set: read_optimizer,
         keys: &[GROUPS],
+        in_plan: true,
         rows: &[
             row("Optimizer", "groups", |s| {
                 let all = &s.options.optim;
@@ -176,6 +176,7 @@ pub const OPTIONS: &[OptionSpec] = &[
         kind: Kind::Text,
         set: read_rules,
         keys: &[key("optim_file", "step").trained()],
+        in_plan: true,
         trains: true,
         idle: &[idle(without_own, "no group names a rule of it: add --optim 'GLOB=NAME'")],
         ..OPTIMIZER
@@ -188,6 +189,7 @@ pub const OPTIONS: &[OptionSpec] = &[
         kind: Kind::Words(&["bf16", "f32"]),
         set: read_optimizer,
         keys: &[GROUPS],
+        in_plan: true,
         trains: true,
         idle: &[idle(
             |s| s.trains() && s.flags.text("optimizer") != Some("muon"),
@@ -279,18 +281,12 @@ pub const OPTIONS: &[OptionSpec] = &[
     OptionSpec {
         flag: "decay",
         help: "Parameters with weight decay: all, or matrices",
-        default: "all",
+        default: "matrices",
         kind: Kind::Words(&["all", "matrices"]),
         set: word!(decay),
         keys: &[key("decay", "step").trained()],
         idle: &[idle(|s| s.trains() && s.o.weight_decay == 0.0, "--weight-decay is 0")],
         rows: &[row("Optimizer", "decayed parameters", |s| trained(s, lower(&s.options.decay)))],
-        lacks: &[lack(
-            &[Deepspeed],
-            |o| o.decay == Decay::Matrices && o.weight_decay != 0.0,
-            "weight decay of matrices only (--decay matrices): it belongs in the training script",
-        )],
-        fills: &[(Megatron, "matrices")],
         ..OF_IT
     },
     OptionSpec {
@@ -363,6 +359,7 @@ pub const OPTIONS: &[OptionSpec] = &[
             Ok(())
         },
         keys: &[key("freeze", "partition").trained()],
+        in_plan: true,
         trains: true,
         rows: &[row("Optimizer", "frozen", |s| {
             let all = &s.options.freeze;
@@ -416,6 +413,7 @@ pub const OPTIONS: &[OptionSpec] = &[
             Ok(())
         },
         keys: &[key("train", "partition").trained()],
+        in_plan: true,
         trains: true,
         rows: &[row("Optimizer", "trained beside adapters", |s| {
             let whole = s.options.lora.iter().flat_map(|l| &l.whole);

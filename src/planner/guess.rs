@@ -7,7 +7,7 @@ use super::memory::{self, Kept, Order, Trains};
 use super::space::{Candidate, Inside};
 use super::what_if::Ifs;
 use crate::Input;
-use crate::machine::{precision, sizes};
+use crate::machine::{gradients, precision, sizes};
 use shardc_cost::device::Device;
 use shardc_cost::layer::Question;
 use shardc_cost::layout::{Job, Kernels, Overlap, Stack};
@@ -16,7 +16,7 @@ use shardc_cost::step::{Closed, Cut, CutKey, Pieces, Ranks};
 use shardc_frontends::Facts;
 use shardc_ir::diag::Result;
 use shardc_ir::maps::HashMap;
-use shardc_ir::plan::{Mode, TokenOrder};
+use shardc_ir::plan::Mode;
 use shardc_ir::schedule::{Schedule, Times, replay};
 use shardc_ir::weights::Weight;
 use shardc_passes::globs;
@@ -61,6 +61,8 @@ pub(super) struct Form {
     moe: Buffers,
     gradient: f64,
     trains: Trains,
+    /// Shares of products and attention with gradients.
+    pub gradients: [f64; 3],
 }
 
 impl Form {
@@ -75,12 +77,11 @@ impl Form {
             overlap,
             compiled: true,
         };
-        let (job, mut stack) = (ifs.job(&plain), ifs.stack(Stack::named("shardc")));
-        let zigzag = Options { mesh: vec![("cp".into(), 2)], ..o.clone() }.tokens();
-        stack.even |= zigzag != TokenOrder::Contiguous;
+        let (job, stack) = (ifs.job(&plain), ifs.stack(Stack::named("shardc")));
         let gradient = o.grad_dtype.bytes() as f64;
         let (sizes, trains) = (sizes(f, &input.config), trains(&input.source.weights, o)?);
-        Ok(Form { sizes, plain, job, stack, ifs, moe: o.moe, gradient, trains })
+        let gradients = gradients(&input.source, o, &sizes)?;
+        Ok(Form { sizes, plain, job, stack, ifs, moe: o.moe, gradient, trains, gradients })
     }
 
     pub fn question<'a>(&'a self, device: &'a Device, c: &'a Candidate) -> Question<'a> {

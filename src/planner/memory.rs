@@ -3,7 +3,7 @@
 
 use super::space::Candidate;
 use super::what_if::Ifs;
-use shardc_cost::layout::{Job, Recompute};
+use shardc_cost::layout::{Context, Job, Recompute};
 use shardc_cost::model::Sizes;
 use shardc_cost::step::Load;
 use shardc_ir::schedule::{Action, ActionKind, Schedule};
@@ -140,7 +140,9 @@ impl<'a> Form<'a> {
         let (kept, again) = match l.recompute {
             // What is element-wise is made again: the operand of the MLP's last product.
             Recompute::None | Recompute::Selective | Recompute::Ops => {
-                (stream + inside, bytes * ffn / t)
+                // Of attention by heads the result is there in both layouts.
+                let twice = if l.context == Context::Heads { bytes * mixed / t } else { 0.0 };
+                (stream + inside + twice, bytes * ffn / t)
             }
             Recompute::Full => (stream, 2.0 * stream + bytes * (mixed + ffn + copies) / t),
         };

@@ -15,7 +15,7 @@ pub mod what_if;
 use crate::export::Target;
 use crate::machine::precision;
 use crate::rules;
-use crate::search::trial;
+use crate::search::{trial, trials};
 use crate::signals;
 use crate::{Input, read_model};
 use guess::{Form, Guess, Guesses};
@@ -27,7 +27,7 @@ use shardc_cost::plan::{self as of_plan, PlanPrice};
 use shardc_frontends::Facts;
 use shardc_ir::diag::{Diag, Result, count};
 use shardc_ir::plan::Plan;
-use shardc_passes::checks::may_be_dealt;
+use shardc_passes::checks::gains_by_zigzag;
 use shardc_passes::options::{CpSplit, Options};
 use space::Candidate;
 use std::path::Path;
@@ -88,7 +88,18 @@ impl Asked {
     /// A layout's plan, compiled as a trial.
     fn trial(&self, input: &Input, options: &Options) -> Result<Plan> {
         let base = Options { memory: None, ..self.options.clone() };
-        let plan = trial(input, &base, options)?;
+        self.taken(input, trial(input, &base, options)?, options)
+    }
+
+    /// Its plans with two numbers of microbatches.
+    fn trials(&self, input: &Input, all: [&Options; 2]) -> Result<[Plan; 2]> {
+        let base = Options { memory: None, ..self.options.clone() };
+        let [first, second] = trials(input, &base, all)?;
+        Ok([first, self.taken(input, second, all[1])?])
+    }
+
+    /// A plan, if the target takes it.
+    fn taken(&self, input: &Input, plan: Plan, options: &Options) -> Result<Plan> {
         match self.target {
             None => Ok(plan),
             Some(to) => target::taken(to, input, plan, options),
@@ -207,8 +218,8 @@ pub fn plan(model: &Path, asked: &Asked, say: &mut dyn FnMut(Progress)) -> Resul
             .help("give a folder with config.json, or compile the text with --shard auto"));
     };
     let input = read_model(model, &base)?;
-    if base.cp_split.is_none() && may_be_dealt(&input.source.module.funcs[0], base.seq) {
-        // Ranks of cp have equal parts of what a causal model attends to.
+    if base.cp_split.is_none() && gains_by_zigzag(&input.source.module.funcs[0], base.seq) {
+        // Where a length allows it.
         base.cp_split = Some(CpSplit::Zigzag);
     }
     let base = &base;

@@ -1,12 +1,12 @@
 //! The layouts that are looked at: every combination of these numbers that violates no rule of `check`.
 
 use crate::rules;
-use shardc_cost::layout::{Layout, Recompute as Again, Schedule};
+use shardc_cost::layout::{Context, Layout, Recompute as Again, Schedule};
 use shardc_frontends::Facts;
 use shardc_ir::maps::HashMap;
 use shardc_ir::mesh::PIPELINE;
 use shardc_passes::autodiff::recompute::Recompute;
-use shardc_passes::options::{Options, Order, Transport};
+use shardc_passes::options::{CpMode, CpSplit, Options, Order, Transport};
 use shardc_passes::schedule::{Named, runs};
 
 /// Most ranks of cp, and sequences of a microbatch that are looked at.
@@ -15,8 +15,11 @@ const MOST: (usize, usize) = (16, 8);
 /// Ways to split experts: ranks, and ranks of each.
 type Experts = (usize, usize);
 
-/// What the time of a layer depends on: tp, cp, ep, etp, sequences, sp, what is computed again.
-pub type Inside = (usize, usize, usize, usize, usize, bool, Again);
+/// How attention sees other ranks of cp, and whether they have equal parts of it.
+type Seen = (Context, bool);
+
+/// What the time of a layer depends on: tp, cp, ep, etp, sequences, sp, what is computed again, what cp does.
+pub type Inside = (usize, usize, usize, usize, usize, bool, Again, Seen);
 
 /// tp, cp and dp.
 type Sizes3 = (usize, usize, usize);
@@ -64,7 +67,16 @@ impl Candidate {
             ep: l.ep,
             etp: (l.ep > 1 || l.etp != l.tp).then_some(l.etp),
             transport: Transport::Nccl,
-            cp_split: base.cp_split.filter(|_| l.cp > 1),
+            cp_mode: match l.context {
+                Context::Gathered => CpMode::AllGather,
+                Context::Ring => CpMode::Ring,
+                Context::Heads => CpMode::Ulysses,
+            },
+            cp_split: (l.cp > 1).then_some(if l.even {
+                CpSplit::Zigzag
+            } else {
+                CpSplit::Contiguous
+            }),
             ..base.clone()
         }
     }
@@ -82,7 +94,7 @@ impl Candidate {
     /// What the time of one of its layers depends on.
     pub fn inside(&self) -> Inside {
         let l = &self.layout;
-        (l.tp, l.cp, l.ep, l.etp, l.microbatch, l.sp, l.recompute)
+        (l.tp, l.cp, l.ep, l.etp, l.microbatch, l.sp, l.recompute, (l.context, l.even))
     }
 
     /// Communicators that its plan has at least: of each axis, and of each direction to other stages.
@@ -100,6 +112,18 @@ impl Candidate {
         let mut words: Vec<String> =
             axes.into_iter().filter(|a| a.1 > 1).map(|(n, s)| format!("{n}{s}")).collect();
         words.extend((l.ep > 1).then(|| format!("etp{}", l.etp)));
+        words.extend(
+            (l.cp > 1)
+                .then(|| match (l.context, l.even) {
+                    (Context::Heads, _) => "ulysses",
+                    (Context::Ring, true) => "ring",
+                    (Context::Ring, false) => "ring contiguous",
+                    (Context::Gathered, true) => "",
+                    (Context::Gathered, false) => "contiguous",
+                })
+                .filter(|w| !w.is_empty())
+                .map(String::from),
+        );
         words.extend(l.sp.then(|| "sp".to_string()));
         words.extend((l.zero > 0).then(|| match l.shards == l.dp {
             true => format!("zero{}", l.zero),
@@ -139,11 +163,13 @@ pub const NUMBERS: [&str; 10] = ["tp", "cp", "pp", "dp", "ep", "etp", "v", "mb",
 
 /// Layouts as people name them: FSDP over all ranks and over those of a domain, tensor and context parallelism with
 /// ZeRO, and pipelines without and with tensor parallelism. Formulas err by family.
-pub const FAMILIES: [fn(&Candidate) -> bool; 6] = [
+pub const FAMILIES: [fn(&Candidate) -> bool; 8] = [
     |c| c.flat() && c.layout.tp * c.layout.cp == 1 && c.layout.zero == 3 && !c.is_hybrid(),
     |c| c.flat() && c.layout.tp * c.layout.cp == 1 && c.layout.zero == 3 && c.is_hybrid(),
     |c| c.flat() && c.layout.tp > 1 && c.layout.zero > 0,
-    |c| c.flat() && c.layout.cp > 1 && c.layout.zero > 0,
+    |c| c.flat() && c.layout.cp > 1 && c.layout.zero > 0 && c.layout.context == Context::Gathered,
+    |c| c.flat() && c.layout.cp > 1 && c.layout.zero > 0 && c.layout.context == Context::Ring,
+    |c| c.flat() && c.layout.cp > 1 && c.layout.zero > 0 && c.layout.context == Context::Heads,
     |c| !c.flat() && c.layout.tp == 1,
     |c| !c.flat() && c.layout.tp > 1,
 ];
@@ -157,6 +183,7 @@ fn divisors(n: usize, most: usize) -> impl Iterator<Item = usize> + Clone {
 struct Inner {
     tp: usize,
     cp: usize,
+    seen: Seen,
     shards: usize,
     replicas: usize,
     sp: bool,
@@ -208,6 +235,27 @@ fn all(
     out
 }
 
+/// Ways to have attention over so many ranks of cp: those that are asked for, or all; dealt in zigzag where that is asked
+/// for, or else wherever models and lengths allow it and ranks do not have all tokens anyway.
+fn seen(base: &Options, cp: usize) -> Vec<Seen> {
+    let given = |flag: &str| base.given.iter().any(|g| g == flag);
+    let zigzag = base.cp_split == Some(CpSplit::Zigzag);
+    let even = |c: Context| match given("cp-split") {
+        true => zigzag,
+        false => zigzag && c != Context::Heads && base.seq.is_multiple_of(2 * cp),
+    };
+    let all = [
+        (CpMode::AllGather, Context::Gathered),
+        (CpMode::Ring, Context::Ring),
+        (CpMode::Ulysses, Context::Heads),
+    ];
+    let asked = all.into_iter().filter(|m| !given("cp-mode") || m.0 == base.cp_mode);
+    match cp {
+        1 => vec![(Context::Gathered, false)],
+        _ => asked.map(|(_, c)| (c, even(c))).collect(),
+    }
+}
+
 /// Ways to run what is inside of stages.
 fn inner(f: &Facts, base: &Options, sizes: Sizes3, domain: usize) -> Vec<Inner> {
     let (tp, cp, dp) = sizes;
@@ -234,7 +282,17 @@ fn inner(f: &Facts, base: &Options, sizes: Sizes3, domain: usize) -> Vec<Inner> 
                 let rows = base.global_batch / dp;
                 for microbatch in divisors(rows, MOST.1).filter(|n| n.is_power_of_two()) {
                     let replicas = dp / shards;
-                    out.push(Inner { tp, cp, shards, replicas, sp, microbatch, experts });
+                    let all = seen(base, cp).into_iter();
+                    out.extend(all.map(|seen| Inner {
+                        tp,
+                        cp,
+                        seen,
+                        shards,
+                        replicas,
+                        sp,
+                        microbatch,
+                        experts,
+                    }));
                 }
             }
         }
@@ -247,6 +305,8 @@ fn is_legal(f: &Facts, base: &Options, i: Inner) -> bool {
     let layout = Layout {
         tp: i.tp,
         cp: i.cp,
+        context: i.seen.0,
+        even: i.seen.1,
         dp: i.shards * i.replicas,
         pp: 1,
         chunks: 1,
@@ -289,6 +349,8 @@ fn outer(f: &Facts, base: &Options, pp: usize, i: Inner, out: &mut Vec<Candidate
                     let layout = Layout {
                         tp: i.tp,
                         cp: i.cp,
+                        context: i.seen.0,
+                        even: i.seen.1,
                         dp,
                         pp,
                         chunks,

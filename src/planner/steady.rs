@@ -43,12 +43,9 @@ fn few(p: usize, period: usize, m: usize) -> Option<[usize; 2]> {
     (few + period < m).then_some([few, few + period])
 }
 
-/// Compiles a layout's plan with so many microbatches, and prices it.
-fn of(asked: &Asked, input: &Input, o: &Options, m: usize) -> Result<(Plan, PlanPrice)> {
-    let o = Options { global_batch: o.global_batch / o.microbatches() * m, ..o.clone() };
-    let plan = asked.trial(input, &o)?;
-    let price = of_plan::price(&plan, &asked.device, &o.speeds)?;
-    Ok((plan, price))
+/// The price of a plan.
+fn price(asked: &Asked, plan: &Plan, o: &Options) -> Result<PlanPrice> {
+    of_plan::price(plan, &asked.device, &o.speeds)
 }
 
 /// Compiles what tells of a layout's plan, and prices it; the plan itself if that is so large that it is not sure
@@ -59,8 +56,9 @@ fn of(asked: &Asked, input: &Input, o: &Options, m: usize) -> Result<(Plan, Plan
 pub fn compiled(asked: &Asked, input: &Input, o: &Options, room: usize) -> Result<Steady> {
     let all = o.microbatches();
     if let Some([first, second]) = few(o.axis(PIPELINE), period(o), all) {
-        let (less, before) = of(asked, input, o, first)?;
-        let (mut plan, price) = of(asked, input, o, second)?;
+        let with = |m| Options { global_batch: o.global_batch / all * m, ..o.clone() };
+        let [less, mut plan] = asked.trials(input, [&with(first), &with(second)])?;
+        let [before, price] = [price(asked, &less, o)?, price(asked, &plan, o)?];
         // What lies in memory for the whole step has the tokens of all microbatches.
         let whole = |c: &RankClass| c.memory.whole.iter().map(|w| w.1).sum::<usize>();
         for (before, now) in less.classes.iter().zip(&mut plan.classes) {
@@ -75,6 +73,7 @@ pub fn compiled(asked: &Asked, input: &Input, o: &Options, room: usize) -> Resul
             return Ok(Steady { plan, seconds: parts.total(), parts });
         }
     }
-    let (plan, price) = of(asked, input, o, all)?;
+    let plan = asked.trial(input, o)?;
+    let price = price(asked, &plan, o)?;
     Ok(Steady { plan, seconds: price.total, parts: price.parts })
 }

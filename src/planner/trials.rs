@@ -9,7 +9,7 @@ use crate::search::all;
 use crate::signals;
 use shardc_cost::beside;
 use shardc_cost::layer::Question;
-use shardc_cost::layout::Recompute;
+use shardc_cost::layout::{Context, Recompute};
 use shardc_cost::parts::Parts;
 use shardc_cost::step::Closed;
 use shardc_ir::diag::{Diag, Result};
@@ -49,8 +49,8 @@ pub(super) struct Search<'a> {
     failed: Vec<Candidate>,
     /// By recomputation and stage of ZeRO, the least that a plan needed of what the formula says.
     ratios: BTreeMap<(Recompute, u8), f64>,
-    /// The same of the time that a plan takes, with tensor parallelism or without.
-    times: BTreeMap<((Recompute, u8), bool), f64>,
+    /// The same of the time that a plan takes, with tensor parallelism or without, by what cp exchanges.
+    times: BTreeMap<(Recompute, u8, bool, Context), f64>,
     pub refused: Vec<(Candidate, Diag)>,
     pub fits: Vec<Compiled>,
     pub least: Option<(Candidate, usize, usize)>,
@@ -194,7 +194,7 @@ impl<'a> Search<'a> {
 
     /// The least that a layout may take by formula, if it is as plans like it.
     fn time(&self, g: &Guess) -> f64 {
-        let ratio = self.times.get(&(likeness(g), g.candidate.layout.tp > 1));
+        let ratio = self.times.get(&pace(g));
         g.seconds * ratio.map_or(FIRST_TIME, |r| r * TIME_MARGIN)
     }
 
@@ -235,8 +235,7 @@ impl<'a> Search<'a> {
         let known = self.ratios.entry(likeness(&c.guess)).or_insert(ratio);
         *known = known.min(ratio);
         let ratio = c.seconds / c.guess.seconds;
-        let known = (likeness(&c.guess), c.guess.candidate.layout.tp > 1);
-        let known = self.times.entry(known).or_insert(ratio);
+        let known = self.times.entry(pace(&c.guess)).or_insert(ratio);
         *known = known.min(ratio);
         let beside = if self.asked.of_device { c.beside } else { 0 };
         if self.least.is_none_or(|l| c.peak + beside < l.1 + l.2) {
@@ -262,7 +261,8 @@ impl<'a> Search<'a> {
         let (parts, peak) = self.changed(g, &plan, parts)?;
         let seconds = parts.total();
         let tokens = (options.global_batch * options.seq) as f64;
-        let needed = self.form.sizes.step_flops(tokens, options.seq as f64);
+        let needed =
+            self.form.sizes.step_flops_with(tokens, options.seq as f64, self.form.gradients);
         let fastest = device.peak.get(&self.form.job.precision).copied().unwrap_or(f64::INFINITY);
         let could = fastest * self.asked.gpus as f64 * seconds;
         let (mfu, tokens_per_s) = (needed / could, tokens / seconds);
@@ -295,7 +295,13 @@ impl<'a> Search<'a> {
     }
 }
 
-/// What the errors of the formulas of memory and time depend on most.
+/// What the error of the formula of time depends on most.
+fn pace(g: &Guess) -> (Recompute, u8, bool, Context) {
+    let l = &g.candidate.layout;
+    (l.recompute, l.zero, l.tp > 1, l.context)
+}
+
+/// What the error of the formula of memory depends on most.
 fn likeness(g: &Guess) -> (Recompute, u8) {
     (g.candidate.layout.recompute, g.candidate.layout.zero)
 }
@@ -310,7 +316,7 @@ fn needs_more(a: &Candidate, b: &Candidate) -> bool {
         Recompute::Full => 2,
     };
     mesh(x) == mesh(y)
-        && a.named == b.named
+        && (a.named, x.context) == (b.named, y.context)
         && (x.shards <= y.shards || x.zero == 0)
         && x.microbatch >= y.microbatch
         // Gradients of one microbatch need no sum beside them.

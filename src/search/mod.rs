@@ -153,15 +153,42 @@ fn trial_without(
     o: &Options,
     without: Option<&'static str>,
 ) -> Result<Plan> {
+    let mut nobody = |_: &str, _: &Module| {};
+    let manager = Manager { without, ..Manager::new(&mut nobody) };
+    tried(input, read, o, manager)
+}
+
+/// The pass from which on what is made depends on the number of microbatches, if there are several.
+const COUNTED: &str = "bucket-grads";
+
+/// Plans of options that differ in their number of microbatches, of which each has several: what does not depend on it is
+/// made once, and sums of gradients begin where they begin with the first number.
+///
+/// # Errors
+/// Those of compiling them.
+pub(crate) fn trials(input: &Input, read: &Options, all: [&Options; 2]) -> Result<[Plan; 2]> {
+    let mut before: Option<Module> = None;
+    let mut seen = |pass: &str, m: &Module| {
+        if pass == "early-sums" {
+            before = Some(m.clone());
+        }
+    };
+    let first = tried(input, read, all[0], Manager::new(&mut seen))?;
+    let pass = pipeline::find(COUNTED).expect("it is in the table of passes");
+    let begin = before.map(|module| pipeline::Begin { pass, module, made: None });
+    let mut nobody = |_: &str, _: &Module| {};
+    let manager = Manager { from: begin, ..Manager::new(&mut nobody) };
+    Ok([first, tried(input, read, all[1], manager)?])
+}
+
+fn tried(input: &Input, read: &Options, o: &Options, manager: Manager) -> Result<Plan> {
     let o = Options { memory: None, ..o.clone() };
     let same = match input.facts {
         Some(_) => crate::shape(&o) == crate::shape(read),
         None => o.microbatch_rows() == read.microbatch_rows(),
     };
     let source = if same { input.source.clone() } else { model(input, &o)? };
-    let mut nobody = |_: &str, _: &Module| {};
-    let manager = Manager { trial: true, without, ..Manager::new(&mut nobody) };
-    Ok(pipeline::compile_with(source, &o, manager)?.plan)
+    Ok(pipeline::compile_with(source, &o, Manager { trial: true, ..manager })?.plan)
 }
 
 fn model(input: &Input, o: &Options) -> Result<Source> {

@@ -385,7 +385,7 @@ const FLAGS: &[(&str, &str)] = &[
     ("--betas", "0.5,0.5"),
     ("--eps", "0.5"),
     ("--weight-decay", "0.5"),
-    ("--decay", "matrices"),
+    ("--decay", "all"),
     ("--clip", "0.5"),
     ("--loss-scale", "1024"),
     ("--initial-loss-scale", "1024"),

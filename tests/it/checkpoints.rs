@@ -188,14 +188,21 @@ fn checkpoints_of_builds_before_go_on() {
     ];
     for (saved, model, flags) in all {
         let dir = folder(&format!("before-{saved}"));
+        // As was the default then.
+        let decay = ["--decay", "all"];
         let window = if saved == "f16" { &["--loss-scale-window", "3"][..] } else { &[] };
         let model = format!("checkpoints/{model}");
-        compile_for(&dir, &model, ("8", "4"), &[flags, window].concat(), "plan");
+        compile_for(&dir, &model, ("8", "4"), &[flags, window, &decay].concat(), "plan");
         let saved = fixture(&format!("checkpoints/{saved}"));
         let saved = saved.to_str().expect("a path");
         let whole = train(&dir, "plan", &["--steps", "5"]);
         let rest = train(&dir, "plan", &["--steps", "5", "--resume", saved, "--save", "on"]);
         assert_eq!(rest.len(), whole.len() - 2, "{saved}");
+        // A plan of today says that it goes on otherwise.
+        compile_for(&dir, &model, ("8", "4"), &[flags, window].concat(), "now");
+        let on = shardc(&dir, &["run", "now", "--steps", "3", "--resume", saved]);
+        let word = "decay matrices, the plan's (all when the checkpoint was written)";
+        assert!(on.status.success() && text(&on.stderr).contains(word), "{}", text(&on.stderr));
         if sums_as_then() {
             assert_eq!(rest, whole[2..], "{saved}");
         }

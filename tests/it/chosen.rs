@@ -42,7 +42,7 @@ fn megatron_is_told_what_was_chosen() {
     for line in [
         "# plan: no clipping; Megatron-LM's default: --clip-grad 1.0",
         "# plan: learning rate 0.001; Megatron-LM's default: none: --lr is yours to give",
-        "# plan: weight decay 0.01 of all parameters; Megatron-LM's default: --weight-decay 0.01, of matrices",
+        "# plan: weight decay 0.01 of matrices; Megatron-LM's default: --weight-decay 0.01, of matrices",
     ] {
         assert!(plain.lines().any(|l| l == line), "{line}: {plain}");
     }
@@ -61,7 +61,7 @@ fn megatron_is_told_what_was_chosen() {
         assert!(said(&exact).contains(&line), "{line}: {exact}");
     }
     // What it exempts from decay matters if somebody chose to decay, or all is written.
-    lab.ok(&["compile", &model, "--seq", "16", "--prove", "no", "-o", "p"]);
+    lab.ok(&["compile", &model, "--seq", "16", "--decay", "all", "--prove", "no", "-o", "p"]);
     lab.refuses(&["export", "p", "--to", "megatron", "--exact"], 4, "export");
 }
 
@@ -94,7 +94,7 @@ fn others_are_told_what_was_chosen() {
     let given = config(of(&["--lr", "0.1", "--clip", "2"], &["deepspeed"]));
     assert_eq!(given["optimizer"], json!({ "type": "AdamW", "params": { "lr": 0.1 } }));
     assert_eq!(given["gradient_clipping"], 2.0);
-    let exact = config(of(&[], &["deepspeed", "--exact"]));
+    let exact = config(of(&["--decay", "all"], &["deepspeed", "--exact"]));
     assert_eq!(exact["gradient_clipping"], 0.0);
     assert_eq!(exact["optimizer"]["params"]["betas"], json!([0.9, 0.999]));
     // It has no defaults: all is written, and what nobody chose is named.

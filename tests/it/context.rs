@@ -8,6 +8,7 @@ use shardc_ir::plan::{Mode, TokenOrder};
 use shardc_passes::options::{CpMode, CpSplit, Options};
 use shardc_runtime::StepBatch;
 use shardc_testing::taken;
+use std::path::Path;
 
 type Axes = &'static [(&'static str, usize)];
 
@@ -169,4 +170,31 @@ fn a_ring_is_the_gathered_form() {
             assert!(off.clone().all(|d| d <= 1e-12 * most), "{name} {mesh:?}: {n}");
         }
     }
+}
+
+/// Causal attention over gathered keys is dealt in zigzag where nobody asked for a split, and where the model and its length
+/// allow it; the plan records what it has, and what is stored without one is contiguous as it was.
+#[test]
+fn zigzag_is_the_default_where_it_can_be() {
+    let of = |name: &str, flags: Options| {
+        let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name);
+        let done = shardc::compile(&model, &flags, &mut |_, _| {});
+        let stored = done.unwrap_or_else(|e| panic!("{name}: {e}")).stored;
+        assert_eq!(stored.plan.settings.tokens, stored.options.tokens(), "{name}");
+        (stored.options.cp_split, stored.plan.settings.tokens)
+    };
+    let plain = |seq: usize| Options { seq, ..options(&[("cp", 2)], false, 8) };
+    let zigzag = (Some(CpSplit::Zigzag), TokenOrder::Zigzag { ranks: 2 });
+    assert_eq!(of("llama_gqa", plain(16)), zigzag);
+    assert_eq!(of("gpt2", plain(16)), zigzag);
+    let contiguous = (None, TokenOrder::Contiguous);
+    assert_eq!(of("llama_gqa", plain(14)), contiguous);
+    let asked = Some(CpSplit::Contiguous);
+    let line = Options { cp_split: asked, ..plain(16) };
+    assert_eq!(of("llama_gqa", line), (asked, TokenOrder::Contiguous));
+    assert_eq!(of("llama_gqa", Options { cp_mode: CpMode::Ulysses, ..plain(16) }), contiguous);
+    assert_eq!(of("llama_gqa", options(&[("tp", 2)], false, 8)), contiguous);
+    // Layers that predict further tokens shift embeddings.
+    assert_eq!(of("deepseek_v3_mtp", Options { mtp: 0.3, ..plain(16) }), contiguous);
+    assert_eq!(plain(16).tokens(), TokenOrder::Contiguous);
 }

@@ -172,7 +172,7 @@ fn what_a_target_does_otherwise_is_refused() {
     refused("llama_bias_tied", &[], "nanotron", "biases of individual linears");
     refused("llama_bias_tied", &[], "megatron", "biases of individual linears");
     // What decays.
-    let said = refused("llama_mha", &["--weight-decay", "0.1"], "megatron", "biases and norms");
+    let said = refused("llama_mha", &["--decay", "all"], "megatron", "biases and norms");
     assert!(said.contains("--decay matrices"), "{said}");
     refused("llama_mha", &["--decay", "matrices"], "deepspeed", "--decay matrices");
     // A rank of transformers has pieces of modules, and norms what it has.

@@ -11,7 +11,7 @@ use shardc_ir::tensor::Tensor;
 use shardc_ir::types::DType;
 use shardc_ir::weights::Weight;
 use shardc_passes::autodiff::recompute::Recompute;
-use shardc_passes::options::{Optimizer, Options};
+use shardc_passes::options::{Decay, Optimizer, Options};
 use shardc_passes::pipeline::{Compiled, Source, compile as run_passes};
 use shardc_prove::Verdict;
 use shardc_prove::field::Data;
@@ -66,6 +66,8 @@ pub fn options(mesh: &[(&str, usize)], sp: bool, microbatch: usize) -> Options {
         sp,
         optimizer: Optimizer::AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-5 },
         clip: Some(0.5),
+        // As torch's optimizers do.
+        decay: Decay::All,
         observe: true,
         recompute: Recompute::None,
         ..Options::default()

@@ -8,7 +8,7 @@ use shardc::planner::what_if::Ifs;
 use shardc_cost::beside;
 use shardc_cost::device::{Device, Precision};
 use shardc_cost::layer::Question;
-use shardc_cost::layout::{Job, Kernels, Layout, Overlap, Recompute, Schedule, Stack};
+use shardc_cost::layout::{Context, Job, Kernels, Layout, Overlap, Recompute, Schedule, Stack};
 use shardc_cost::step::{Closed, Pieces};
 use shardc_ir::types::DType;
 use shardc_passes::options::{Buffers, Options};
@@ -49,6 +49,8 @@ fn guesses_of_memory_are_near_what_plans_need() {
             let layout = Layout {
                 tp: 2,
                 cp: 1,
+                context: Context::Gathered,
+                even: false,
                 dp: 2,
                 pp: 4,
                 chunks,
@@ -114,6 +116,8 @@ fn no_plan_needs_less_than_the_least() {
                 let layout = Layout {
                     tp: 1,
                     cp,
+                    context: Context::Gathered,
+                    even: false,
                     dp,
                     pp: 1,
                     chunks: 1,

@@ -1,5 +1,6 @@
 //! Prices of compiled plans, and `shardc plan`.
 
+mod families;
 mod prices;
 
 use crate::fixture::options;
@@ -405,7 +406,7 @@ fn plans_for_a_target_are_exported() {
         .concat());
         let said = String::from_utf8_lossy(&said.stdout).into_owned();
         assert!(said.contains("left out: ") && said.contains("most often"), "{said}");
-        assert_eq!(said.contains(" --decay matrices"), target == "megatron", "{said}");
+        assert!(!said.contains(" --decay "), "{said}");
     }
     // What needs programs is looked at when there are some.
     for target in ["hf-tp-plan", "dtensor", "chakra"] {

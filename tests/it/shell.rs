@@ -21,7 +21,9 @@ fn commands() -> Vec<(String, Vec<String>)> {
     let flags = |c: &clap::Command| {
         c.get_arguments().filter_map(|a| a.get_long()).map(String::from).collect()
     };
-    all.get_subcommands().map(|c| (c.get_name().to_string(), flags(c))).collect()
+    // A hidden one is for programs.
+    let shown = all.get_subcommands().filter(|c| !c.is_hide_set());
+    shown.map(|c| (c.get_name().to_string(), flags(c))).collect()
 }
 
 #[test]

@@ -267,6 +267,8 @@ impl<'a> Pricer<'a> {
                 Sends::Pieces | Sends::Rows { .. } | Sends::Boxes { .. } => {
                     all_to_all(d, group, bytes, bytes)
                 }
+                // A ring waits for its slowest step.
+                Sends::Whole if group.domains() > 1.0 => send(d, d.domain as usize, bytes),
                 Sends::Whole => send(d, stride, bytes),
             },
         })

@@ -2,7 +2,7 @@
 
 use shardc_cost::device::{Device, Precision};
 use shardc_cost::layer::Question;
-use shardc_cost::layout::{Job, Kernels, Layout, Overlap, Recompute, Schedule, Stack};
+use shardc_cost::layout::{Context, Job, Kernels, Layout, Overlap, Recompute, Schedule, Stack};
 use shardc_cost::model::{Experts, Latent, Sizes};
 use shardc_cost::step::{Closed, StepCost};
 use shardc_cost::table;
@@ -49,6 +49,8 @@ const V3: Sizes = Sizes {
 const LAYOUT: Layout = Layout {
     tp: 8,
     cp: 1,
+    context: Context::Gathered,
+    even: false,
     dp: 8,
     pp: 4,
     chunks: 1,

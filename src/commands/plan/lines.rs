@@ -11,7 +11,7 @@ use crate::search::ways::mesh_text;
 use serde_json::{Value, json};
 use shardc_ir::diag::{Result, count};
 use shardc_ir::mesh::PIPELINE;
-use shardc_passes::options::{CpSplit, Order};
+use shardc_passes::options::{CpMode, CpSplit, Order};
 
 /// What all lines are priced with, what lies beside the plan of the first, and what the target does not take.
 pub(super) fn assumed(asked: &Asked, found: &Found) -> String {
@@ -77,7 +77,11 @@ pub(super) fn within(found: &Found) -> String {
 pub(super) fn options(what: &Plan, c: &Compiled) -> serde_json::Map<String, Value> {
     let o = &c.options;
     let staged = o.axis(PIPELINE) > 1;
-    let zigzag = o.axis("cp") > 1 && o.cp_split == Some(CpSplit::Zigzag);
+    let cp = o.axis("cp") > 1;
+    let split = o
+        .cp_split
+        .filter(|_| cp)
+        .map(|s| if s == CpSplit::Zigzag { "zigzag" } else { "contiguous" });
     let order = match &o.schedule {
         Order::Named(name) => name.as_str(),
         Order::Csv(_) => "",
@@ -93,7 +97,8 @@ pub(super) fn options(what: &Plan, c: &Compiled) -> serde_json::Map<String, Valu
         ("recompute", Some(json!(o.recompute.to_string()))),
         ("schedule", staged.then(|| json!(order))),
         ("chunks", o.chunks.filter(|_| staged).map(|n| json!(n))),
-        ("cp-split", zigzag.then(|| json!("zigzag"))),
+        ("cp-mode", (cp && o.cp_mode != CpMode::AllGather).then(|| json!(o.cp_mode.name()))),
+        ("cp-split", split.map(|s| json!(s))),
         ("node", o.node.map(|n| json!(n))),
         ("transport", Some(json!(o.transport.name()))),
     ];
@@ -110,10 +115,14 @@ pub(super) fn options(what: &Plan, c: &Compiled) -> serde_json::Map<String, Valu
 
 /// Them as a command.
 fn command(what: &Plan, c: &Compiled) -> String {
-    let one = |(name, v): (String, Value)| match v {
+    let one = |name: &str, v: &Value| match v {
         Value::Bool(_) => format!(" --{name}"),
-        Value::String(text) => format!(" --{name} {}", word(&text)),
+        Value::String(text) => format!(" --{name} {}", word(text)),
         number => format!(" --{name} {number}"),
+    };
+    let one = |(name, v): (String, Value)| match v {
+        Value::Array(all) => all.iter().map(|v| one(&name, v)).collect(),
+        v => one(&name, &v),
     };
     let all: String = options(what, c).into_iter().map(one).collect();
     format!("shardc compile {}{all}\n", word(&what.model.display().to_string()))

@@ -211,9 +211,8 @@ fn by_its_name(mut d: Diag, tied: &[[String; 2]], o: &Options) -> Diag {
 /// A model that was read, compiled.
 fn made(input: Input, o: &Options, manager: Manager, since: Instant) -> Result<Output> {
     let read_ms = since.elapsed().as_secs_f64() * 1e3;
-    let mut before = vec![("read", read_ms)];
+    let (mut before, searches) = (vec![("read", read_ms)], search::searches(o));
     let o = &balanced(&input.source.module.funcs[0], o);
-    let searches = search::searches(o);
     if let (true, Some(begin)) = (searches, &manager.from) {
         let pass = begin.pass.name;
         let what = format!("--from {pass} starts in the middle: nothing is searched for there");

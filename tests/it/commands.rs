@@ -227,7 +227,11 @@ fn scripts_carry_what_a_job_needs() {
         (
             "slurm",
             &["--engine", "torch"],
-            &["#SBATCH --ntasks-per-node=1\n", "SLURM_JOB_ID % 6000 * 2", "'p' --engine torch --data"],
+            &[
+                "#SBATCH --ntasks-per-node=1\n",
+                "SLURM_JOB_ID % 6000 * 2",
+                "'p' --engine torch --data",
+            ],
         ),
         ("mpirun", &[], &["--map-by slot:PE=2 "]),
         ("torchrun", &[], &["--threads 2 "]),

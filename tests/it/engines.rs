@@ -234,7 +234,8 @@ fn ranks_on_two_hosts() {
         assert!(out.status.success(), "{who}: {}", String::from_utf8_lossy(&out.stderr));
     }
     assert!(second.stdout.is_empty() && lab.path("m/model.safetensors").is_file());
-    let alone = numbers(&ran(&lab, &["run", "p", "--weights", &model, "--steps", "2", "--format", "json"]));
+    let alone =
+        numbers(&ran(&lab, &["run", "p", "--weights", &model, "--steps", "2", "--format", "json"]));
     close("two hosts", &numbers(&String::from_utf8_lossy(&first.stdout)), &alone, 1e-6);
 }
 

@@ -7,14 +7,12 @@ use std::process::{Command, Output};
 
 #[test]
 fn limits_of_time_are_read_as_slurm_reads_them() {
-    let all =
-        [("90", 5400), ("1:30", 90), ("2:00:05", 7205), ("1-2", 93_600), ("1-0:1", 86_460)];
+    let all = [("90", 5400), ("1:30", 90), ("2:00:05", 7205), ("1-2", 93_600), ("1-0:1", 86_460)];
     for (text, want) in all {
         assert_eq!(seconds(&time_limit(text).expect("a limit")), want, "{text}");
     }
     assert!(time_limit("soon").is_err());
-    for (limit, want) in [("1", 1), ("0:30", 1), ("2", 30), ("5", 120), ("90", 120), ("0", 120)]
-    {
+    for (limit, want) in [("1", 1), ("0:30", 1), ("2", 30), ("5", 120), ("90", 120), ("0", 120)] {
         assert_eq!(before_end(Some(limit)), want, "{limit}");
     }
     assert_eq!(before_end(None), 120);

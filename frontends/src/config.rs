@@ -121,6 +121,11 @@ impl<'a> Config<'a> {
         own.filter(|v| !v.is_null())
     }
 
+    /// True if the key is there, and null.
+    pub fn is_null(&self, key: &str) -> bool {
+        self.object.get(self.named(key)).is_some_and(Value::is_null)
+    }
+
     /// Those of keys that are absent, and have a default.
     pub fn assumed<'b>(&self, keys: &[&'b str]) -> Vec<(&'b str, &'a Value)> {
         let absent = |key: &&str| !self.object.contains_key(self.named(key));
@@ -255,10 +260,10 @@ impl<'a> Config<'a> {
         self.positive_if(key)?.ok_or_else(|| self.missing(key))
     }
 
-    /// true or false, `absent` if it is absent or null.
+    /// true or false, `absent` if it is absent. Null is false, as to a class that asks whether it is true.
     pub fn flag(&self, key: &str, absent: bool) -> Result<bool> {
         match self.get(key) {
-            None => Ok(absent),
+            None => Ok(absent && !self.is_null(key)),
             Some(Value::Bool(b)) => Ok(*b),
             Some(v) => Err(self.wrong(key, "true or false", v, "true or false")),
         }

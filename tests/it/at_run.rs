@@ -126,7 +126,8 @@ fn checkpoints_and_logs_say_what_was_given() {
     lines.iter().for_each(|l| assert!(fresh.contains(l), "no `{l}` in {fresh}"));
     let saved = Saved::open(&lab.path("fresh")).expect("a checkpoint").run.expect("its state");
     assert_eq!((saved.lr, saved.seed, saved.rows), (LrSchedule::Constant { lr: 0.001 }, 0, 24));
-    lab.misuses(&["run", "p", "--resume-fresh"], "--resume");
+    let alone = lab.shardc(&["run", "p", "--resume-fresh"]);
+    assert!(alone.status.code() == Some(2) && said(&alone).contains("--resume <DIR>"), "{alone:?}");
     // Another mesh keeps it; a checkpoint of before goes on, too.
     lab.ok(&["reshard", "ckpt", "--to", "dp_shard=2", "--zero", "3", "-o", "two"]);
     assert_eq!(

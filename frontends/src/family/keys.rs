@@ -35,7 +35,7 @@ impl Known {
         Known { aliases: &[], words: &[], refused: &[], idle: &[], harmless: &[] };
 }
 
-/// The value of a key that means what is compiled, as does its absence.
+/// The value of a key that means what is compiled, as does its absence. A null flag is false.
 #[derive(Clone, Copy, Debug)]
 pub enum Only {
     Flag(bool),
@@ -49,8 +49,8 @@ pub enum Only {
 impl Only {
     fn is(self, v: &Value) -> bool {
         match self {
+            Only::Flag(b) => v.as_bool().or(v.is_null().then_some(false)) == Some(b),
             _ if v.is_null() => true,
-            Only::Flag(b) => v.as_bool() == Some(b),
             Only::Word(w) => v.as_str() == Some(w),
             Only::Numbers(all) => v.as_f64().is_some_and(|x| all.contains(&x)),
             Only::Nothing => v.as_object().is_some_and(|m| m.is_empty()),
@@ -271,7 +271,8 @@ impl Family {
     /// `unsupported-config`, with the key and the value that is compiled.
     pub(crate) fn refuse(&self, c: &Config) -> Result<()> {
         for &(key, only) in self.known.refused.iter().chain(&REFUSED) {
-            let Some(v) = c.get(key).filter(|v| !only.is(v)) else { continue };
+            let null = c.is_null(key).then_some(&Value::Null);
+            let Some(v) = c.get(key).or(null).filter(|v| !only.is(v)) else { continue };
             let what = match v {
                 Value::Object(_) | Value::Array(_) => format!("`{key}` is not compiled"),
                 v => format!("`{key}`: {v} is not compiled"),

@@ -73,7 +73,7 @@ pub(super) fn windows(f: &Family, c: &Config, layers: usize) -> Result<Vec<Optio
         }
         Window::Alternating { absent, every, key } => {
             // A list of kinds is read in its place.
-            let key = key.filter(|_| !c.has("layer_types"));
+            let key = key.filter(|_| c.get("layer_types").is_none());
             let help = "set sliding_window to 4096, for example";
             let without = match key.filter(|key| c.get(key).is_some_and(|v| v.is_string())) {
                 Some(key) => Else::Word(pattern(c, key)?),

@@ -126,7 +126,7 @@ const REFUSED: [&str; 17] = [
 ];
 
 /// A key changes here what it changes in transformers, or is refused; one that changes nothing there changes nothing
-/// here, and nobody is refused for it.
+/// here, and nobody is refused for it. So does a key that is null.
 #[test]
 fn keys_change_what_they_change_in_transformers() {
     let table = json_of("keys.json");

@@ -2,6 +2,7 @@
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
 mod adapters;
+pub mod audit;
 mod axes;
 mod bounds;
 pub mod checkpoint;

@@ -103,6 +103,8 @@ pub struct Manager<'a> {
     pub without: Option<&'static str>,
     /// Begins in the middle, in place of with the source.
     pub from: Option<Begin>,
+    /// Ends behind the pass of this name.
+    pub last: Option<&'static str>,
 }
 
 /// Where a compilation begins that is not one of a source.
@@ -118,7 +120,7 @@ pub struct Begin {
 impl<'a> Manager<'a> {
     /// All passes, from the source on.
     pub fn new(watch: Watch<'a>) -> Manager<'a> {
-        Manager { watch, verify_each: false, trial: false, without: None, from: None }
+        Manager { watch, verify_each: false, trial: false, without: None, from: None, last: None }
     }
 }
 
@@ -142,6 +144,16 @@ pub fn compile_with(source: Source, o: &Options, manager: Manager) -> Result<Com
     }
     let warnings = std::mem::take(&mut state.warnings);
     Ok(Compiled { plan, propagated: of_state(state), phases, warnings })
+}
+
+/// The module of a model as the passes up to one of them leave it.
+///
+/// # Errors
+/// Those of these passes.
+pub fn up_to(last: &'static str, source: Source, o: &Options) -> Result<Module> {
+    let mut nobody = |_: &str, _: &Module| {};
+    let manager = Manager { trial: true, last: Some(last), ..Manager::new(&mut nobody) };
+    Ok(through(source, o, manager)?.0.into_module())
 }
 
 fn of_state(s: State) -> Propagated {
@@ -183,6 +195,9 @@ fn through<'o>(
             state.verified(pass.name)?;
         }
         (manager.watch)(pass.name, state.module());
+        if manager.last == Some(pass.name) {
+            break;
+        }
     }
     Ok((state, phases))
 }

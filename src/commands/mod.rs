@@ -1,5 +1,6 @@
 //! The command line: one file per command.
 
+pub mod audit;
 pub mod check;
 pub mod compile;
 pub mod data;
@@ -86,6 +87,8 @@ pub enum By {
 /// What to do.
 #[derive(Subcommand, Debug)]
 pub enum Command {
+    /// Say over which axes each gradient is summed in a configuration of other software, and where that is wrong
+    Audit(audit::Audit),
     /// List every violated rule of a model on a mesh, with the nearest legal values
     Check {
         /// HF folder, its config.json, a .ir text, a .pt2 archive or a shardc.toml
@@ -223,6 +226,7 @@ pub fn run(cli: Cli) -> Result<i32> {
 fn command(cli: Cli) -> Result<i32> {
     let json = cli.format == Format::Json;
     match cli.command {
+        Command::Audit(what) => audit::audit(&what, json),
         Command::Check { model, flags } => check::check(&model, *flags, json),
         Command::Compile { model, output, passes, prove, flags } => {
             compile::compile(&model, *flags, output.as_deref(), (&passes, prove), json)

@@ -1,5 +1,6 @@
 //! Flags of Megatron-LM.
 
+pub mod arguments;
 mod model;
 
 use super::asked::{adam, cosine, rate};
@@ -23,10 +24,12 @@ struct Flags(String);
 
 impl Flags {
     fn put(&mut self, flag: &str, value: impl std::fmt::Display) {
+        debug_assert!(arguments::find(&format!("--{flag}")).is_some(), "no flag {flag}");
         self.0 += &format!("--{flag} {value}\n");
     }
 
     fn on(&mut self, flag: &str, asked: bool) {
+        debug_assert!(arguments::find(&format!("--{flag}")).is_some(), "no flag {flag}");
         if asked {
             self.0 += &format!("--{flag}\n");
         }

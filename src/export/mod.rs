@@ -8,7 +8,7 @@ mod chakra;
 mod deepspeed;
 mod dtensor;
 mod hf;
-mod megatron;
+pub mod megatron;
 mod nanotron;
 pub mod torch;
 mod torchtitan;

@@ -3,16 +3,21 @@
 use super::Asked;
 use super::guess::Form;
 use super::space::Candidate;
+use super::what_if::Ifs;
 use crate::Input;
 use crate::export::{Target, takes};
 use crate::plan_dir::Stored;
+use shardc_cost::device::Device;
 use shardc_cost::held::Software;
-use shardc_cost::step::{Closed, Pieces};
+use shardc_cost::layout::Layout;
+use shardc_cost::step::{Closed, Cut, Pieces};
+use shardc_frontends::Facts;
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::func::Module;
 use shardc_ir::plan::{Plan, Settings, TokenOrder};
 use shardc_ir::schedule::Schedule;
 use shardc_passes::options::Options;
+use shardc_passes::schedule::Named;
 use std::collections::BTreeMap;
 
 /// Most reasons that are said where nothing is taken.
@@ -60,6 +65,28 @@ pub(super) fn held(form: &Form, asked: &Asked, c: &Candidate) -> Result<Option<u
     let closed = Closed { question, balanced: false };
     let loads = closed.loads(&Pieces::of(&question)?);
     Ok(Some(question.held(software, &loads) as usize))
+}
+
+/// Seconds of a step by formulas, and bytes that a rank needs in the software, of a layout that somebody gives.
+///
+/// # Errors
+/// `device` if the machine lacks an element type, and those of the globs of options.
+pub fn estimated(
+    software: Software,
+    of: (&Facts, &Input),
+    o: &Options,
+    device: &Device,
+    layout: Layout,
+) -> Result<(f64, usize)> {
+    let form = Form::of(of.0, of.1, o, Ifs::default(), device)?;
+    let named = if layout.chunks > 1 { Named::Interleaved } else { Named::OneFOneB };
+    let c = Candidate { layout, named };
+    let question = form.question(device, &c);
+    let closed = Closed { question, balanced: false };
+    let pieces = Pieces::of(&question)?;
+    let loads = closed.loads(&pieces);
+    let ranks = closed.ranks(&pieces, &Cut::of(&loads));
+    Ok((closed.parts(&ranks).total(), question.held(software, &loads) as usize))
 }
 
 /// A plan of a candidate, as exports read it.

@@ -2,6 +2,7 @@
 
 mod asked;
 mod at_run;
+mod audit;
 mod auto;
 mod auto_chunks;
 mod bad_input;

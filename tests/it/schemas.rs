@@ -117,6 +117,9 @@ fn what_is_printed_is_as_the_schemas_have_it() {
         let metrics = std::fs::read(c.lab.path("m.jsonl")).expect("metrics");
         c.text("metrics", &metrics);
     }
+    let recipes = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/audit/megatron");
+    let recipe = format!("{recipes}/gpt_oss_20b.args");
+    assert!(c.ends("audit", &["audit", "megatron", &recipe, "--device", "h100-sxm"], 1));
     let model = format!("{FIXTURES}/llama_gqa");
     c.ends("check", &["check", &model, "--seq", "16", "--mesh", "tp=3"], 1);
     c.ends("compile", &["compile", &model, "--seq", "16", "--mesh", "tp=3"], 2);

@@ -261,6 +261,7 @@ fn commands_of_the_docs_run() {
     let turn = |role: &str| serde_json::json!({ "role": role, "content": "Some words." });
     let chat = serde_json::json!({ "messages": [turn("user"), turn("assistant")] });
     lab.write("train.jsonl", chat.to_string());
+    lab.write("args.txt", include_str!("../../audit/megatron/llama3_70b.args"));
     lab.ok(&["compile", "my-model", "--mesh", "tp=2", "-o", "PLAN"]);
     let mut ran = 0;
     for (path, page) in pages() {

@@ -1,0 +1,253 @@
+//! What other software does to gradients: tables of rules with their source, and which of them hold.
+
+use serde::Deserialize;
+use shardc_ir::diag::{Diag, Result};
+use shardc_ir::names::glob;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// A class of parameters, by their names in a checkpoint of transformers.
+#[derive(Deserialize, Clone, Debug)]
+#[serde(deny_unknown_fields)]
+pub struct Class {
+    pub name: String,
+    /// Globs of names.
+    pub params: Vec<String>,
+    /// What the software calls them, as a regular expression of Python; empty: as transformers does.
+    #[serde(default)]
+    pub called: String,
+}
+
+/// What is done to the gradients of some classes, in some configurations and versions.
+#[derive(Deserialize, Clone, Debug, Default)]
+#[serde(deny_unknown_fields, default)]
+pub struct Rule {
+    pub name: String,
+    /// The classes; none or `all`: all of them.
+    pub of: Vec<String>,
+    pub but: Vec<String>,
+    /// Facts that hold, each with `!` in front if it does not.
+    pub when: String,
+    /// Versions from which on, and before which, it holds.
+    pub since: Option<String>,
+    pub until: Option<String>,
+    /// Axes that split the parameter there, and not in the layout that types are propagated from.
+    pub cuts: Vec<String>,
+    /// Axes over which the gradient is summed; `partial`: whatever each rank has a part of.
+    pub sums: Vec<String>,
+    /// Axes over which backward has made it whole.
+    pub whole: Vec<String>,
+    /// Axes over which backward leaves each rank a part of it.
+    pub splits: Vec<String>,
+    /// A factor of the gradient: names of numbers between `*` and `/`.
+    pub times: Option<String>,
+    /// `each AXES` or `first AXIS`: the ranks on which it is counted in the norm.
+    pub counts: Option<String>,
+    /// Facts that hold where it does.
+    pub makes: Vec<String>,
+    /// File and line.
+    pub source: String,
+    /// Of the file, if it is not the table's.
+    pub commit: Option<String>,
+    pub says: String,
+}
+
+/// The rules of one software.
+#[derive(Deserialize, Clone, Debug)]
+#[serde(deny_unknown_fields)]
+pub struct Table {
+    pub software: String,
+    pub repository: String,
+    pub commit: String,
+    /// Globs of flags of which something is made.
+    #[serde(default)]
+    pub read: Vec<String>,
+    /// Globs of flags that change no sum.
+    #[serde(default)]
+    pub idle: Vec<String>,
+    #[serde(default)]
+    pub class: Vec<Class>,
+    #[serde(default)]
+    pub rule: Vec<Rule>,
+}
+
+/// Rows of a fork, which replace those of the same name.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Fork {
+    #[serde(default)]
+    rule: Vec<Rule>,
+}
+
+/// What a configuration has: numbers by name, and switches.
+#[derive(Clone, Debug, Default)]
+pub struct Given {
+    pub sizes: BTreeMap<String, f64>,
+    pub facts: BTreeSet<String>,
+}
+
+impl Given {
+    /// A number; 1 if there is none of this name.
+    pub fn size(&self, name: &str) -> f64 {
+        self.sizes.get(name).copied().unwrap_or(1.0)
+    }
+
+    /// True if a fact holds: a switch, an axis of several ranks, or two numbers that are (not) equal.
+    fn holds(&self, fact: &str) -> bool {
+        if let Some((a, b)) = fact.split_once("!=") {
+            return self.size(a) != self.size(b);
+        }
+        match fact.strip_prefix('!') {
+            Some(fact) => !self.holds(fact),
+            None => self.facts.contains(fact) || self.sizes.get(fact).is_some_and(|n| *n > 1.0),
+        }
+    }
+
+    /// The value of a product such as `cp/m/dp`.
+    pub fn product(&self, text: &str) -> f64 {
+        let mut out = 1.0;
+        for (i, part) in text.split('*').enumerate() {
+            let mut factors = part.split('/').map(str::trim);
+            let of = |name: &str| name.parse().unwrap_or_else(|_| self.size(name));
+            out *= factors.next().map_or(1.0, of);
+            out = factors.fold(out, |out, name| out / of(name));
+            debug_assert!(i < 64, "{text}");
+        }
+        out
+    }
+}
+
+/// How often a number is a factor of a product, less how often it divides it.
+pub fn power(text: &str, name: &str) -> i32 {
+    let of = |part: &str| {
+        let factors: Vec<&str> = part.split('/').map(str::trim).collect();
+        let below = factors.iter().skip(1).filter(|w| **w == name).count();
+        i32::from(factors[0] == name) - below as i32
+    };
+    text.split('*').map(of).sum()
+}
+
+/// The numbers of a version, as `0.18.2`.
+///
+/// # Errors
+/// `flag` if it has other parts.
+pub fn version(text: &str) -> Result<Vec<u32>> {
+    let digits = text.trim_start_matches("core_").trim_start_matches('v');
+    let parts = digits.split('.').map(|p| p.parse().ok()).collect::<Option<Vec<u32>>>();
+    parts.ok_or_else(|| {
+        Diag::new("flag", format!("`{}` is no version", text.chars().take(40).collect::<String>()))
+            .at("--at")
+            .rule("a version is numbers with dots between them")
+            .help("for example --at 0.18.2, or none for the newest that the rules are of")
+    })
+}
+
+impl Rule {
+    fn is_of(&self, class: &str) -> bool {
+        let all = self.of.is_empty() || self.of.iter().any(|c| c == "all");
+        let is = |list: &[String]| list.iter().any(|c| c == class);
+        // Losses are no parameters: what is done to all of these is nothing to them.
+        (all && class != ROUTER_LOSS || is(&self.of)) && !is(&self.but)
+    }
+
+    fn is_in(&self, at: Option<&[u32]>) -> bool {
+        let number = |v: &Option<String>| v.as_deref().and_then(|v| version(v).ok());
+        match at {
+            None => self.until.is_none(),
+            Some(at) => {
+                number(&self.since).is_none_or(|v| at >= &v[..])
+                    && number(&self.until).is_none_or(|v| at < &v[..])
+            }
+        }
+    }
+}
+
+/// The class of losses of routers, which no parameter has.
+pub const ROUTER_LOSS: &str = "router-loss";
+
+/// Tables of rules, by software.
+const TABLES: [&str; 3] = [
+    include_str!("rules/megatron.toml"),
+    include_str!("rules/torchtitan.toml"),
+    include_str!("rules/deepspeed.toml"),
+];
+
+impl Table {
+    /// That of Megatron-LM.
+    pub fn megatron() -> Table {
+        Table::of(0)
+    }
+
+    /// That of torchtitan.
+    pub fn torchtitan() -> Table {
+        Table::of(1)
+    }
+
+    /// That of DeepSpeed.
+    pub fn deepspeed() -> Table {
+        Table::of(2)
+    }
+
+    fn of(i: usize) -> Table {
+        toml::from_str(TABLES[i]).expect("a table of rules")
+    }
+
+    /// The table with rows of a fork, from the text of a file of this name.
+    ///
+    /// # Errors
+    /// `file` if the text is none.
+    pub fn with(mut self, text: &str, file: &str) -> Result<Table> {
+        let fork: Fork = toml::from_str(text).map_err(|e| {
+            Diag::new("file", format!("no table of rules: {}", e.message()))
+                .at(file.to_string())
+                .help("each row is a [[rule]] with name and says, as in docs/audit.md")
+        })?;
+        for rule in fork.rule {
+            match self.rule.iter_mut().find(|r| r.name == rule.name) {
+                Some(old) => *old = rule,
+                None => self.rule.push(rule),
+            }
+        }
+        Ok(self)
+    }
+
+    /// The class of a parameter.
+    pub fn class(&self, param: &str) -> Option<&str> {
+        let of = |c: &&Class| c.params.iter().any(|g| glob(g, param));
+        self.class.iter().find(of).map(|c| c.name.as_str())
+    }
+
+    /// The rules that hold in a version (none: the newest), with the facts that they make.
+    pub fn holding(&self, given: &Given, at: Option<&[u32]>) -> Holding<'_> {
+        let mut given = given.clone();
+        let holds =
+            |r: &Rule, g: &Given| r.is_in(at) && r.when.split_whitespace().all(|f| g.holds(f));
+        for r in self.rule.iter().filter(|r| !r.makes.is_empty()) {
+            if holds(r, &given) {
+                given.facts.extend(r.makes.iter().cloned());
+            }
+        }
+        let rules = self.rule.iter().filter(|r| holds(r, &given)).collect();
+        Holding { table: self, rules, given }
+    }
+}
+
+/// The rules that hold in a configuration.
+pub struct Holding<'a> {
+    pub table: &'a Table,
+    pub rules: Vec<&'a Rule>,
+    pub given: Given,
+}
+
+impl<'a> Holding<'a> {
+    /// Those of a class.
+    pub fn of(&self, class: &'a str) -> impl Iterator<Item = &'a Rule> + '_ {
+        self.rules.iter().copied().filter(move |r| r.is_of(class))
+    }
+
+    /// The factor of a class's gradient, and the rules that make it.
+    pub fn factor(&self, class: &'a str) -> (f64, Vec<&'a Rule>) {
+        let rules: Vec<&Rule> = self.of(class).filter(|r| r.times.is_some()).collect();
+        let of = |r: &&Rule| r.times.as_deref().map_or(1.0, |t| self.given.product(t));
+        (rules.iter().map(of).product(), rules)
+    }
+}

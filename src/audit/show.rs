@@ -1,0 +1,211 @@
+//! An audit as text and as JSON.
+
+use super::Audit;
+use super::compare::{Cited, Finding};
+use crate::commands::price::time;
+use crate::report::bytes;
+use crate::terminal;
+use comfy_table::CellAlignment;
+use serde_json::{Value as Json, json};
+use shardc_ir::diag::count;
+
+impl Audit {
+    /// The version whose rules hold, in words.
+    fn version(&self) -> String {
+        let t = &self.job.table;
+        match &self.at {
+            None => format!("{} at {}", t.software, &t.commit[..10]),
+            Some(v) => {
+                let v: Vec<String> = v.iter().map(u32::to_string).collect();
+                format!("{} {}", t.software, v.join("."))
+            }
+        }
+    }
+
+    /// The layout in words.
+    fn layout(&self) -> String {
+        let o = &self.job.options;
+        let g = |n: &str| self.job.given.size(n) as usize;
+        let mut all: Vec<String> = ["pp", "dp", "cp", "tp", "ep"]
+            .into_iter()
+            .filter(|a| g(a) > 1)
+            .map(|a| format!("{a}={}", g(a)))
+            .collect();
+        if g("ep") > 1 || g("etp") != g("tp") {
+            all.push(format!("etp={}", g("etp")));
+        }
+        all.extend(o.sp.then(|| "sp".to_string()));
+        if all.is_empty() { "one rank".into() } else { all.join(" ") }
+    }
+
+    /// What the audit is of.
+    pub(super) fn head(&self) -> String {
+        let mut out = String::new();
+        let mut line = |text: String| out += &(text + "\n");
+        line(format!("rules   {}", self.version()));
+        let elements: usize =
+            self.rows.iter().map(|r| r.parameters * r.sizes.iter().product::<usize>()).sum();
+        let family = self.job.config["model_type"].as_str().unwrap_or("");
+        line(format!("model   {family}, {elements} parameters"));
+        line(format!("layout  {}", self.layout()));
+        let o = &self.job.options;
+        line(format!(
+            "step    {} of {} in {}",
+            count(o.global_batch, "sequence", "sequences"),
+            count(o.seq, "token", "tokens"),
+            count(o.microbatches(), "microbatch", "microbatches")
+        ));
+        if let Some((device, seconds, held, has)) = &self.price {
+            line(format!(
+                "price   {} by formulas on {device}; a rank needs {} there, of {}",
+                time(*seconds),
+                bytes(*held),
+                bytes(*has)
+            ));
+        }
+        out
+    }
+
+    /// Findings, then the table.
+    pub fn text(&self) -> String {
+        let mut out = String::new();
+        let mut line = |text: String| out += &(text + "\n");
+        for (i, n) in self.job.not_modelled.iter().enumerate() {
+            if i == 0 {
+                line("not modelled".into());
+            }
+            line(wrapped("   ", n));
+        }
+        line(self.head().trim_end().to_string());
+        let n = self.findings.len();
+        line(String::new());
+        line(match n {
+            0 => "no finding: the rules sum, scale and count each gradient as types do".into(),
+            n => format!("{}:", count(n, "finding", "findings")),
+        });
+        for (i, f) in self.findings.iter().enumerate() {
+            line(finding(i + 1, f));
+        }
+        line(String::new());
+        let states: usize = self.rows.iter().map(|r| r.parameters * r.state_bytes).sum();
+        out + &self.table()
+            + &format!(
+                "\nin the norm: on each of so many ranks this part of its squares, counted once\n\
+             bytes of one parameter; states of all, were they on one stage: {}\n",
+                bytes(states)
+            )
+    }
+
+    fn table(&self) -> String {
+        let mut t = terminal::table();
+        t.set_header([
+            "parameter",
+            "a rank holds",
+            "split",
+            "summed over",
+            "in the norm",
+            "state",
+            "sent",
+        ]);
+        for r in &self.rows {
+            let short = |n: &str| {
+                n.trim_start_matches("model.")
+                    .trim_start_matches("layers.")
+                    .trim_end_matches(".weight")
+                    .to_string()
+            };
+            let none = |w: &str| if w.is_empty() { "-".to_string() } else { w.to_string() };
+            let sizes: Vec<String> = r.local.iter().map(usize::to_string).collect();
+            let (norm, sums) = match r.trained {
+                true => (
+                    if r.norm_ranks > 1 { format!("1/{}", r.norm_ranks) } else { "once".into() },
+                    none(&r.sums),
+                ),
+                false => ("-".into(), "not trained".into()),
+            };
+            t.add_row([
+                short(&r.name),
+                sizes.join("x"),
+                none(&r.split),
+                sums,
+                norm,
+                bytes(r.state_bytes),
+                bytes(r.sent_bytes),
+            ]);
+        }
+        for column in [5, 6] {
+            t.column_mut(column)
+                .into_iter()
+                .for_each(|c| c.set_cell_alignment(CellAlignment::Right));
+        }
+        t.lines().map(|l| l.trim_end().to_string() + "\n").collect()
+    }
+
+    /// All of it, as `docs/schemas/audit.json` has it.
+    pub fn json(&self) -> Json {
+        let g = &self.job.given;
+        let facts: Vec<&String> = g.facts.iter().collect();
+        json!({
+            "software": self.job.software,
+            "rules": self.version(),
+            "repository": self.job.table.repository,
+            "commit": self.job.table.commit,
+            "not_modelled": self.job.not_modelled,
+            "config": self.job.config,
+            "layout": g.sizes,
+            "facts": facts,
+            "price": self.price.as_ref().map(|(device, seconds, held, has)| json!({
+                "device": device, "step_s": seconds, "target_bytes": held, "memory": has,
+            })),
+            "findings": self.findings,
+            "parameters": self.rows,
+        })
+    }
+}
+
+fn cited(c: &Cited) -> String {
+    wrapped("      ", &format!("{} ({} at {}): {}", c.name, c.source, c.commit, c.says))
+}
+
+/// Most characters of a line.
+const WIDTH: usize = 96;
+
+/// A text in lines, each behind `indent`; those after the first one a little further in.
+fn wrapped(indent: &str, text: &str) -> String {
+    let mut lines = vec![indent.to_string()];
+    for word in text.split(' ') {
+        let last = lines.last_mut().expect("a line");
+        if last.len() + word.len() > WIDTH && !last.trim().is_empty() {
+            lines.push(format!("{indent}   {word}"));
+        } else {
+            last.push_str(if last.trim().is_empty() { "" } else { " " });
+            last.push_str(word);
+        }
+    }
+    lines.join("\n")
+}
+
+/// A finding: what it is of, both rules, and what it does.
+fn finding(i: usize, f: &Finding) -> String {
+    let over = if f.axes.is_empty() { String::new() } else { format!(" over {}", f.axes) };
+    let what = match f.kind {
+        "sum-missing" => "is not summed",
+        "sum-twice" => "is summed once too often",
+        "norm-left-out" => "is left out of the norm in part",
+        "norm-twice" => "is in the norm more than once",
+        _ => "is scaled by another factor",
+    };
+    let shown = 3;
+    let mut params = f.parameters.iter().take(shown).cloned().collect::<Vec<_>>().join(", ");
+    if f.parameters.len() > shown {
+        params += &format!(" and {} more rows", f.parameters.len() - shown);
+    }
+    let mut lines = vec![
+        wrapped("", &format!("{i}. {params} {what}{over}")),
+        wrapped("   ", &format!("by types: {}", f.derived)),
+        wrapped("   ", &format!("it does:  {}", f.does)),
+    ];
+    lines.extend(f.rules.iter().map(cited));
+    lines.push(wrapped("   ", &format!("effect:   {}", f.effect)));
+    lines.join("\n")
+}

@@ -3,7 +3,7 @@
 //! processor time or 1 GiB of memory, and where a hash covers the file no result but the one before.
 //! `fuzz/plans.rs` has plans that lie, under guard pages.
 //!
-//! Every base ends with status 0 before it is mutated. `FUZZ_RUNS` (300) or `FUZZ_SECONDS` (`.ci/nightly` has 600),
+//! Every base ends with status 0 before it is mutated. `FUZZ_RUNS` (300), `FUZZ_SECONDS` (`.ci/nightly` has 600) or both,
 //! `FUZZ_WORKERS` (as many as cores) and `SEED` say how many or how long, how many at once and which: `.ci/fuzz SEED RUNS`.
 //! `FUZZ_ONLY` has a part of the names of targets that are wanted. `FUZZ_ONE` is one of the runs alone, by the words that its defect has. `SHARDC_BIN` names another build of the
 //! command. A defect is kept in the folder of the test with what it needs. Its own test program: it needs the command,
@@ -476,9 +476,12 @@ fn no_mutant_does_more_than_be_refused() {
     );
     let (start, round) = (Instant::now(), round());
     let one = std::env::var("FUZZ_ONE").ok();
-    // Every target has one mutant, whatever time there is.
+    // Every target has one mutant, whatever time there is; so many runs and so many seconds are ended by what is first.
+    let in_time = |s: u64| start.elapsed() < Duration::from_secs(s);
     let more = |n: usize| match seconds {
-        Some(s) => n < round.len() || start.elapsed() < Duration::from_secs(s),
+        Some(s) => {
+            n < round.len() || in_time(s) && number("FUZZ_RUNS").is_none_or(|all| (n as u64) < all)
+        }
         None => n < runs,
     };
     each(workers, more, |worker, n| {

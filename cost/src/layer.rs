@@ -111,7 +111,7 @@ impl Question<'_> {
         let (queries, wide) = (seq / l.cp as f64, self.job.precision.wide());
         let mut out = Times::default();
         let ring = if l.cp > 1 { self.stack.ring } else { 1.0 };
-        if let Kernels::Flash(_) = self.job.attention {
+        if let Kernels::Flash(_) | Kernels::Cudnn = self.job.attention {
             let share = self.job.attention.share(d)? * ring;
             let blocks = if l.context == Context::Ring { l.cp as f64 } else { 1.0 };
             let (keys, cut) = (seq / blocks, if l.context == Context::Heads { l.cp } else { 1 });
@@ -141,12 +141,12 @@ impl Question<'_> {
             out.forward.attention = forward + moved;
             out.input.attention = 2.0 * forward + self.rows().backward * moved;
         }
-        self.exchanged(&mut out);
+        self.exchanged(&mut out)?;
         Ok(out)
     }
 
     /// What attention exchanges over cp, beside or before its work.
-    fn exchanged(&self, t: &mut Times) {
+    fn exchanged(&self, t: &mut Times) -> Result<()> {
         let (s, l, d) = (self.sizes, self.layout, self.device);
         let (width, value) = s.widths();
         let (kv_heads, heads) =
@@ -157,7 +157,13 @@ impl Question<'_> {
         let both = match l.context {
             Context::Gathered => {
                 let gather = seconds(d, Kind::AllGather, group, kv * l.cp as f64);
-                [exposed(gather, work[0]), exposed(2.0 * gather, work[1])]
+                if self.job.overlap.early_keys {
+                    let queries =
+                        self.attention_block().products[0].seconds(d, self.job.precision)?;
+                    [exposed(gather, queries), 2.0 * gather]
+                } else {
+                    [exposed(gather, work[0]), exposed(2.0 * gather, work[1])]
+                }
             }
             // A step's block is on its way while the one before it is worked on: backward also takes its gradient along,
             // which goes all around.
@@ -180,6 +186,7 @@ impl Question<'_> {
             }
         };
         [t.forward.cp, t.input.cp] = both;
+        Ok(())
     }
 
     /// Work over rows; `elements` are those of the MLP's width.

@@ -127,6 +127,8 @@ pub enum Kernels {
     Eager,
     /// Scores stay in the processors: the generation.
     Flash(u8),
+    /// So they do in cuDNN's.
+    Cudnn,
 }
 
 impl Kernels {
@@ -135,14 +137,19 @@ impl Kernels {
     /// # Errors
     /// `device` if it has none.
     pub fn share(self, d: &Device) -> Result<f64> {
-        let Kernels::Flash(last) = self else { return Ok(1.0) };
+        let (named, last) = match self {
+            Kernels::Unfused | Kernels::Eager => return Ok(1.0),
+            Kernels::Flash(last) => (None, last),
+            Kernels::Cudnn => (d.attention.get("cudnn").copied(), u8::MAX),
+        };
         let of = |n: u8| d.attention.get(&format!("flash{n}")).copied();
-        (1..=last).rev().find_map(of).or_else(|| d.attention.values().next().copied()).ok_or_else(
-            || {
+        named
+            .or_else(|| (1..=last).rev().find_map(of))
+            .or_else(|| d.attention.values().next().copied())
+            .ok_or_else(|| {
                 Diag::new("device", format!("{} has no kernels of attention", d.name))
                     .help("add a share to its table `attention`, as in flash2 = 0.4")
-            },
-        )
+            })
     }
 }
 
@@ -159,6 +166,9 @@ pub struct Overlap {
     pub pp: bool,
     /// Exchanges of experts.
     pub ep: bool,
+    /// Keys and values are gathered behind the product that makes queries alone, in backward behind nothing, and not behind
+    /// attention.
+    pub early_keys: bool,
     /// Every rank of tp sends the whole of what a stage sends.
     pub whole_sends: bool,
 }

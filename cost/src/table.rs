@@ -195,7 +195,7 @@ impl Row {
             ("fa2", Kernels::Flash(2)),
             ("fa3", Kernels::Flash(3)),
             ("flash3", Kernels::Flash(3)),
-            ("cudnn", Kernels::Flash(3)),
+            ("cudnn", Kernels::Cudnn),
         ];
         let mut overlap = Overlap::default();
         for word in self.text("overlap").split('+').filter(|w| !w.is_empty()) {

@@ -62,7 +62,6 @@ pub(super) fn files(e: &mut Export) -> Result<Vec<File>> {
                 files.push(File::new("schedule.csv", write_csv(&e.s.plan.schedule)));
             }
         }
-        put("num_pp_microbatches", o.microbatches().to_string());
         put("module_fqns_per_model_part", modules(&stages));
     }
     let list = |all: &[(String, String)]| -> String {
@@ -83,10 +82,24 @@ pub(super) fn files(e: &mut Export) -> Result<Vec<File>> {
              config.compile.enable = True\n",
         ),
     };
+    // The newest commit says how many microbatches a pipeline has, release 0.3.0 how many sequences each of them has.
+    let counted = match pp {
+        1 => String::new(),
+        _ => format!(
+            "    known = ParallelismConfig.__dataclass_fields__\n    counted = {{\"num_pp_microbatches\": {}}}\n    \
+             if \"num_pp_microbatches\" not in known:\n        \
+             counted = {{\"pipeline_parallel_microbatch_size\": {}}}\n",
+            o.microbatches(),
+            o.microbatch
+        ),
+    };
+    let more = if pp > 1 { "        **counted,\n" } else { "" };
     let text = format!(
-        "\"\"\"The layout of a plan of shardc, for torchtitan: `config = with_plan(config)`.\n\nModel, data and optimizer \
-         are the config's.\n\"\"\"\n\nimport os\n\nfrom torchtitan.config.configs import ParallelismConfig\n\n\
-         HERE = os.path.dirname(os.path.abspath(__file__))\n\n\ndef parallelism():\n    return ParallelismConfig(\n{}    )\n\n\n\
+        "\"\"\"The layout of a plan of shardc, for torchtitan (b5bcd76c, or release 0.3.0): `config = \
+         with_plan(config)`.\n\nModel, data and optimizer are the config's.\n\"\"\"\n\nimport os\n\n\
+         from torchtitan.config.configs import ParallelismConfig\n\n\
+         HERE = os.path.dirname(os.path.abspath(__file__))\n\n\ndef parallelism():\n{counted}    \
+         return ParallelismConfig(\n{}{more}    )\n\n\n\
          def with_plan(config):\n{import}    config.parallelism = parallelism()\n{training}    \
          config.activation_checkpoint = {again}\n    return config\n",
         list(&args)
@@ -99,10 +112,27 @@ pub(super) fn files(e: &mut Export) -> Result<Vec<File>> {
 fn training(e: &mut Export) -> String {
     let o = e.o;
     let tokens = |rows: usize| (rows * o.seq).to_string();
-    let training = [
+    // The newest commit counts tokens, release 0.3.0 sequences: those of all microbatches of a pipeline.
+    let newest = [
         ("num_tokens_per_microbatch_per_dp_rank", tokens(o.microbatch)),
         ("num_tokens_per_train_step", tokens(o.global_batch)),
         ("max_context_length", o.seq.to_string()),
+    ];
+    let of_pipeline = if e.n("pp") > 1 { o.microbatches() } else { 1 };
+    let release = [
+        ("local_batch_size", (o.microbatch * of_pipeline).to_string()),
+        ("global_batch_size", o.global_batch.to_string()),
+        ("seq_len", o.seq.to_string()),
+    ];
+    let either = |all: [(&str, String); 3]| -> String {
+        all.map(|(n, v)| format!("        config.training.{n} = {v}\n")).concat()
+    };
+    let batch = format!(
+        "    if hasattr(config.training, \"num_tokens_per_train_step\"):\n{}    else:\n{}",
+        either(newest),
+        either(release)
+    );
+    let training = [
         ("dtype", "\"float32\"".into()),
         (
             "mixed_precision_param",
@@ -118,8 +148,8 @@ fn training(e: &mut Export) -> String {
     // It records none of pipelines, and few of experts.
     let graphs = (e.n("pp") > 1 || o.ep > 1).then(|| ("disable_cuda_graphs", "True".into()));
     let training = training.iter().chain(&clip).chain(&graphs);
-    let mut training: String =
-        training.map(|(n, v)| format!("    config.training.{n} = {v}\n")).collect();
+    let mut training: String = batch
+        + &training.map(|(n, v)| format!("    config.training.{n} = {v}\n")).collect::<String>();
     training.extend(e.notes.drain(..).map(|note| format!("    # {note}\n")));
     let [given, others] = e.elsewhere();
     for (what, flags) in [("given, and not written", given), ("not given", others)] {

@@ -69,7 +69,13 @@ impl Form {
     pub fn of(f: &Facts, input: &Input, o: &Options, ifs: Ifs, device: &Device) -> Result<Form> {
         // Gathers of parameters and sums of gradients go on behind work; transfers begin where they are taken.
         let dp = device.overlaps;
-        let overlap = Overlap { dp, tp_backward: true, whole_sends: true, ..Overlap::default() };
+        let overlap = Overlap {
+            dp,
+            tp_backward: true,
+            early_keys: true,
+            whole_sends: true,
+            ..Overlap::default()
+        };
         let plain = Job {
             seq: o.seq,
             precision: precision(o),

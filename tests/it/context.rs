@@ -194,7 +194,7 @@ fn zigzag_is_the_default_where_it_can_be() {
     assert_eq!(of("llama_gqa", line), (asked, TokenOrder::Contiguous));
     assert_eq!(of("llama_gqa", Options { cp_mode: CpMode::Ulysses, ..plain(16) }), contiguous);
     assert_eq!(of("llama_gqa", options(&[("tp", 2)], false, 8)), contiguous);
-    // Layers that predict further tokens shift embeddings.
-    assert_eq!(of("deepseek_v3_mtp", Options { mtp: 0.3, ..plain(16) }), contiguous);
+    // Layers that predict further tokens take these as inputs.
+    assert_eq!(of("deepseek_v3_mtp", Options { mtp: 0.3, ..plain(16) }), zigzag);
     assert_eq!(plain(16).tokens(), TokenOrder::Contiguous);
 }

@@ -1,6 +1,7 @@
 //! `shardc export`: what is written is the plan's, read by the targets' own parsers where they are installed; what a
 //! target lacks is refused by name.
 
+mod fields;
 mod megatron;
 
 use crate::lab::Lab;

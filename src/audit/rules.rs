@@ -58,6 +58,9 @@ pub struct Table {
     pub software: String,
     pub repository: String,
     pub commit: String,
+    /// The oldest version that the rules are of; none if they know no versions.
+    #[serde(default)]
+    pub oldest: Option<String>,
     /// Globs of flags of which something is made.
     #[serde(default)]
     pub read: Vec<String>,
@@ -208,6 +211,24 @@ impl Table {
             }
         }
         Ok(self)
+    }
+
+    /// A version whose rules are known.
+    ///
+    /// # Errors
+    /// `flag` if it is none, or older than the rules.
+    pub fn at(&self, text: &str) -> Result<Vec<u32>> {
+        let at = version(text)?;
+        let d = |what: String| Diag::new("flag", what).at(format!("--at {text}"));
+        match self.oldest.as_deref() {
+            None => Err(d(format!("rules of {} know no versions", self.software))
+                .help(format!("leave out --at: they are of {}", &self.commit[..10]))),
+            Some(oldest) if at < version(oldest)? => {
+                Err(d(format!("rules of {} begin with {oldest}", self.software))
+                    .help(format!("use --at {oldest}, or read what was changed since then")))
+            }
+            Some(_) => Ok(at),
+        }
     }
 
     /// The class of a parameter.

@@ -1,7 +1,7 @@
 //! `shardc audit`: over which axes each gradient is summed, in a configuration of other software.
 
 use super::show;
-use crate::audit::{self, foreign, megatron, page, rules};
+use crate::audit::{self, foreign, megatron, page};
 use crate::machine::device;
 use crate::terminal::{doing, json_line, note};
 use clap::{Args, ValueEnum};
@@ -73,7 +73,6 @@ pub fn audit(what: &Audit, as_json: bool) -> Result<i32> {
     let quoted = |w: &String| if w.starts_with('-') { w.clone() } else { format!("'{w}'") };
     let flags: Vec<String> = what.flags.iter().map(quoted).collect();
     let text = format!("{text}\n{}", flags.join(" "));
-    let at = what.at.as_deref().map(rules::version).transpose()?;
     if what.gpus.is_some_and(|n| n == 0 || n > 1 << 20) {
         return Err(Diag::new("flag", "--gpus is a number from 1 to 1048576").at("--gpus"));
     }
@@ -84,6 +83,7 @@ pub fn audit(what: &Audit, as_json: bool) -> Result<i32> {
         Software::Torchtitan => foreign::torchtitan(&text, &place, what.gpus, model)?,
         Software::Deepspeed => foreign::deepspeed(&text, &place, what.gpus, model)?,
     };
+    let at = what.at.as_deref().map(|v| job.table.at(v)).transpose()?;
     job.given.facts.extend(what.with.iter().cloned());
     if let Some(file) = &what.rules {
         job.table = job.table.with(&files::read_text(file, MAX)?, &file.display().to_string())?;

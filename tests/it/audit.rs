@@ -330,6 +330,12 @@ fn what_cannot_be_audited_is_refused_by_name() {
     lab.write("empty.args", "# nothing\n");
     lab.refuses(&["audit", "megatron", "empty.args", "--gpus", "1"], 2, "audit");
     lab.refuses(&["audit", "megatron", "none.args", "--gpus", "1"], 2, "file");
+    for (version, word) in [("0.5.0", "begin with 0.11.0"), ("new", "is no version")] {
+        let given: Vec<&str> = DENSE.split_whitespace().collect();
+        let args =
+            [&["audit", "megatron", "--gpus", "1", "--at", version, "--"], &given[..]].concat();
+        assert!(lab.refuses(&args, 2, "flag").contains(word), "{version}");
+    }
     lab.write("rules.toml", "[[rule]]\nnam = 'x'");
     let given: Vec<&str> = DENSE.split_whitespace().collect();
     let args =

@@ -205,8 +205,10 @@ impl Rules<'_> {
             "kv-heads-against-tp",
             &format!("kv_heads % {name} == 0 or {name} % kv_heads == 0{of_grid}"),
             &[("kv_heads", f.kv_heads), (name, ways)],
-            legal,
+            legal.clone(),
         );
+        let keys = [("key_heads", f.recurrent.unwrap_or(ways)), (name, ways)];
+        self.add(keys[0].1 % ways == 0, "heads-not-divisible", "key_heads % tp == 0", &keys, legal);
     }
 
     /// What a grid cuts beside heads.

@@ -1,10 +1,12 @@
-//! Ops that are one kernel because their parts would cost much more: rotary embedding, attention.
+//! Ops that are one kernel because their parts would cost much more: rotary embedding, attention,
+//! recurrences.
 
 use crate::layout::Layout;
-use shardc_ir::kernel::{self, Heads, KeptAt, Kernel, View};
+use shardc_ir::kernel::{self, Heads, KeptAt, Kernel, Recurrent, View};
 use shardc_ir::ops::attention::{Behind, ROWS};
 use shardc_ir::ops::rope::Pairs;
-use shardc_ir::ops::{Attention, AttentionGrad};
+use shardc_ir::ops::scan;
+use shardc_ir::ops::{Attention, AttentionGrad, Scan, ScanGrad};
 use shardc_ir::rng;
 
 /// Rows of an operand, without its last, adjacent dim.
@@ -102,5 +104,51 @@ pub(crate) fn attention_grad(l: &Layout, o: &AttentionGrad) -> Kernel {
         d_q: rows(l, l.ins),
         d_k: rows(l, l.ins + 1),
         d_v: rows(l, l.ins + 2),
+    }))
+}
+
+fn recurrent(l: &Layout, o: &Scan, behind: scan::Behind) -> Recurrent {
+    let (q, v) = (l.lens(0), l.lens(3));
+    Recurrent {
+        delta: o.delta.0,
+        batch: q[0],
+        tokens: q[1],
+        heads: q[2],
+        width: q[3],
+        value_width: v[3],
+        q: rows(l, 0),
+        k: rows(l, 1),
+        g: all(l, 2),
+        v: rows(l, 3),
+        beta: behind.beta.map(|i| all(l, i)),
+        segments: behind.segments.map(|i| all(l, i)),
+        start: behind.start.map(|i| rows(l, i)),
+        scratch: adjacent(l.types.len()),
+    }
+}
+
+/// Operands q, k, g, v, and those behind; results out, end; then the workspace.
+pub(crate) fn scan(l: &Layout, o: &Scan) -> Kernel {
+    Kernel::Recurrence(Box::new(kernel::Recurrence {
+        of: recurrent(l, o, o.behind()),
+        out: rows(l, l.ins),
+        end: rows(l, l.ins + 1),
+    }))
+}
+
+/// Operands q, k, g, v, d_o, d_end, and those behind; results d_q, d_k, d_g, d_v, and d_beta and d_start, if there
+/// are such; then the workspace.
+pub(crate) fn scan_grad(l: &Layout, o: &ScanGrad) -> Kernel {
+    let first = l.ins;
+    Kernel::RecurrenceGrad(Box::new(kernel::RecurrenceGrad {
+        of: recurrent(l, &o.forward(), o.behind()),
+        d_out: rows(l, 4),
+        d_end: rows(l, 5),
+        d_q: rows(l, first),
+        d_k: rows(l, first + 1),
+        d_g: all(l, first + 2),
+        d_v: rows(l, first + 3),
+        d_beta: o.delta.0.then(|| all(l, first + 4)),
+        d_start: o.start.then(|| rows(l, first + 4 + usize::from(o.delta.0))),
     }))
 }

@@ -174,6 +174,8 @@ fn alone(l: &Layout, node: &Node) -> Kernel {
         Op::Rope(o) => fused::rope(l, o.pairs),
         Op::Attention(o) => fused::attention(l, o),
         Op::AttentionGrad(o) => fused::attention_grad(l, o),
+        Op::Scan(o) => fused::scan(l, o),
+        Op::ScanGrad(o) => fused::scan_grad(l, o),
         Op::TopK(o) => experts::top_k(l, o),
         Op::Route(o) => experts::route(l, o),
         Op::Dispatch(_) => Kernel::Dispatch(experts::copies(l, [3, 0, 2])),

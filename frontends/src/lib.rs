@@ -87,6 +87,9 @@ pub struct Facts {
     pub max_positions: usize,
     /// The output projection is the embedding.
     pub tied: bool,
+    /// Heads of keys of the layers that walk a state along the tokens; there are none without.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub recurrent: Option<usize>,
     /// Of the layers that have experts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub experts: Option<ExpertFacts>,

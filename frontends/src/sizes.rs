@@ -6,13 +6,13 @@ mod limits;
 
 pub(crate) use experts::{Divisor, Routing};
 use experts::{expert_facts, idle_balance, routing, sparse};
-use layers::{turns, windows};
-use limits::{check_products, check_shape};
+use layers::{turns, walks, windows};
+use limits::{check_products, check_recurrent, check_shape};
 
 use crate::config::{Config, MAX_COUNT, TIED};
 use crate::family::{
     Activation, Adjacent, Beside, Eps, Experts, Factor, Factors, Family, Growth, Heads, KvHeads,
-    LatentSizes, Positions, Scores, Softcap, Still, Window,
+    LatentSizes, Positions, RecurrentKeys, RecurrentSizes, Scores, Softcap, Still, Window,
 };
 use crate::rope::{self, Rope};
 use crate::{Facts, Shape};
@@ -58,6 +58,10 @@ pub(crate) struct Arch {
     pub pairs: Pairs,
     /// Sizes of multi-head latent attention.
     pub latent: Option<LatentSizes>,
+    /// Sizes of layers that walk a state.
+    pub recurrent: Option<RecurrentSizes>,
+    /// Whether each layer walks a state, and has no attention.
+    pub walks: Vec<bool>,
     /// Whether queries and keys turn, of every layer.
     pub turns: Vec<bool>,
     /// Bound of queries, keys and values.
@@ -144,6 +148,9 @@ impl Arch {
             Some(s) => Ok(s.absent),
         };
         let growth = growth(f, c)?;
+        let recurrent = recurrent(f, c, facts.hidden, shape)?;
+        let mut walks = walks(f, c, facts.layers)?;
+        walks.resize(facts.layers + mtp.0, false);
         Ok(Arch {
             // Positions begin at 0.
             growth: growth.filter(|g| g.by != 0.0 && g.every < shape.seq + g.from),
@@ -156,6 +163,8 @@ impl Arch {
             final_softcap: softcap(f.softcap.filter(|_| c.has_own_head()))?,
             pairs: pairs(f, c)?,
             latent,
+            recurrent,
+            walks,
             padding: padding(f, c, facts.vocab)?,
             sparse,
             routing,
@@ -302,6 +311,10 @@ fn facts(f: &Family, c: &Config) -> Result<Facts> {
         vocab: c.count("vocab_size")?,
         max_positions: c.count(k.max_positions)?,
         tied: c.flag(TIED, false)?,
+        recurrent: match f.recurrent.map(|r| r.keys.key_heads) {
+            None => None,
+            Some((key, absent)) => Some(c.count_if(key)?.unwrap_or(absent)),
+        },
         experts: f.experts.as_ref().map(|e| expert_facts(e, c)).transpose()?,
     })
 }
@@ -350,6 +363,32 @@ fn latent(f: &Family, c: &Config) -> Result<Option<LatentSizes>> {
         turning: or("qk_rope_head_dim", l.absent.turning)?,
         value: or("v_head_dim", l.absent.value)?,
     }))
+}
+
+/// Sizes of layers that walk a state, if the family has some.
+fn recurrent(
+    f: &Family,
+    c: &Config,
+    hidden: usize,
+    shape: &Shape,
+) -> Result<Option<RecurrentSizes>> {
+    let Some(r) = f.recurrent else { return Ok(None) };
+    let or = |(key, absent): (&str, usize)| Ok(c.count_if(key)?.unwrap_or(absent));
+    let (key_heads, values) = (or(r.keys.key_heads)?, or(r.keys.value_heads)?);
+    if values % key_heads != 0 {
+        let what = format!("{values} heads of values cannot share {key_heads} of keys evenly");
+        let fit = values.div_ceil(key_heads).saturating_mul(key_heads);
+        return Err(c.error(r.keys.value_heads.0, what, format!("use {fit}")));
+    }
+    let sizes = RecurrentSizes {
+        taps: or(r.keys.taps)?,
+        key_heads,
+        key_width: or(r.keys.key_width)?,
+        values_each: values / key_heads,
+        value_width: or(r.keys.value_width)?,
+    };
+    check_recurrent(c, &r.keys, &sizes, hidden, shape)?;
+    Ok(Some(sizes))
 }
 
 /// Rates of dropout of embeddings, of what blocks add to the residual stream, and of attention.

@@ -14,11 +14,13 @@ mod body;
 mod elem;
 mod experts;
 mod reach;
+mod recurrence;
 mod rows;
 
 pub use body::{Body, Results};
 pub use elem::{Elem, Half};
 pub use experts::{Copies, Grouped, Product, Ragged, Route, TopK};
+pub use recurrence::{Recurrence, RecurrenceGrad, Recurrent};
 pub use rows::{Binary, CHUNK, COLUMNS, Rows, Scalar, Stage, Store, Unary};
 
 use crate::mesh::AtomSet;
@@ -367,6 +369,8 @@ pub enum Kernel {
     Rope(Rope),
     Attention(Box<Attention>),
     AttentionGrad(Box<AttentionGrad>),
+    Recurrence(Box<Recurrence>),
+    RecurrenceGrad(Box<RecurrenceGrad>),
     TopK(TopK),
     Route(Box<Route>),
     /// The rows of the buffer that slots name, from tokens times gates; other rows stay.

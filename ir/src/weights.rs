@@ -11,9 +11,14 @@ pub enum Init {
     Normal(f64),
     /// Uniform from minus this bound to it.
     Uniform(f64),
+    /// The logarithm of a number that is uniform from [`LEAST`] to this bound.
+    LogOfUniform(f64),
     Ones,
     Zeros,
 }
+
+/// Least number whose logarithm a parameter may start as.
+pub const LEAST: f64 = 0.01;
 
 /// One parameter of the model and the part of a checkpoint tensor it is. A fused tensor (GPT-2's
 /// `c_attn`) is several parameters, each with its own slice, so that each can be sharded alone.

@@ -5,7 +5,7 @@ use crate::native::Native;
 use crate::product::then::Epilogue;
 use crate::rows::{Call, Registers};
 use crate::transport::Transport;
-use crate::{attention, experts, grouped, moves, product, rows, team};
+use crate::{attention, experts, grouped, moves, product, recurrence, rows, team};
 use shardc_ir::diag::Result;
 use shardc_ir::kernel::{Collective, Copy, Exchange, Kernel, Ragged};
 use smallvec::SmallVec;
@@ -95,6 +95,8 @@ impl Executor {
                 Kernel::Rope(k) => moves::rope(k, memory, threads),
                 Kernel::Attention(k) => attention::forward(k, memory, threads),
                 Kernel::AttentionGrad(k) => attention::backward(k, memory, threads),
+                Kernel::Recurrence(k) => recurrence::forward(k, memory, threads),
+                Kernel::RecurrenceGrad(k) => recurrence::backward(k, memory, threads),
                 Kernel::TopK(k) => experts::top_k(k, memory, threads),
                 Kernel::Route(k) => return experts::route(k, memory, threads),
                 Kernel::Dispatch(k) => experts::dispatch(k, memory, threads),

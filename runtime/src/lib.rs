@@ -36,6 +36,7 @@ mod moves;
 mod options;
 mod product;
 mod rank;
+mod recurrence;
 mod region;
 mod rows;
 mod team;

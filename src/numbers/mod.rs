@@ -213,6 +213,7 @@ fn given(w: &Weight) -> Result<Tensor> {
     let (mean, deviation) = match w.init {
         Init::Normal(d) => (0.0, d),
         Init::Uniform(bound) => (0.0, bound),
+        Init::LogOfUniform(bound) => ((bound / 2.0).ln(), 0.1),
         Init::Ones => (1.0, 0.1),
         Init::Zeros => (0.0, 0.1),
     };

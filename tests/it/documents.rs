@@ -16,7 +16,7 @@ use shardc_prove::Verdict;
 use shardc_runtime::StepBatch;
 
 /// As `tests/fixtures/make.py` packs them.
-const PACKED: Ends = Ends { end: 2, padding: Some(0) };
+pub const PACKED: Ends = Ends { end: 2, padding: Some(0) };
 const MODELS: [&str; 4] = ["llama_packed", "gpt2_packed", "llama4_packed", "ministral3_packed"];
 
 fn packed(o: Options) -> Options {

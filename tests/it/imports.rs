@@ -109,6 +109,7 @@ fn no_facts() -> Facts {
         vocab: 0,
         max_positions: 0,
         tied: false,
+        recurrent: None,
         experts: None,
     }
 }

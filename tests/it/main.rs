@@ -74,6 +74,7 @@ mod proofs;
 mod python;
 mod ranks;
 mod recompute;
+mod recurrences;
 mod report;
 mod schemas;
 mod search;

@@ -35,7 +35,7 @@ pub fn collective() -> Arc<Source> {
 }
 
 /// What runs in place of a kernel on devices with these limits, in order, or before the ranks of a collective meet; `None` for a
-/// literal, which the runtime copies itself.
+/// literal, which the runtime copies itself, and for what no kernel of devices does ([`lacking`]).
 pub fn launches(kernel: &Kernel, limits: &Limits) -> Option<Vec<Launch>> {
     Some(match kernel {
         Kernel::View => vec![],
@@ -49,6 +49,7 @@ pub fn launches(kernel: &Kernel, limits: &Limits) -> Option<Vec<Launch>> {
         Kernel::Rope(k) => moves::rope(k),
         Kernel::Attention(k) => attention::forward(k, limits),
         Kernel::AttentionGrad(k) => attention::backward(k, limits),
+        Kernel::Recurrence(_) | Kernel::RecurrenceGrad(_) => return None,
         Kernel::TopK(k) => experts::top_k(k),
         Kernel::Route(k) => experts::route(k),
         Kernel::Dispatch(k) => experts::copies(k, "dispatch"),
@@ -73,6 +74,11 @@ pub fn launches(kernel: &Kernel, limits: &Limits) -> Option<Vec<Launch>> {
         Kernel::HorizontalFusion(k) => rows::several(k),
         Kernel::Literal { .. } => return None,
     })
+}
+
+/// True for a kernel that devices have none of; `launches` has nothing for it.
+pub fn lacking(kernel: &Kernel) -> bool {
+    matches!(kernel, Kernel::Recurrence(_) | Kernel::RecurrenceGrad(_))
 }
 
 /// What a rank launches for its program, on devices with these limits; printed kernels are one text. Ranks with the same kernels

@@ -11,7 +11,7 @@ use shardc_ir::group::{Launch, rule_of};
 use shardc_ir::mesh::{AtomSet, Mesh};
 use shardc_ir::ops::{self, Op, Sends};
 use shardc_ir::plan::TokenOrder;
-use shardc_ir::rule::has_letter;
+use shardc_ir::rule::{Letter, has_letter};
 use shardc_ir::types::Type;
 use std::collections::BTreeMap;
 
@@ -169,6 +169,9 @@ impl<'a> Pricer<'a> {
         if n.op.facts().kind == ops::Kind::GroupedProduct {
             return self.grouped(f, n);
         }
+        if n.op.facts().kind == ops::Kind::Recurrence {
+            return self.recurrence(f, x, n);
+        }
         let gemm = self.gemm(f, n);
         let all = self.bytes(f, &x.ins) + self.bytes(f, &x.outs);
         let more = (all - self.bytes(f, &[n.ins[0], n.ins[1], n.outs[0]])).max(0.0);
@@ -182,6 +185,23 @@ impl<'a> Pricer<'a> {
         // Of two types the wider one is computed in.
         let widest = if ty(0).dtype.bytes() >= ty(1).dtype.bytes() { ty(0) } else { ty(1) };
         Some(Work::Product { gemm, precision: Precision::of(widest.dtype)?, beside, epilogue })
+    }
+
+    /// A recurrence as products of its chunks of tokens, of as many operations, and what it moves beside them.
+    fn recurrence(&self, f: &Func, x: &Launch, n: &Node) -> Option<Work> {
+        let (q, v) = (f.ty(n.ins[0]), f.ty(n.ins[3]));
+        let local = |t: &Type, d: usize| t.chunk(self.mesh, d) as f64;
+        let chunk = local(q, 1).clamp(1.0, ops::scan::CHUNK as f64);
+        let heads = local(q, 0) * local(q, 2);
+        let [tokens, width, values] = [local(q, 1), local(q, 3), local(v, 3).max(1.0)];
+        let letters =
+            [('b', local(q, 0)), ('n', local(q, 2)), ('s', tokens), ('k', width), ('v', values)];
+        let loops = letters.map(|(c, n)| (Letter(c as u8 - b'a'), n));
+        let batch = heads * (tokens / chunk).ceil();
+        let k = n.op.def().flops(&loops) / (2.0 * batch * chunk * values).max(1.0);
+        let gemm = Gemm { m: chunk, n: values, k, batch };
+        let beside = self.bytes(f, &x.ins) + self.bytes(f, &x.outs);
+        Some(Work::Product { gemm, precision: Precision::of(q.dtype)?, beside, epilogue: None })
     }
 
     /// Sizes of a product: letters of its left operand, of its right one, of both, and of all three.

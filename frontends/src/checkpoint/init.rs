@@ -4,7 +4,7 @@ use super::read::check_slice;
 use shardc_ir::diag::Result;
 use shardc_ir::rng::Stream;
 use shardc_ir::tensor::strides;
-use shardc_ir::weights::{Init, Weight};
+use shardc_ir::weights::{Init, LEAST, Weight};
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 use std::thread::Builder;
@@ -35,6 +35,7 @@ pub fn init(weight: &Weight, ranges: &[Range<usize>], seed: u64, out: &mut [f32]
     let draw = |i: u64| match weight.init {
         Init::Normal(deviation) => deviation * stream.normal(i),
         Init::Uniform(bound) => bound * (2.0 * stream.uniform(i) - 1.0),
+        Init::LogOfUniform(bound) => (LEAST + (bound - LEAST) * stream.uniform(i)).ln(),
         Init::Ones => 1.0,
         Init::Zeros => 0.0,
     };

@@ -25,6 +25,8 @@ pub struct Attention {
     /// Parameter of a logit for each head that takes part in the softmax and has no value (OpenAI,
     /// 2025, *gpt-oss*).
     pub sinks: Option<&'static str>,
+    /// Of each head the product of queries makes as much again, whose sigmoid the output is multiplied by.
+    pub gated: bool,
 }
 
 /// What the products of queries and keys are multiplied by.

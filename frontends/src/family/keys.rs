@@ -222,6 +222,10 @@ impl Family {
                 "v_head_dim",
             ]),
         }
+        if let Some(r) = self.recurrent {
+            all.extend(["layer_types", r.attention_every.0]);
+            all.extend(r.keys.all().map(|k| k.0));
+        }
         let window: &[&str] = match self.attention.window {
             Window::Never => &[],
             Window::All { listed: false, .. } => &["sliding_window"],
@@ -440,6 +444,7 @@ mod tests {
             "falcon",
             "gpt_bigcode",
             "gptj",
+            "qwen3_next",
         ];
         let shape = Shape { dropout: Dropout::Config, ..Shape::new(2, 16, Mode::Train) };
         for name in names {
@@ -472,8 +477,12 @@ mod tests {
             assert!(odd.is_empty(), "{name} reads {odd:?}");
             // A layer's list is read in the place of what makes one.
             let aliases: Vec<&str> = family.known.aliases.iter().map(|a| a.0).collect();
-            let instead =
-                ["max_window_layers", "sliding_window_pattern", "original_max_position_embeddings"];
+            let instead = [
+                "max_window_layers",
+                "sliding_window_pattern",
+                "original_max_position_embeddings",
+                "full_attention_interval",
+            ];
             let idle = reads.iter().filter(|k| !asked.contains(&format!("/{k}")));
             let idle: Vec<_> = idle
                 .filter(|k| {

@@ -37,7 +37,9 @@ pub(super) const FAMILY: Family = Family {
         norms: None,
         growth: Growth::Never,
         sinks: None,
+        gated: false,
     },
+    recurrent: None,
     mlp: Mlp {
         norm: Some("post_attention_layernorm"),
         norm_behind: None,

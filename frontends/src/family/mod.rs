@@ -54,6 +54,8 @@ mod qwen2;
 mod qwen2_moe;
 mod qwen3;
 mod qwen3_moe;
+mod qwen3_next;
+mod recurrent;
 mod seed_oss;
 mod smollm3;
 mod stablelm;
@@ -70,6 +72,7 @@ pub use experts::{
 pub use keys::{Known, Only};
 pub use mlp::{Activation, Bias, Linear, Mlp, WeightOrder};
 pub use positions::{Adjacent, Positions, Still, Turning};
+pub use recurrent::{Recurrent, RecurrentKeys, RecurrentSizes};
 pub use wrappers::is_wrapper;
 
 use crate::config::Config;
@@ -77,7 +80,7 @@ use shardc_ir::diag::Result;
 use shardc_ir::names::nearest;
 
 /// All known families.
-pub const FAMILIES: [&Family; 47] = [
+pub const FAMILIES: [&Family; 48] = [
     &llama::FAMILY,
     &mistral::FAMILY,
     &qwen2::FAMILY,
@@ -125,6 +128,7 @@ pub const FAMILIES: [&Family; 47] = [
     &falcon::FAMILY,
     &gpt_bigcode::FAMILY,
     &gptj::FAMILY,
+    &qwen3_next::FAMILY,
 ];
 
 /// A family of models: its block recipe and its map of weights.
@@ -146,6 +150,8 @@ pub struct Family {
     pub layers: &'static str,
     pub norm: Norm,
     pub attention: Attention,
+    /// In the place of attention in some layers.
+    pub recurrent: Option<Recurrent>,
     /// Of the layers that have no experts.
     pub mlp: Mlp,
     /// Of the other layers, if there are any.

@@ -3,6 +3,13 @@
 
 use super::*;
 
+/// Beside the experts.
+pub(super) const SHARED: Shared = Shared {
+    module: "shared_expert",
+    width: SharedWidth::Key("shared_expert_intermediate_size", 5632),
+    gate: Some("shared_expert_gate"),
+};
+
 pub(super) const FAMILY: Family = Family {
     model_type: "qwen2_moe",
     attention: Attention {
@@ -14,11 +21,7 @@ pub(super) const FAMILY: Family = Family {
     mlp: llama::PLAIN_MLP,
     experts: Some(Experts {
         score: Score { normed: Normed::Key("norm_topk_prob"), ..Score::SHARES },
-        shared: Some(Shared {
-            module: "shared_expert",
-            width: SharedWidth::Key("shared_expert_intermediate_size", 5632),
-            gate: Some("shared_expert_gate"),
-        }),
+        shared: Some(SHARED),
         layers: SparseLayers::Stepped,
         aux: true,
         ..Experts::EACH

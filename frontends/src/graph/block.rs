@@ -3,6 +3,7 @@
 use super::experts::{self, Experts, RouterStats};
 use super::letters;
 use super::parts::{self, Linear, Norm};
+use super::recurrent::{self, DeltaNet};
 use crate::family::{Activation, NormedOver};
 use crate::sizes::Arch;
 use shardc_ir::builder::Builder;
@@ -35,6 +36,8 @@ pub(super) enum Heads {
         k: Linear,
         v: Linear,
         norms: Option<HeadNorms>,
+        /// Behind the queries of each head stands what the output is multiplied by the sigmoid of.
+        gated: bool,
     },
     /// Makes q, k and v of each head, one after the other.
     Joined(Linear),
@@ -46,6 +49,8 @@ pub(super) enum Heads {
         kv_norm: Norm,
         kv_up: Linear,
     },
+    /// None of these: a state that is walked along the tokens.
+    Recurrent(Box<DeltaNet>),
 }
 
 /// Norms of q and of k.
@@ -86,6 +91,8 @@ pub(super) struct Cx<'a> {
     pub mask: Mask,
     /// Documents that do not see each other.
     pub segments: Option<Value>,
+    /// Which tokens before it are of a token's document, for convolutions.
+    pub neighbours: &'a [Value],
     /// Negative numbers of those tokens [b, s] that experts leave out.
     pub padding: Option<Value>,
     /// Of what is added to the residual stream.
@@ -110,8 +117,28 @@ fn added(b: &mut Builder, cx: &Cx, p: &Block, x: Value, y: Value) -> Value {
 
 /// What attention adds to the residual stream, of a normed hidden state.
 fn attended(b: &mut Builder, cx: &Cx, p: &Block, h: Value) -> Value {
+    let a = match &p.heads {
+        Heads::Recurrent(r) => recurrent::heads(b, cx, r, &p.attention_scope, h),
+        _other => {
+            let a = of_heads(b, cx, p, h);
+            parts::reshape(b, "attn", "bsnd->bs(nd)", b'n', cx.arch.facts.heads, a)
+        }
+    };
+    let o = parts::linear(b, "attn_out", &p.o, a, 'o', 'h');
+    let o = parts::dropped(b, cx.dropout, &p.attention_scope, o, cx.arch.facts.hidden);
+    normed(b, cx, p.norm_behind_attention.as_ref(), o)
+}
+
+/// The outputs of the heads of attention, [b, s, n, d].
+fn of_heads(b: &mut Builder, cx: &Cx, p: &Block, h: Value) -> Value {
+    let mut gate = None;
     let [q, k, v] = match &p.heads {
-        Heads::Plain { q, k, v, norms } => plain(b, cx, p, [q, k, v], norms.as_ref(), h),
+        Heads::Recurrent(_) => panic!("a recurrence has no attention"),
+        Heads::Plain { q, k, v, norms, gated } => {
+            let made = plain(b, cx, p, [q, k, v], (norms.as_ref(), *gated), h);
+            gate = made.1;
+            made.0
+        }
         Heads::Joined(qkv) => joined(b, cx, p, qkv, h),
         Heads::Latent { q_down, q, kv_down, kv_norm, kv_up } => {
             latent(b, cx, p, (q_down.as_ref(), q), (kv_down, kv_norm, kv_up), h)
@@ -132,10 +159,9 @@ fn attended(b: &mut Builder, cx: &Cx, p: &Block, h: Value) -> Value {
         b.note("what the softmax leaves to the keys beside the sink");
         b.push("attn", Mul::by("bsnd,bsn->bsnd", &[4, 3]), &[made[0], share])
     });
-    let a = parts::reshape(b, "attn", "bsnd->bs(nd)", b'n', cx.arch.facts.heads, a);
-    let o = parts::linear(b, "attn_out", &p.o, a, 'o', 'h');
-    let o = parts::dropped(b, cx.dropout, &p.attention_scope, o, cx.arch.facts.hidden);
-    normed(b, cx, p.norm_behind_attention.as_ref(), o)
+    let Some(gate) = gate else { return a };
+    let gate = b.push("gate", Logistic {}, &[gate]);
+    b.push("attn", Mul::same(), &[a, gate])
 }
 
 fn normed(b: &mut Builder, cx: &Cx, norm: Option<&Norm>, x: Value) -> Value {
@@ -167,9 +193,9 @@ fn plain(
     cx: &Cx,
     p: &Block,
     [q, k, v]: [&Linear; 3],
-    norms: Option<&HeadNorms>,
+    (norms, gated): (Option<&HeadNorms>, bool),
     h: Value,
-) -> [Value; 3] {
+) -> ([Value; 3], Option<Value>) {
     let facts = &cx.arch.facts;
     let of =
         |over, behind| norms.filter(|n| n.over == over && n.behind == behind).map(|n| &n.norms);
@@ -187,6 +213,9 @@ fn plain(
         Some(c) => b.push(hint, Clamp { lo: -c, hi: c }, &[x]),
     });
     let q = parts::reshape(b, "q", "bs(nd)->bsnd", b'n', facts.heads, q);
+    let d = facts.head_dim;
+    let gate = gated.then(|| b.push("gate", Narrow::new(d, d), &[q]));
+    let q = if gated { b.push("q", Narrow::new(0, d), &[q]) } else { q };
     let k = parts::reshape(b, "k", "bs(gd)->bsgd", b'g', facts.kv_heads, k);
     let v = parts::reshape(b, "v", "bs(gd)->bsgd", b'g', facts.kv_heads, v);
     let q = each.map_or(q, |n| parts::norm(b, &n[0], cx.arch.eps, q, "bsnd"));
@@ -200,7 +229,7 @@ fn plain(
         let of = letters(b, by);
         b.push("q", Mul::by(&format!("bsnd,{of}->bsnd"), &[4, of.len()]), &[q, by])
     });
-    [q, k, v]
+    ([q, k, v], gate)
 }
 
 fn joined(b: &mut Builder, cx: &Cx, p: &Block, qkv: &Linear, h: Value) -> [Value; 3] {

@@ -8,6 +8,7 @@ mod experts;
 mod further;
 pub(crate) mod loss;
 mod parts;
+mod recurrent;
 mod weights;
 
 use crate::Shape;
@@ -104,6 +105,10 @@ pub(crate) fn build(
     let growth = arch.growth.filter(|g| !g.still || arch.turns.contains(&false));
     // Where they turn, by the positions that turn them.
     let growth = growth.map(|by| grown(b, f.root, by, if by.still { positions } else { turned }));
+    let neighbours = match &arch.recurrent {
+        Some(sizes) if arch.walks.contains(&true) => recurrent::neighbours(b, segments, sizes),
+        _none => vec![],
+    };
     let (mut told, mut counts) = (RouterStats::default(), vec![]);
     let of_layer = |i: usize| {
         let window = arch.windows[i];
@@ -118,6 +123,7 @@ pub(crate) fn build(
             positions,
             mask,
             segments,
+            neighbours: &neighbours,
             padding,
             dropout: of_residual,
             attention_dropout: of_attention,

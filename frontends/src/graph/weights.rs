@@ -2,6 +2,7 @@
 //! order.
 
 mod experts;
+mod recurrent;
 
 use super::Names;
 use super::block::{Block, Feed, HeadNorms, Heads, Mlp};
@@ -164,9 +165,14 @@ impl Declare<'_, '_, '_> {
 
     /// A norm with weights of one size, or with those of each head, or without any.
     fn norm(&mut self, module: &str, sizes: &[usize]) -> Norm {
+        self.norm_of(self.f.norm, module, sizes)
+    }
+
+    /// The same of a kind that may be another than the family's.
+    fn norm_of(&mut self, of: family::Norm, module: &str, sizes: &[usize]) -> Norm {
         let (scope, name) = self.enter(module);
         let hint = last(module);
-        let family::Norm { centered, around_one, weight, bias } = self.f.norm;
+        let family::Norm { centered, around_one, weight, bias } = of;
         if sizes.is_empty() || !weight {
             return Norm { weight: None, around_one, centered, bias: None, scope };
         }
@@ -239,17 +245,29 @@ impl Declare<'_, '_, '_> {
         let (f, facts) = (self.f, self.arch.facts);
         let (a, m) = (&f.attention, &f.mlp);
         let at = format!("{}.{i}", f.layers);
-        let in_a = format!("{at}.{}", a.module);
+        let recurrent = f.recurrent.filter(|_| self.arch.walks[i]);
+        let in_a = format!("{at}.{}", recurrent.map_or(a.module, |r| r.module));
         let hidden = facts.hidden;
         let norm = |d: &mut Self, n: &str| d.norm(&format!("{at}.{n}"), &[hidden]);
         let attention_norm = a.norm.map(|n| norm(self, n));
-        let (heads, o_in) = self.heads(&in_a, self.arch.turns[i])?;
-        let sinks = a.sinks.map(|name| {
+        let (heads, o_in) = match &recurrent {
+            None => self.heads(&in_a, self.arch.turns[i])?,
+            Some(r) => {
+                let own = self.recurrent(r, &at)?;
+                let values = self.arch.recurrent.map_or(0, |s| s.values());
+                (Heads::Recurrent(Box::new(own)), values)
+            }
+        };
+        let sinks = a.sinks.filter(|_| recurrent.is_none()).map(|name| {
             let (_, at) = self.enter(&in_a);
             let init = Init::Normal(self.arch.std);
             self.weight(name, format!("{at}.{name}"), vec![facts.heads], None, init, Some(0))
         });
-        let o = self.linear(&in_a, &a.o, [o_in, hidden], Split::Row, None)?;
+        let o = match recurrent {
+            None => a.o,
+            Some(_) => family::Linear::torch("out_proj", Bias::Never),
+        };
+        let o = self.linear(&in_a, &o, [o_in, hidden], Split::Row, None)?;
         let norm_behind_attention = a.norm_behind.map(|n| norm(self, n));
         let mlp_norm = m.norm.filter(|_| f.beside != Beside::OneNorm).map(|n| norm(self, n));
         let mlp = match f.experts.filter(|_| self.arch.sparse[i]) {
@@ -294,7 +312,9 @@ impl Declare<'_, '_, '_> {
                 let total = q_out + 2 * kv_out;
                 let slice = |start| Some(Fused { start, total });
                 let kv = [hidden, kv_out];
-                let q = self.linear(within, q, [hidden, q_out], Split::Column, slice(0))?;
+                let gated = self.f.attention.gated;
+                let q_made = if gated { 2 * q_out } else { q_out };
+                let q = self.linear(within, q, [hidden, q_made], Split::Column, slice(0))?;
                 let k = self.linear(within, k, kv, Split::Column, slice(q_out))?;
                 let v = self.linear(within, v, kv, Split::Column, slice(q_out + kv_out))?;
                 let norms = self.f.attention.norms;
@@ -316,7 +336,7 @@ impl Declare<'_, '_, '_> {
                         |i: usize| self.norm(&format!("{within}.{}", n.modules[i]), &sizes[i]);
                     HeadNorms { over: n.over, behind: n.behind, norms: [0, 1].map(one) }
                 });
-                Ok((Heads::Plain { q, k, v, norms }, q_out))
+                Ok((Heads::Plain { q, k, v, norms, gated }, q_out))
             }
             family::Heads::Joined(qkv) => {
                 let out = facts.heads * facts.head_dim;

@@ -32,6 +32,33 @@ fn listed(c: &Config, layers: usize, every: usize) -> Result<Vec<bool>> {
     Ok(list.into_iter().map(|turns| turns != 0).collect())
 }
 
+/// Whether each layer walks a state in the place of attention: as `layer_types` says, or all but every so many-th.
+pub(super) fn walks(f: &Family, c: &Config, layers: usize) -> Result<Vec<bool>> {
+    let Some(r) = f.recurrent else { return Ok(vec![false; layers]) };
+    let (key, absent) = r.attention_every;
+    let Some(types) = c.words_if("layer_types")? else {
+        let every = c.count_if(key)?.unwrap_or(absent);
+        return Ok((0..layers).map(|i| (i + 1) % every != 0).collect());
+    };
+    if types.len() != layers {
+        let what = format!("`layer_types` has {} entries for {layers} layers", types.len());
+        return Err(c.error("layer_types", what, format!("give {layers} entries, or none")));
+    }
+    let one = |(i, word): (usize, &&str)| match *word {
+        "linear_attention" => Ok(true),
+        "full_attention" => Ok(false),
+        word => {
+            let what = format!("layers of type `{word}` are not compiled");
+            let (key, help) = (
+                format!("layer_types/{i}"),
+                "the 2 known types are full_attention, linear_attention",
+            );
+            Err(c.unsupported("unsupported-config", &key, what, help.to_string()))
+        }
+    };
+    types.iter().enumerate().map(one).collect()
+}
+
 /// Which layers have a window where `layer_types` is absent.
 enum Else {
     Of(Unlisted),

@@ -82,3 +82,40 @@ pub(super) fn check_products(
         }
     }
 }
+
+/// Most tokens that a convolution sees: each is a shift of its own.
+const MAX_TAPS: usize = 32;
+
+/// Refuses gated DeltaNet whose products would overflow, or whose convolution is long.
+pub(super) fn check_recurrent(
+    c: &Config,
+    keys: &RecurrentKeys,
+    s: &RecurrentSizes,
+    hidden: usize,
+    shape: &Shape,
+) -> Result<()> {
+    if s.taps > MAX_TAPS {
+        let what = format!("a convolution of {} tokens is longer than {MAX_TAPS}", s.taps);
+        return Err(c.error(keys.taps.0, what, "use 4"));
+    }
+    let of = |heads: usize, width: usize| heads.checked_mul(width)?.checked_mul(2);
+    let values = s.key_heads.checked_mul(s.values_each);
+    let made = of(s.key_heads, s.key_width)
+        .zip(values.and_then(|n| of(n, s.value_width)))
+        .and_then(|(k, v)| k.checked_add(v));
+    let times = |a: Option<usize>, b: usize| a.and_then(|a| a.checked_mul(b));
+    let states = times(times(times(values, s.key_width), s.value_width), shape.batch);
+    let all = [
+        times(made, hidden),
+        times(times(made, shape.batch), shape.seq),
+        times(times(times(values, s.key_width), shape.batch), shape.seq),
+        states,
+    ];
+    match all.into_iter().all(|n| n.is_some_and(|n| n <= MAX_ELEMENTS)) {
+        true => Ok(()),
+        false => {
+            let what = "heads of a recurrence would have more than 2^48 elements";
+            Err(c.error(keys.key_width.0, what, "use heads of 128"))
+        }
+    }
+}

@@ -18,7 +18,7 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 use std::path::PathBuf;
 
-const NAMES: [&str; 54] = [
+const NAMES: [&str; 55] = [
     "arcee",
     "cohere",
     "cohere2",
@@ -69,6 +69,7 @@ const NAMES: [&str; 54] = [
     "qwen3",
     "qwen3_moe",
     "qwen3_moe_raw",
+    "qwen3_next",
     "seed_oss",
     "smollm3",
     "stablelm",
@@ -204,7 +205,8 @@ fn programs_have_the_arguments_and_results_that_are_promised() {
         let wide = [8, 16, m.facts.hidden];
         assert!(m.sequence.iter().all(|&(v, d)| d == 1 && f.ty(v).sizes()[..] == wide));
         let per_layer = f.nodes.len() as f64 / m.facts.layers as f64;
-        assert!((30.0..100.0).contains(&per_layer), "{name}: {per_layer} nodes per layer");
+        // Those with a recurrence have most.
+        assert!((30.0..120.0).contains(&per_layer), "{name}: {per_layer} nodes per layer");
         // Every node passes the ops' own checks, and nothing is computed for nobody.
         for n in &f.nodes {
             let ins: Vec<_> = n.ins.iter().map(|&v| f.ty(v)).collect();

@@ -74,6 +74,8 @@ impl Kernel {
                 see(&k.d_out.adjacent(), &[&h.by_query(), &[h.value_width]]);
                 [&k.lse, &k.delta].iter().for_each(|v| see(v, &[&h.by_query()]));
             }
+            Kernel::Recurrence(k) => k.reach(&mut see),
+            Kernel::RecurrenceGrad(k) => k.reach(&mut see),
             Kernel::TopK(k) => k.reach(&mut see),
             Kernel::Route(k) => k.reach(&mut see),
             Kernel::Dispatch(k) | Kernel::Unpermute(k) | Kernel::CombineGatesGrad(k) => {

@@ -37,6 +37,8 @@ pub enum Kind {
     /// Sums at places that indices name.
     Scatter,
     Attention,
+    /// A state that is walked along tokens.
+    Recurrence,
     /// Which of several, as the experts of a token.
     Choice,
     /// Copies of tokens in the buffers of experts: their places, there and back.
@@ -163,10 +165,13 @@ impl Op {
     pub fn adds_to_rows(&self) -> bool {
         matches!(self, Op::IndexAdd(put) if put.adds())
     }
-    /// True for products and attention, beside which all other work of a rank is small.
+    /// True for products, attention and recurrences, beside which all other work of a rank is small.
     pub fn is_heavy(&self) -> bool {
         self.is_matrix_product()
-            || matches!(self.facts().kind, Kind::GroupedProduct | Kind::Attention)
+            || matches!(
+                self.facts().kind,
+                Kind::GroupedProduct | Kind::Attention | Kind::Recurrence
+            )
     }
 }
 

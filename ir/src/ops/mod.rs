@@ -229,6 +229,8 @@ pub mod reduction;
 pub mod reshape;
 pub mod rope;
 pub mod route;
+pub mod scan;
+pub mod scan_grad;
 pub mod select;
 pub mod sgd;
 pub mod stop_gradient;
@@ -303,6 +305,7 @@ macro_rules! for_each_op { ($then:ident) => { $then! {
     reduction::ReduceSum, reduction::ReduceMax, reduction::ReduceMin, cumsum::Cumsum, dot::Dot, take::Take, index_add::IndexAdd,
     concat::Concat, narrow::Narrow, pad::Pad,
     rope::Rope, attention::Attention, attention_grad::AttentionGrad, merge_attention::MergeAttention,
+    scan::Scan, scan_grad::ScanGrad,
     top_k::TopK, route::Route, dispatch::Dispatch, unpermute::Unpermute, combine_gates_grad::CombineGatesGrad,
     grouped_dot::GroupedDot, grouped_dot_t::GroupedDotT, grouped_outer::GroupedOuter,
     adamw::AdamW, sgd::Sgd,

@@ -2,7 +2,7 @@
 //! and which values are the residual stream.
 //!
 //! ```text
-//! weight := "[" { "ones" | "zeros" | "normal=" deviation | "uniform=" bound | "tp_dim=" dim | "experts=" count
+//! weight := "[" { "ones" | "zeros" | "normal=" deviation | "uniform=" bound | "log_uniform=" bound | "tp_dim=" dim | "experts=" count
 //!                 | "tensor=" "\"" name "\""
 //!                 | "part=" dim ":" start ":" size of the dim [ ":" step ] ";" } "]"
 //! ```
@@ -62,6 +62,7 @@ impl<'a> Marks<'a> {
             Init::Ones => write!(out, "ones"),
             Init::Zeros => write!(out, "zeros"),
             Init::Normal(deviation) => write!(out, "normal={deviation:?}"),
+            Init::LogOfUniform(bound) => write!(out, "log_uniform={bound:?}"),
             Init::Uniform(bound) => write!(out, "uniform={bound:?}"),
         };
         if let Some(d) = tp_dim {
@@ -176,7 +177,11 @@ impl Parser<'_> {
         let at = self.c.at;
         let word = self.c.word();
         // There is one beginning.
-        let about = if matches!(word, "ones" | "zeros" | "uniform") { "normal" } else { word };
+        let about = if matches!(word, "ones" | "zeros" | "uniform" | "log_uniform") {
+            "normal"
+        } else {
+            word
+        };
         if said.iter().any(|s| s == about) {
             let m = format!("`{word}` repeats what was said before it");
             return Err(Fail::new("attribute", at, word.len(), m).help("say it once"));
@@ -186,6 +191,9 @@ impl Parser<'_> {
             "ones" => w.init = Init::Ones,
             "zeros" => w.init = Init::Zeros,
             "normal" => w.init = Init::Normal(self.spread("deviation", "normal=0.02")?),
+            "log_uniform" => {
+                w.init = Init::LogOfUniform(self.spread("bound", "log_uniform=16.0")?);
+            }
             "uniform" => w.init = Init::Uniform(self.spread("bound", "uniform=0.125")?),
             "tp_dim" => w.tp_dim = Some(self.counted()?),
             "experts" => w.experts = Some(self.counted()?),
@@ -211,7 +219,7 @@ impl Parser<'_> {
             _ => {
                 self.c.at = at;
                 let f = self.c.needs(
-                    "`ones`, `zeros`, `normal`, `uniform`, `tp_dim`, `experts`, `tensor` or `part`",
+                    "`ones`, `zeros`, `normal`, `uniform`, `log_uniform`, `tp_dim`, `experts`, `tensor` or `part`",
                 );
                 return Err(f.help("for example `[normal=0.02; tp_dim=0]` or `[ones]`"));
             }

@@ -40,18 +40,20 @@ fn section(name: &str, kind: Kind) -> &'static str {
         Kind::Movement => "Reshaping",
         Kind::Lookup | Kind::Scatter | Kind::Choice => "Indexing",
         Kind::Attention => "Attention",
+        Kind::Recurrence => "Recurrences",
         Kind::Copies | Kind::GroupedProduct => "Mixtures of experts",
         Kind::Update => "Optimizer steps",
         Kind::Layout => "Layout changes and collectives",
     }
 }
 
-const SECTIONS: [&str; 9] = [
+const SECTIONS: [&str; 10] = [
     "Element-wise ops",
     "Reductions and products",
     "Reshaping",
     "Indexing",
     "Attention",
+    "Recurrences",
     "Mixtures of experts",
     "Constants and random numbers",
     "Optimizer steps",

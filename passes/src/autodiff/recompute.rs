@@ -343,7 +343,11 @@ fn residual(j: &Func, forward: usize) -> ValueMap<bool> {
 fn cheap(op: &Op, is_weight: impl Fn(usize) -> bool) -> bool {
     match op.facts().kind {
         Kind::Product => !is_weight(0) && !is_weight(1),
-        Kind::GroupedProduct | Kind::Attention | Kind::Lookup | Kind::Scatter => false,
+        Kind::GroupedProduct
+        | Kind::Attention
+        | Kind::Recurrence
+        | Kind::Lookup
+        | Kind::Scatter => false,
         Kind::Layout => op.collective().is_none(),
         Kind::Constant
         | Kind::Elementwise

@@ -363,7 +363,12 @@ impl Region<'_> {
             | Kind::Movement
             | Kind::Lookup
             | Kind::Choice => false,
-            Kind::Attention | Kind::Copies | Kind::GroupedProduct | Kind::Update | Kind::Layout => {
+            Kind::Attention
+            | Kind::Recurrence
+            | Kind::Copies
+            | Kind::GroupedProduct
+            | Kind::Update
+            | Kind::Layout => {
                 return None;
             }
         };

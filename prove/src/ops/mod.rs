@@ -23,6 +23,7 @@ mod products;
 mod reduction;
 mod reshape;
 mod rope;
+mod scan;
 mod sums;
 mod top_k;
 mod typing;
@@ -44,6 +45,7 @@ pub use parts::{Concat, Narrow, Pad, Shifted};
 pub use reduction::{Max, Min};
 pub use reshape::Reshape;
 pub use rope::Rope;
+pub use scan::{Scan, ScanGrad};
 pub use top_k::TopK;
 pub(crate) use typing::{Linear, Typing};
 
@@ -176,6 +178,7 @@ functions! {
     Number(Number), Literal(Literal), Draw(Draw), Reshape(Reshape), Max(Max), Min(Min),
     Cumsum(Cumsum), Take(Take), IndexAdd(IndexAdd), Narrow(Narrow), Chunk(crate::fun::Chunk), Pad(Pad), Shifted(Shifted),
     Concat(Concat), Rope(Rope), Attention(Attention), AttentionGrad(AttentionGrad), Merge(Merge),
+    Scan(Scan), ScanGrad(ScanGrad),
     TopK(TopK), Route(Route), Dispatch(Dispatch), Unpermute(Unpermute), CombineGatesGrad(CombineGatesGrad),
     GroupedDot(GroupedDot), GroupedDotT(GroupedDotT), GroupedOuter(GroupedOuter), Defined(Defined),
     AdamW(AdamW), Sgd(Sgd), Microbatches(crate::fun::Microbatches), Block(crate::fun::Block),

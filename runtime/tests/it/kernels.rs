@@ -87,6 +87,11 @@ const LARGE: &[&str] = &[
     "attention[0.3; mask=-4..7] f32[1,130,2,3], f32[1,130,2,3], f32[1,130,2,3], i32[130], i32[130]",
     "attention_grad[0.3; mask=-8..3/20] f32[1,70,4,3], f32[1,70,2,3], f32[1,70,2,2], f32[1,70,4], f32[1,70,4,2], f32[1,70,4], i32[70], i32[70]",
     "attention_grad[0.3; mask=full; softcap=0.7] f32[1,70,4,3], f32[1,90,2,3], f32[1,90,2,2], f32[1,70,4], f32[1,70,4,2], f32[1,70,4], i32[70], i32[90]",
+    "scan[plain; segments=true; start=true] f32[2,150,2,9], f32[2,150,2,9], f32[2,150,2], f32[2,150,2,6], i32[2,150], f32[2,2,9,6]",
+    "scan[delta; segments=true; start=true] f32[2,150,2,9], f32[2,150,2,9], f32[2,150,2], f32[2,150,2,6], f32[2,150,2], i32[2,150], f32[2,2,9,6]",
+    "scan_grad[plain; segments=true; start=true] f32[2,150,2,9], f32[2,150,2,9], f32[2,150,2], f32[2,150,2,6], f32[2,150,2,6], f32[2,2,9,6], i32[2,150], f32[2,2,9,6]",
+    "scan_grad[delta; segments=true; start=true] f32[2,150,2,9], f32[2,150,2,9], f32[2,150,2], f32[2,150,2,6], f32[2,150,2,6], f32[2,2,9,6], f32[2,150,2], i32[2,150], f32[2,2,9,6]",
+    "scan[delta] f32[1,0,2,3], f32[1,0,2,3], f32[1,0,2], f32[1,0,2,4], f32[1,0,2]",
     "adamw[0.9; beta2=0.99; eps=1e-8; decay=0.1] f32[3,700], f32[3,700], f32[3,700], f32[3,700], f32[], f32[], f32[]",
     "add f32[0,4], f32[0,4]",
     "reduce_sum[ab->a] f32[3,0]",
@@ -331,6 +336,8 @@ fn in_half(s: &Sample, dtype: DType) -> Option<Sample> {
         Op::AttentionGrad(k) if k.slopes => &[3, 5, 8],
         Op::AttentionGrad(_) => &[3, 5],
         Op::MergeAttention(_) => &[1, 3],
+        // All of it is f32.
+        Op::Scan(_) | Op::ScanGrad(_) => return None,
         // A parameter, its moments and its scalars are f32: only the gradient is not.
         Op::AdamW(_) => &[0, 2, 3, 4, 5, 6, 7],
         Op::Sgd(_) => &[0, 2, 3, 4],

@@ -7,4 +7,5 @@ mod kernels;
 mod lab;
 mod products;
 mod progress;
+mod scan;
 mod session;

@@ -9,7 +9,7 @@ use shardc_ir::diag::{Diag, Result, count};
 use shardc_ir::func::{Func, FuncKind, RoleKind, Value};
 use shardc_ir::plan::{Instr, Transfer};
 use shardc_ir::text::type_text;
-use shardc_ir::weights::{Init, Weight};
+use shardc_ir::weights::{Init, LEAST, Weight};
 use std::collections::BTreeMap;
 
 /// Most names suggested for one that is not there.
@@ -74,6 +74,7 @@ fn parameter(why: &Why, w: &Weight) -> Answer {
     a.facts = facts::of_parameter(why, w);
     let start = match w.init {
         Init::Normal(sd) => format!("normal with standard deviation {sd}"),
+        Init::LogOfUniform(bound) => format!("logarithm of uniform from {LEAST} to {bound}"),
         Init::Uniform(bound) => format!("uniform from -{bound} to {bound}"),
         Init::Ones => "ones".into(),
         Init::Zeros => "zeros".into(),

@@ -207,6 +207,10 @@ pub(super) fn expression(s: &mut Site) -> Result<String, Refused> {
             format!("attention_grad({}, {}{more})", x[..8].join(", "), number(o.scale))
         }
         Op::MergeAttention(_) => format!("merge_attention({})", x.join(", ")),
+        Op::Scan(o) => format!("scan({}{})", x[..4].join(", "), recurrent(x, o.behind())),
+        Op::ScanGrad(o) => {
+            format!("scan_grad({}{})", x[..6].join(", "), recurrent(x, o.behind()))
+        }
         Op::Route(o) => {
             let [groups, experts] = o.groups();
             let capacity = o.capacity.map_or("None".into(), |c| c.to_string());
@@ -436,4 +440,10 @@ impl<'a> Site<'a, '_> {
         }
         Ok(out)
     }
+}
+
+/// What a recurrence takes behind its values.
+fn recurrent(x: &[String], behind: shardc_ir::ops::scan::Behind) -> String {
+    let all = [("beta", behind.beta), ("segments", behind.segments), ("start", behind.start)];
+    all.iter().filter_map(|(name, i)| Some(format!(", {name}={}", x[(*i)?]))).collect()
 }

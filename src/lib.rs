@@ -47,7 +47,6 @@ use shardc_ir::names::glob;
 use shardc_ir::ops::Op;
 use shardc_ir::plan::Plan;
 use shardc_ir::text;
-use shardc_passes::checks::balanced;
 use shardc_passes::options::{Buffers, Options};
 use shardc_passes::pipeline::{self, Compiled, Manager, Propagated, Source, Watch};
 use shardc_passes::shard::auto::Price;
@@ -213,7 +212,7 @@ fn by_its_name(mut d: Diag, tied: &[[String; 2]], o: &Options) -> Diag {
 fn made(input: Input, o: &Options, manager: Manager, since: Instant) -> Result<Output> {
     let read_ms = since.elapsed().as_secs_f64() * 1e3;
     let (mut before, searches) = (vec![("read", read_ms)], search::searches(o));
-    let o = &balanced(&input.source.module.funcs[0], o);
+    let o = &shardc_passes::checks::balanced(&input.source.module.funcs[0], o);
     if let (true, Some(begin)) = (searches, &manager.from) {
         let pass = begin.pass.name;
         let what = format!("--from {pass} starts in the middle: nothing is searched for there");

@@ -4,7 +4,7 @@ use super::rules::{Given, Table};
 use super::{Job, States};
 use serde_json::Value as Json;
 use shardc_cost::held::Software;
-use shardc_cost::layout::{Layout, Recompute, Schedule};
+use shardc_cost::layout::{Context, Layout, Recompute, Schedule};
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::files;
 use shardc_ir::types::DType;
@@ -303,6 +303,9 @@ fn job(
     let layout = Layout {
         tp: r.tp,
         cp: r.cp,
+        // As torchtitan rotates and balances unless it is told otherwise.
+        context: Context::Gathered,
+        even: true,
         dp,
         pp: r.pp,
         chunks: 1,

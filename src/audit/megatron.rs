@@ -8,7 +8,7 @@ use super::{Job, States};
 use crate::export::megatron::arguments;
 use serde_json::Value as Json;
 use shardc_cost::held::Software;
-use shardc_cost::layout::{Layout as Priced, Recompute, Schedule};
+use shardc_cost::layout::{Context, Layout as Priced, Recompute, Schedule};
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::names::{glob, nearest};
 use shardc_ir::types::DType;
@@ -421,6 +421,13 @@ fn priced(a: &Args, l: &Layout) -> Priced {
     Priced {
         tp: l.tp,
         cp: l.cp,
+        // Megatron-LM deals tokens in zigzag whatever is exchanged.
+        context: match a.text("cp-comm-type") {
+            Some("all_gather") => Context::Gathered,
+            Some("a2a") => Context::Heads,
+            _ring => Context::Ring,
+        },
+        even: true,
         dp: l.dp,
         pp: l.pp,
         chunks,

@@ -90,23 +90,15 @@ impl Audit {
         let states: usize = self.rows.iter().map(|r| r.parameters * r.state_bytes).sum();
         out + &self.table()
             + &format!(
-                "\nin the norm: on each of so many ranks this part of its squares, counted once\n\
-             bytes of one parameter; states of all, were they on one stage: {}\n",
+                "\nholds: sizes of what a rank has; summed: axes over which its gradient is; norm: this part of its\n   squares is counted on each of so many ranks; state and sent: bytes of one parameter\n\
+             states of all, were they on one stage: {}\n",
                 bytes(states)
             )
     }
 
     fn table(&self) -> String {
         let mut t = terminal::table();
-        t.set_header([
-            "parameter",
-            "a rank holds",
-            "split",
-            "summed over",
-            "in the norm",
-            "state",
-            "sent",
-        ]);
+        t.set_header(["parameter", "holds", "split", "summed", "norm", "state", "sent"]);
         for r in &self.rows {
             let short = |n: &str| {
                 n.trim_start_matches("model.")
@@ -129,8 +121,8 @@ impl Audit {
                 none(&r.split),
                 sums,
                 norm,
-                bytes(r.state_bytes),
-                bytes(r.sent_bytes),
+                brief(r.state_bytes),
+                brief(r.sent_bytes),
             ]);
         }
         for column in [5, 6] {
@@ -138,7 +130,7 @@ impl Audit {
                 .into_iter()
                 .for_each(|c| c.set_cell_alignment(CellAlignment::Right));
         }
-        t.lines().map(|l| l.trim_end().to_string() + "\n").collect()
+        t.lines().map(|l| l.strip_prefix(' ').unwrap_or(&l).trim_end().to_string() + "\n").collect()
     }
 
     /// All of it, as `docs/schemas/audit.json` has it.
@@ -160,6 +152,17 @@ impl Audit {
             "findings": self.findings,
             "parameters": self.rows,
         })
+    }
+}
+
+/// Bytes to three digits, so that a row fits a line.
+fn brief(n: usize) -> String {
+    let text = bytes(n);
+    match text.split_once(' ') {
+        Some((x, unit)) if x.len() > 4 && x.contains('.') => {
+            format!("{} {unit}", x[..4].trim_end_matches('.'))
+        }
+        _short => text,
     }
 }
 

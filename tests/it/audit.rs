@@ -59,6 +59,9 @@ fn published_recipes_have_no_finding_but_sinks_of_one_rank() {
         for p in found["parameters"].as_array().expect("rows") {
             assert_ne!(p["class"], "other", "{}: {p}", file.display());
         }
+        let text = lab.shardc(&["audit", "megatron", file.to_str().expect("a path")]).stdout;
+        let text = String::from_utf8(text).expect("text");
+        assert!(text.lines().all(|l| l.chars().count() <= 100), "{text}");
         let findings = found["findings"].as_array().expect("a list");
         if file.ends_with("gpt_oss_20b.args") {
             assert_eq!(findings.len(), 1, "{findings:#?}");

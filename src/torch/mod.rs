@@ -208,6 +208,8 @@ fn launch(
     c.args(["-m", MODULE]).arg(folder.path());
     c.args(["--timeout", &timeout.as_secs().max(1).to_string()]);
     c.env(ADDRESS, address).env(SECRET, secret).env("OMP_NUM_THREADS", threads.to_string());
+    // Modules are those that are installed, and not what lies where this runs.
+    c.env("PYTHONSAFEPATH", "1");
     c.stdin(Stdio::null()).stdout(said.try_clone().map_err(io)?).stderr(said);
     // A group of its own: a signal of the terminal is for this process, which may want to save first.
     let child = c.process_group(0).spawn();

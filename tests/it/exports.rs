@@ -467,6 +467,7 @@ fn families_by_target_are_as_documented() {
         ("falcon", "falcon"),
         ("gpt_bigcode", "gpt_bigcode"),
         ("gptj", "gptj"),
+        ("qwen3_next", "qwen3_next"),
     ];
     let mut table =
         format!("| family | {} |\n|-|{}\n", TARGETS.join(" | "), "-|".repeat(TARGETS.len()));

@@ -95,7 +95,6 @@ pub(crate) fn build(
         .dropout
         .map(|rate| drawn.filter(|_| rate > 0.0).map(|d| parts::Dropout { drawn: d, rate }));
     x = parts::dropped(b, of_embedding, f.root, x, arch.facts.hidden);
-    let mut sequence = vec![(x, 1)];
     let rotary_of = |b: &mut Builder, name: &str, rope: &Option<Rope>| {
         let scope = format!("{}.{name}", f.root);
         rope.as_ref().map(|r| rotary(b, &scope, r, turned))
@@ -105,11 +104,8 @@ pub(crate) fn build(
     let growth = arch.growth.filter(|g| !g.still || arch.turns.contains(&false));
     // Where they turn, by the positions that turn them.
     let growth = growth.map(|by| grown(b, f.root, by, if by.still { positions } else { turned }));
-    let neighbours = match &arch.recurrent {
-        Some(sizes) if arch.walks.contains(&true) => recurrent::neighbours(b, segments, sizes),
-        _none => vec![],
-    };
-    let (mut told, mut counts) = (RouterStats::default(), vec![]);
+    let neighbours = recurrent::neighbours(b, segments, arch);
+    let (mut told, mut counts, mut sequence) = (RouterStats::default(), vec![], vec![(x, 1)]);
     let of_layer = |i: usize| {
         let window = arch.windows[i];
         let mask = match window.filter(|_| arch.chunked) {

@@ -5,7 +5,7 @@
 
 use super::block::Cx;
 use super::parts::{self, Linear, Norm};
-use crate::family::RecurrentSizes;
+use crate::sizes::Arch;
 use shardc_ir::attr::{Sizes, Usual};
 use shardc_ir::builder::Builder;
 use shardc_ir::func::Value;
@@ -36,12 +36,11 @@ pub(super) struct DeltaNet {
 }
 
 /// Which tokens a convolution sees of the document of each token: by how many tokens they stand before it, from 1 on; [b, s].
-pub(super) fn neighbours(
-    b: &mut Builder,
-    segments: Option<Value>,
-    sizes: &RecurrentSizes,
-) -> Vec<Value> {
-    let Some(segments) = segments else { return vec![] };
+pub(super) fn neighbours(b: &mut Builder, segments: Option<Value>, arch: &Arch) -> Vec<Value> {
+    let walks = arch.walks.contains(&true);
+    let (Some(segments), Some(sizes)) = (segments.filter(|_| walks), arch.recurrent) else {
+        return vec![];
+    };
     b.enter("");
     let tokens = b.ty(segments).dims[1].size;
     let own = b.push("document", Cast { to: DType::F32 }, &[segments]);

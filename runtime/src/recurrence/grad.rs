@@ -67,12 +67,12 @@ impl Head<'_> {
             product([len, k, v], [d_out, state.transposed(), d_q], 1.0, false);
             product([len, k, v], [n, s.state.transposed(), d_k], 1.0, false);
             let mut at_end = 0.0;
-            for i in 0..len {
+            for (i, d_sum) in d_sums.iter_mut().enumerate().take(len) {
                 let (d_q, d_k) = (row(d_q, i, k), row(d_k, i, k));
                 scale(d_q, c.before(i));
                 scale(d_k, c.behind(i));
                 let written = dot(d_k, row(keys, i, k));
-                d_sums[i] += dot(d_q, row(q, i, k)) - written;
+                *d_sum += dot(d_q, row(q, i, k)) - written;
                 at_end += written;
             }
             product([len, k, len], [d_m, keys, d_q], 1.0, true);
@@ -152,10 +152,10 @@ impl Head<'_> {
             product([len, k, len], [d_w.transposed(), keys, d_k], 1.0, true);
             // Of D K S it is -dV.
             product([len, k, v], [d_v, state.transposed(), s.scaled], -1.0, false);
-            for i in 0..len {
+            for (i, d_sum) in d_sums.iter_mut().enumerate().take(len) {
                 let own = row(s.scaled, i, k);
                 scale(own, c.before(i));
-                d_sums[i] += dot(own, row(keys, i, k));
+                *d_sum += dot(own, row(keys, i, k));
                 add(row(d_k, i, k), 1.0, own);
             }
         }

@@ -7,7 +7,7 @@ use shardc_ir::diag::{Diag, Result};
 use shardc_ir::documents::Documents;
 use shardc_ir::func::{Fill, Func, Input, Node, Port, Role, RoleKind, Value, ValueMap};
 use shardc_ir::mesh::{Mesh, PIPELINE};
-use shardc_ir::ops::{Gradient, Kind, Mask, Op};
+use shardc_ir::ops::{Gradient, Kind, Op};
 use shardc_ir::plan::{Mode, TokenOrder};
 use shardc_ir::source::Source;
 use shardc_ir::types::{DType, Type};
@@ -99,8 +99,7 @@ pub fn check_source(mesh: &Mesh, f: &Func, o: &Options) -> Result<()> {
 /// True if ranks of cp have as much of attention each where tokens are dealt in zigzag, and may be dealt so: it is causal,
 /// and places of tokens count in attention only.
 pub fn gains_by_zigzag(f: &Func, seq: usize) -> bool {
-    let causal = |n: &Node| matches!(&n.op, Op::Attention(a) if a.mask == Mask::CAUSAL);
-    f.nodes.iter().any(causal) && by_place(f, seq).is_none()
+    f.nodes.iter().any(|n| n.op.is_causal()) && by_place(f, seq).is_none()
 }
 
 /// The options with tokens dealt to ranks of cp in zigzag, if nobody asked for a split, the model gains by it, and the length

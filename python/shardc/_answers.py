@@ -136,6 +136,14 @@ class PlannedPlansOptions:
     min_loss_scale: Optional[float] = None
     loss_scale_window: Optional[int] = None
     hysteresis: Optional[int] = None
+    optimizer: Optional[str] = None
+    optim: Optional[List[str]] = None
+    optim_file: Optional[str] = None
+    muon_dtype: Optional[str] = None
+    freeze: Optional[List[str]] = None
+    lora: Optional[str] = None
+    lora_from: Optional[str] = None
+    train: Optional[List[str]] = None
     node: Optional[int] = None
 
 

@@ -1,5 +1,7 @@
 //! Flags of other software, and what says the same here: who types one is told.
 
+use crate::commands::Cli;
+use clap::CommandFactory as _;
 use clap::error::{ContextKind, ContextValue};
 use shardc_ir::diag::{Diag, one_line};
 
@@ -113,11 +115,20 @@ pub fn answer(e: &clap::Error, words: &[String]) -> Option<Diag> {
     let ours = WORDS.iter().find(|w| w.0.contains(&&*own))?.1;
     let given = value(named, words).map_or_else(|| "N".into(), |v| one_line(&v).into_owned());
     let ours = ours.replace("=N", &format!("={given}")).replace(" N", &format!(" {given}"));
-    let compiles = words.iter().skip(1).find(|w| !w.starts_with('-'));
-    let compiles = compiles.is_some_and(|c| ["compile", "plan", "check"].contains(&&**c));
-    let way = match ours.starts_with("--") && !compiles {
-        true => format!("compile with {ours}"),
-        false => format!("use {ours}"),
+    let command = words.iter().skip(1).find(|w| !w.starts_with('-')).map_or("", |w| w);
+    let flag = ours.strip_prefix("--").and_then(|o| o.split(' ').next()).unwrap_or_default();
+    let knows = || {
+        let all = Cli::command();
+        let found = all.find_subcommand(command);
+        found.is_some_and(|c| c.get_arguments().any(|a| a.get_long() == Some(flag)))
+    };
+    let way = match command {
+        "audit" => format!(
+            "put flags of the software that is audited behind --: audit … -- {}",
+            one_line(named)
+        ),
+        _another if !ours.starts_with("--") || knows() => format!("use {ours}"),
+        _another => format!("compile with {ours}"),
     };
     let named = one_line(named);
     Some(Diag::new("usage", format!("there is no {named} here")).at(&*named).help(way))

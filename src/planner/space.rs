@@ -114,7 +114,7 @@ impl Candidate {
         words.extend((l.ep > 1).then(|| format!("etp{}", l.etp)));
         words.extend(
             (l.cp > 1)
-                .then(|| match (l.context, l.even) {
+                .then_some(match (l.context, l.even) {
                     (Context::Heads, _) => "ulysses",
                     (Context::Ring, true) => "ring",
                     (Context::Ring, false) => "ring contiguous",

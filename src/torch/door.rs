@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 pub const ADDRESS: &str = "SHARDC_ENGINE";
 pub const SECRET: &str = "SHARDC_ENGINE_SECRET";
 /// How long someone who knocks may take to say who it is.
-const WORD: Duration = Duration::from_secs(10);
+const WORD: Duration = Duration::from_secs(3);
 /// How often is looked whether something has happened.
 pub(super) const PAUSE: Duration = Duration::from_millis(10);
 
@@ -89,7 +89,7 @@ impl Door {
     fn named(&self, stream: std::net::TcpStream) -> std::io::Result<Option<(Link, String)>> {
         let mut link = Link::new(stream);
         link.limit(Some(WORD))?;
-        let said = link.receive()?.head;
+        let said = link.introduced()?;
         link.limit(None)?;
         link.rank = said["rank"].as_u64().map_or(usize::MAX, |r| r as usize);
         let plan = said["plan"].as_str().unwrap_or_default().to_string();

@@ -19,8 +19,9 @@ use std::io::{self, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
-/// Largest head, in bytes.
+/// Largest head, in bytes, and that of a first message.
 const HEAD: u32 = 1 << 26;
+const WORD: u32 = 1 << 12;
 
 /// A message that was read.
 #[derive(Debug, Default)]
@@ -63,14 +64,23 @@ impl Link {
         self.stream.get_ref().set_read_timeout(time)
     }
 
+    /// The first message of someone who may be anybody: short, and without numbers.
+    pub fn introduced(&mut self) -> io::Result<Json> {
+        Ok(self.received(WORD, 0)?.head)
+    }
+
     pub fn receive(&mut self) -> io::Result<Message> {
+        self.received(HEAD, u64::MAX)
+    }
+
+    fn received(&mut self, longest: u32, most: u64) -> io::Result<Message> {
         let mut sizes = [0; 12];
         self.stream.read_exact(&mut sizes)?;
         let (head, data) = sizes.split_at(4);
         let head = u32::from_le_bytes(head.try_into().expect("4 bytes"));
         let data = u64::from_le_bytes(data.try_into().expect("8 bytes"));
-        if head > HEAD {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "a head is too long"));
+        if head > longest || data > most {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "a message is too long"));
         }
         let head = serde_json::from_slice(&self.bytes(u64::from(head))?)?;
         let data = self.bytes(data)?;

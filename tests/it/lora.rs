@@ -27,8 +27,20 @@ const CASES: [Case; 9] = [
 ];
 
 /// What the reference trains with.
-const TRAINING: &[&str] =
-    &["--seq", "16", "--global-batch", "8", "--eps", "1e-5", "--clip", "0.5", "--prove", "no"];
+const TRAINING: &[&str] = &[
+    "--seq",
+    "16",
+    "--global-batch",
+    "8",
+    "--eps",
+    "1e-5",
+    "--clip",
+    "0.5",
+    "--decay",
+    "all",
+    "--prove",
+    "no",
+];
 
 type Tensors = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
 

@@ -8,7 +8,7 @@ fn lab(name: &str, lr: &str) -> Lab {
     let lab = Lab::new(name);
     let model =
         lab.config("llama_mha", json!({ "vocab_size": 512, "max_position_embeddings": 64 }));
-    let flags = ["--seq", "16", "--global-batch", "3", "--lr", lr, "-o", "plan"];
+    let flags = ["--seq", "16", "--global-batch", "3", "--lr", lr, "--decay", "all", "-o", "plan"];
     lab.ok(&[&["compile", &*model], &flags[..]].concat());
     let line = |i: usize| json!({ "prompt": format!("{i}:"), "completion": "x".repeat(i + 2) });
     let lines: Vec<String> = (0..8).map(|i| line(i).to_string()).collect();

@@ -132,6 +132,7 @@ fn flags_of_other_software() {
             "compile with --microbatch 2",
         ),
         (&["run", "p", "--max-steps", "100"], "--max-steps", "use shardc run --steps 100"),
+        (&["run", "p", "--learning-rate", "3e-4"], "--learning-rate", "use --lr 3e-4"),
         (&["compile", "m", "--lora-r", "16"], "--lora-r", "use --lora r=16,alpha=A"),
         (&["compile", "m", "--tp"], "--tp", "use --mesh tp=N"),
     ] {

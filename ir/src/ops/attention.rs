@@ -234,6 +234,13 @@ pub(crate) fn pair_flops(loops: &[(Letter, f64)], per: f64) -> f64 {
     per * size('b') * size('s') * size('g') * size('r') * size('t') * (size('d') + size('e'))
 }
 
+impl Op {
+    /// True of attention in which a token sees itself and all before it.
+    pub fn is_causal(&self) -> bool {
+        matches!(self, Op::Attention(a) if a.mask == Mask::CAUSAL)
+    }
+}
+
 impl Attention {
     /// Where the operands behind positions stand.
     pub fn behind(&self) -> Behind {

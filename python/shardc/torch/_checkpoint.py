@@ -33,17 +33,21 @@ def ask(step: Step, plan: str, args: Sequence[str], each: Callable[[Link], None]
     alone = int(os.environ.get("LOCAL_WORLD_SIZE", world_size())) == world_size()
     words = [find_binary(), "ranks", plan, "--of", step.plan, *args, *([] if alone else ["--everywhere"]), "--format", "json"]
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as said:
-        process = None
+        process, unstarted = None, None
         call: List[Any] = [None, None]
         if this_rank() == 0:
             secret = secrets.token_hex(32)
-            process = subprocess.Popen(
-                words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=said, encoding="utf-8",
-                env={**os.environ, "SHARDC_ENGINE_SECRET": secret},
-            )
-            assert process.stdout is not None
-            line = process.stdout.readline()
-            call = [json.loads(line)["port"] if line else None, secret]
+            # What goes wrong here all ranks are told, which wait for it.
+            try:
+                process = subprocess.Popen(
+                    words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=said, encoding="utf-8",
+                    env={**os.environ, "SHARDC_ENGINE_SECRET": secret},
+                )
+                assert process.stdout is not None
+                line = process.stdout.readline()
+                call = [json.loads(line)["port"] if line else None, secret]
+            except (OSError, ValueError, KeyError) as error:
+                unstarted = error
         port, secret = shared(call)
         if port is not None:
             host = "127.0.0.1" if alone else os.environ["MASTER_ADDR"]
@@ -56,7 +60,7 @@ def ask(step: Step, plan: str, args: Sequence[str], each: Callable[[Link], None]
                 pass
             finally:
                 link.close()
-        outcome: List[Any] = [{}, None]
+        outcome: List[Any] = [{}, unstarted]
         if process is not None:
             assert process.stdout is not None
             rest = process.stdout.read()
@@ -65,8 +69,8 @@ def ask(step: Step, plan: str, args: Sequence[str], each: Callable[[Link], None]
             try:
                 told("ranks", said.read(), status)
                 outcome[0] = json.loads(rest)
-            except ShardcError as error:
-                outcome[1] = error
+            except (ShardcError, ValueError) as error:
+                outcome[1] = outcome[1] or error
         answer, failed = shared(outcome)
         if failed is not None:
             raise failed

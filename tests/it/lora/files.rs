@@ -214,7 +214,13 @@ fn what_is_wrong_is_said() {
         "flag",
         "leave one of them out",
     );
-    // Tensors of an adapter that the plan has not, or of another rank.
+}
+
+/// Tensors of an adapter that the plan has not, or of another rank.
+#[test]
+fn what_a_plan_does_not_take_is_said() {
+    let lab = Lab::new("lora-not-taken");
+    let base = format!("{FIXTURES}/llama_mha");
     lab.ok(&[
         "compile",
         &base,

@@ -4,7 +4,7 @@ mod model;
 
 use super::rules::{Given, Table};
 use super::words::{Words, flags};
-use super::{Job, States};
+use super::{Job, States, in_range};
 use crate::export::megatron::arguments;
 use serde_json::Value as Json;
 use shardc_cost::held::Software;
@@ -82,7 +82,8 @@ pub fn read(text: &str, place: &str, gpus: Option<usize>) -> Result<Job> {
     let of_launcher = |names: [&str; 2]| -> Option<usize> {
         names.iter().find_map(|n| words.get(*n)?.first()?.parse().ok())
     };
-    let launched = of_launcher(LAUNCHER[0]).map(|n| n * of_launcher(LAUNCHER[1]).unwrap_or(1));
+    let launched = of_launcher(LAUNCHER[0])
+        .map(|n: usize| n.saturating_mul(of_launcher(LAUNCHER[1]).unwrap_or(1)));
     let mut not_modelled = vec![];
     let table = Table::megatron();
     words.retain(|flag, values| kept(flag, values, &table, &mut not_modelled));
@@ -93,8 +94,13 @@ pub fn read(text: &str, place: &str, gpus: Option<usize>) -> Result<Job> {
             .at(place.to_string())
             .help("give --gpus N, or --nproc_per_node and --nnodes of the launcher")
     })?;
-    let l = layout(&a, world)?;
+    in_range(world, place)?;
+    let mut l = layout(&a, world)?;
     contradictions(&a, &l, world, place)?;
+    if !a.has("num-experts") {
+        // It splits nothing.
+        l.etp = l.tp;
+    }
     if a.has("sequence-parallel") && l.tp == 1 {
         not_modelled.push(
             "--sequence-parallel: it has no effect with one rank of tp, and is switched off".into(),
@@ -241,6 +247,10 @@ fn of_ranks(l: &Layout, world: usize) -> Vec<Checked> {
             format!(
                 "parallel_state: world size ({world}) is divisible by etp * ep * pp ({experts})"
             ),
+        ),
+        (
+            global > MOST as usize,
+            format!("the global batch ({global}) is larger than {MOST}, which no job has"),
         ),
         (
             global % (micro * dp) != 0,
@@ -395,6 +405,7 @@ fn given(a: &Args, l: &Layout, config: &Json) -> Given {
         ("average-in-collective", a.has("ddp-average-in-collective")),
         ("tied", config["tie_word_embeddings"] == true),
         ("further", a.size("mtp-num-layers", 0) > 0),
+        ("softmax-type", a.text("softmax-type").is_some_and(|t| t != "vanilla")),
         ("router-loss", balanced(a)),
     ];
     g.facts.extend(facts.iter().filter(|f| f.1).map(|f| f.0.to_string()));

@@ -22,7 +22,7 @@ use serde_json::Value as Json;
 use shardc_cost::device::Device;
 use shardc_cost::held::Software;
 use shardc_cost::layout::Layout;
-use shardc_ir::diag::Result;
+use shardc_ir::diag::{Diag, Result};
 use shardc_passes::options::Options;
 
 /// A configuration that was read.
@@ -81,6 +81,8 @@ pub fn audit(
     at: Option<Vec<u32>>,
     device: Option<&Device>,
 ) -> Result<Audit> {
+    job.table.asks_for(&job.given)?;
+    refused(&job, place, at.as_deref())?;
     let derived = Derived::of(&job.config, place, &job.options)?;
     let (rows, findings) = compare::compare(&job, &derived, at.as_deref());
     let price = match (device, derived.facts) {
@@ -92,4 +94,36 @@ pub fn audit(
         _no_device => None,
     };
     Ok(Audit { job, derived, at, rows, findings, price })
+}
+
+/// Refuses what the software refuses or does not have in this version.
+fn refused(job: &Job, place: &str, at: Option<&[u32]>) -> Result<()> {
+    let holding = job.table.holding(&job.given, at);
+    let all: Vec<_> = holding.rules.iter().filter(|r| r.refuses).collect();
+    if all.is_empty() {
+        return Ok(());
+    }
+    let version: Vec<String> = at.unwrap_or_default().iter().map(u32::to_string).collect();
+    let what = format!("{} {} refuses these flags together", job.software, version.join("."));
+    let d = Diag::new("audit", what).at(place.to_string());
+    let why = |r: &rules::Rule| {
+        let until = r.until.as_deref().map_or(String::new(), |v| format!("before {v} "));
+        format!("{until}{} ({})", r.says, r.source)
+    };
+    let d = all.into_iter().fold(d, |d, r| d.why(why(r)));
+    Err(d.help("correct the flags, or --at"))
+}
+
+/// Most ranks of a job.
+const MOST_RANKS: usize = 1 << 20;
+
+/// Refuses a number of ranks that no job has.
+fn in_range(ranks: usize, place: &str) -> Result<()> {
+    match (1..=MOST_RANKS).contains(&ranks) {
+        true => Ok(()),
+        false => Err(Diag::new("audit", format!("a job of {ranks} ranks"))
+            .at(place.to_string())
+            .rule(format!("the number of ranks is from 1 to {MOST_RANKS}"))
+            .help("give --gpus N")),
+    }
 }

@@ -44,6 +44,8 @@ pub struct Rule {
     pub counts: Option<String>,
     /// Facts that hold where it does.
     pub makes: Vec<String>,
+    /// Nothing is done: the software refuses such a configuration, or does not have what it asks for.
+    pub refuses: bool,
     /// File and line.
     pub source: String,
     /// Of the file, if it is not the table's.
@@ -61,6 +63,9 @@ pub struct Table {
     /// The oldest version that the rules are of; none if they know no versions.
     #[serde(default)]
     pub oldest: Option<String>,
+    /// The newest release that they are of.
+    #[serde(default)]
+    pub newest: Option<String>,
     /// Globs of flags of which something is made.
     #[serde(default)]
     pub read: Vec<String>,
@@ -99,9 +104,15 @@ impl Given {
         if let Some((a, b)) = fact.split_once("!=") {
             return self.size(a) != self.size(b);
         }
-        match fact.strip_prefix('!') {
-            Some(fact) => !self.holds(fact),
-            None => self.facts.contains(fact) || self.sizes.get(fact).is_some_and(|n| *n > 1.0),
+        if let Some(fact) = fact.strip_prefix('!') {
+            return !self.holds(fact);
+        }
+        match fact.split_once(">=").map(|(name, v)| (name, version(v))) {
+            Some((name, Ok(least))) => {
+                let mut all = self.facts.iter().filter_map(|f| versioned(f));
+                all.any(|(n, v)| n == name && v >= least)
+            }
+            _other => self.facts.contains(fact) || self.sizes.get(fact).is_some_and(|n| *n > 1.0),
         }
     }
 
@@ -129,14 +140,24 @@ pub fn power(text: &str, name: &str) -> i32 {
     text.split('*').map(of).sum()
 }
 
-/// The numbers of a version, as `0.18.2`.
+/// A fact such as `te=2.14`, or `te>=2.14`: a name and a version.
+fn versioned(fact: &str) -> Option<(&str, Vec<u32>)> {
+    let (name, v) = fact.split_once(">=").or(fact.split_once('='))?;
+    Some((name, version(v).ok()?))
+}
+
+/// The numbers of a version, as `0.18.2`, three at least: 0.18 is 0.18.0.
 ///
 /// # Errors
 /// `flag` if it has other parts.
 pub fn version(text: &str) -> Result<Vec<u32>> {
     let digits = text.trim_start_matches("core_").trim_start_matches('v');
     let parts = digits.split('.').map(|p| p.parse().ok()).collect::<Option<Vec<u32>>>();
-    parts.ok_or_else(|| {
+    let whole = |mut parts: Vec<u32>| {
+        parts.resize(parts.len().max(3), 0);
+        parts
+    };
+    parts.map(whole).ok_or_else(|| {
         Diag::new("flag", format!("`{}` is no version", text.chars().take(40).collect::<String>()))
             .at("--at")
             .rule("a version is numbers with dots between them")
@@ -166,6 +187,19 @@ impl Rule {
 
 /// The class of losses of routers, which no parameter has.
 pub const ROUTER_LOSS: &str = "router-loss";
+
+/// Facts that follow from a configuration.
+const SWITCHES: [&str; 9] = [
+    "sp",
+    "local",
+    "few-groups",
+    "per-token",
+    "average-in-collective",
+    "tied",
+    "further",
+    "softmax-type",
+    ROUTER_LOSS,
+];
 
 /// Tables of rules, by software.
 const TABLES: [&str; 3] = [
@@ -227,8 +261,48 @@ impl Table {
                 Err(d(format!("rules of {} begin with {oldest}", self.software))
                     .help(format!("use --at {oldest}, or read what was changed since then")))
             }
-            Some(_) => Ok(at),
+            Some(_) => match self.newest.as_deref() {
+                Some(newest) if at > version(newest)? => {
+                    let help = format!(
+                        "use --at {newest}, or leave out --at: rules are of {}",
+                        &self.commit[..10]
+                    );
+                    Err(d(format!("rules of {} end with {newest}", self.software)).help(help))
+                }
+                _within => Ok(at),
+            },
         }
+    }
+
+    /// Refuses facts that neither a configuration has by itself nor a rule asks for.
+    ///
+    /// # Errors
+    /// `flag` for these.
+    pub fn asks_for(&self, given: &Given) -> Result<()> {
+        let mut asked: BTreeSet<&str> = BTreeSet::new();
+        for word in self.rule.iter().flat_map(|r| r.when.split_whitespace()) {
+            let word = word.strip_prefix('!').unwrap_or(word);
+            let made = self.rule.iter().any(|r| r.makes.iter().any(|m| m == word));
+            if !made && !word.contains("!=") {
+                asked.insert(word);
+            }
+        }
+        let of_version = |f: &str| {
+            let name = versioned(f).map(|(name, _)| format!("{name}>="));
+            name.is_some_and(|n| asked.iter().any(|a| a.starts_with(&n)))
+        };
+        let known = |f: &str| SWITCHES.contains(&f) || asked.contains(f) || of_version(f);
+        let Some(other) = given.facts.iter().find(|f| !known(f)) else { return Ok(()) };
+        let shown: String = other.chars().take(40).collect();
+        let apart = |a: &&str| !SWITCHES.contains(a) && !given.sizes.contains_key(*a);
+        let asked: Vec<&str> = asked.into_iter().filter(apart).collect();
+        let help = match asked.is_empty() {
+            true => "leave out --with".to_string(),
+            false => format!("rules ask for {}", asked.join(", ")),
+        };
+        Err(Diag::new("flag", format!("no rule of {} asks for `{shown}`", self.software))
+            .at(format!("--with {shown}"))
+            .help(help))
     }
 
     /// The class of a parameter.

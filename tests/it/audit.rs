@@ -283,6 +283,60 @@ fn latent_attention_without_sequence_parallelism_has_parts_of_gradients() {
     assert!(all[1].contains("sum-twice") && all[1].contains("q_a_layernorm"), "{all:#?}");
 }
 
+/// What is found: kinds and parameters.
+type Found = &'static [(&'static str, &'static str)];
+
+#[test]
+fn configurations_and_versions_have_these_findings_alone() {
+    let lab = Lab::new("audit-alone");
+    let wide = "--expert-tensor-parallel-size 4 --context-parallel-size 2";
+    let old = &["--at", "0.13.0"][..];
+    let keys: Found = &[("sum-missing", "kv_a_proj_with_mqa")];
+    let whole = LATENT.replace("--q-lora-rank 16", "");
+    let own = "--tensor-model-parallel-size 2 --transformer-impl local --normalization LayerNorm";
+    let all: [(usize, &[&str], &[&str], Found); 12] = [
+        (4, &[DENSE, UNTIED, EXPERTS, "--expert-tensor-parallel-size 2"], &[], &[]),
+        (8, &[DENSE, UNTIED, EXPERTS, TP_SP, wide], &[], &[]),
+        (8, &[DENSE, UNTIED, EXPERTS, wide], &[], &[]),
+        (8, &[whole.as_str(), "--tensor-model-parallel-size 2"], &[], keys),
+        (8, &[whole.as_str(), TP_SP], &[], &[]),
+        (4, &[LATENT, TP_SP], &["--at", "0.14"], &[]),
+        (4, &[LATENT, TP_SP], old, keys),
+        (4, &[LATENT, "--tensor-model-parallel-size 2"], old, keys),
+        (4, &[LATENT, own, "--sequence-parallel"], &[], keys),
+        // 0.16 is 0.16.0, which scales losses of routers by cp.
+        (
+            4,
+            &[DENSE, UNTIED, EXPERTS, "--context-parallel-size 2 --moe-aux-loss-coeff 0.01"],
+            &["--at", "0.16"],
+            &[],
+        ),
+        // No layer has experts: nothing is split by this.
+        (4, &[DENSE, "--expert-tensor-parallel-size 1 --tensor-model-parallel-size 2"], &[], &[]),
+        (
+            4,
+            &[
+                DENSE,
+                UNTIED,
+                EXPERTS,
+                TP_SP,
+                "--expert-model-parallel-size 2 --expert-tensor-parallel-size 1",
+            ],
+            &["--at", "0.18.2", "--with", "te=2.14"],
+            &[("norm-left-out", "experts")],
+        ),
+    ];
+    for (gpus, flags, more, want) in all {
+        let found = json(&lab, gpus, flags, more);
+        let found = found["findings"].as_array().expect("a list");
+        assert_eq!(found.len(), want.len(), "{flags:?} {more:?}: {found:#?}");
+        for (f, (kind, param)) in found.iter().zip(want) {
+            assert_eq!(f["kind"], *kind, "{flags:?}: {f}");
+            assert!(f["parameters"].to_string().contains(param), "{flags:?}: {f}");
+        }
+    }
+}
+
 #[test]
 fn fewer_groups_than_ranks_have_no_finding() {
     let lab = Lab::new("audit-groups");
@@ -333,7 +387,27 @@ fn what_cannot_be_audited_is_refused_by_name() {
     lab.write("empty.args", "# nothing\n");
     lab.refuses(&["audit", "megatron", "empty.args", "--gpus", "1"], 2, "audit");
     lab.refuses(&["audit", "megatron", "none.args", "--gpus", "1"], 2, "file");
-    for (version, word) in [("0.5.0", "begin with 0.11.0"), ("new", "is no version")] {
+    let hostile = "--nproc_per_node 18446744073709551615 --nnodes 2";
+    let given: Vec<&str> = [DENSE, hostile].iter().flat_map(|f| f.split_whitespace()).collect();
+    let args = [&["audit", "megatron", "--"], &given[..]].concat();
+    assert!(lab.refuses(&args, 2, "audit").contains("from 1 to 1048576"));
+    for (version, flags, word) in [
+        ("0.15.3", [DENSE, "--tensor-model-parallel-size 8"], "num_query_groups is a multiple"),
+        ("0.14.0", [SINKS, EXPERTS], "there is no --softmax-type"),
+        ("0.11.0", [DENSE, "--num-experts 4 --mtp-num-layers 1"], "there is no --mtp-num-layers"),
+    ] {
+        let given: Vec<&str> = flags.iter().flat_map(|f| f.split_whitespace()).collect();
+        let args = ["audit", "megatron", "--gpus", "8", "--at", version, "--"];
+        let said = lab.refuses(&[&args[..], &given[..]].concat(), 2, "audit");
+        assert!(said.contains(word), "{version}: no {word}: {said}");
+    }
+    let given: Vec<&str> = DENSE.split_whitespace().collect();
+    let args = ["audit", "megatron", "--gpus", "1", "--with", "cuda>=13", "--"];
+    let said = lab.refuses(&[&args[..], &given[..]].concat(), 2, "flag");
+    assert!(said.contains("no rule") && said.contains("te>=2.13"), "{said}");
+    for (version, word) in
+        [("0.5.0", "begin with 0.11.0"), ("new", "is no version"), ("0.20", "end with 0.19.0")]
+    {
         let given: Vec<&str> = DENSE.split_whitespace().collect();
         let args =
             [&["audit", "megatron", "--gpus", "1", "--at", version, "--"], &given[..]].concat();
@@ -394,8 +468,13 @@ fn the_printed_check_holds_in_a_running_program_and_fails_where_it_should() {
         .collect();
     let args = [&["audit", "megatron", "--gpus", "2", "--check", "--"], &words[..]].concat();
     let text = String::from_utf8(lab.ok(&args).stdout).expect("text");
-    assert!(text.lines().count() <= 40, "{text}");
+    assert!(text.lines().count() <= 40 && text.contains("SHARDED = False"), "{text}");
     lab.write("check.py", text);
+    // Of several ranks of data parallelism each has its own shard of summed gradients.
+    let args = [&["audit", "megatron", "--gpus", "4", "--check", "--"], &words[..]].concat();
+    let text = String::from_utf8(lab.ok(&args).stdout).expect("text");
+    assert!(text.lines().count() <= 40 && text.contains("SHARDED = True"), "{text}");
+    assert!(text.contains(r#""dp tp", "tp")"#) && !text.contains(r#""dp tp", "dp tp")"#), "{text}");
     let python = std::env::var("SHARDC_PYTHON").unwrap_or("python3".into());
     let has = Command::new(&python).args(["-c", "import torch"]).output();
     if !has.is_ok_and(|o| o.status.success()) {
@@ -460,4 +539,60 @@ fn torchtitan_and_deepspeed_are_read_with_a_model() {
         "audit",
     );
     assert!(said.contains("_batch_assertion"), "{said}");
+}
+
+#[test]
+fn values_that_other_software_refuses_are_refused_by_name() {
+    let lab = Lab::new("audit-foreign-refused");
+    let dense = format!("{}/llama_gqa", crate::lab::FIXTURES);
+    let large = u64::MAX;
+    for (text, word) in [
+        (r#"{"train_batch_size": "auto"}"#.into(), "train_batch_size = \"auto\": a whole number"),
+        (r#"{"zero_optimization": {"stage": 9}}"#.into(), "a number from 0 to 3"),
+        (r#"{"zero_optimization": {"stage": "auto"}}"#.into(), "a number from 0 to 3"),
+        (r#"{"zero_optimization": true}"#.into(), "a section in braces"),
+        (r#"{"bf16": {"enabled": "auto"}}"#.into(), "true or false"),
+        (
+            r#"{"tensor_parallel": {"autotp_size": 2}, "zero_optimization": {"stage": 3}}"#.into(),
+            "stages 0 to 2",
+        ),
+        (format!(r#"{{"train_micro_batch_size_per_gpu": {large}}}"#), "a whole number"),
+        (
+            r#"{"train_micro_batch_size_per_gpu": 16777216, "gradient_accumulation_steps": 16777216}"#
+                .into(),
+            "it is at most",
+        ),
+    ] {
+        let text: String = text;
+        lab.write("ds.json", &text);
+        let args = ["audit", "deepspeed", "ds.json", "--model", &dense, "--gpus", "1048576"];
+        let said = lab.refuses(&args, 2, "audit");
+        let flat = said.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(flat.contains(word), "{text}: no {word}: {said}");
+    }
+    lab.write(
+        "ds.json",
+        r#"{"train_micro_batch_size_per_gpu": 1, "fp16": {"enabled": true}, "gradient_clipping": 1.0,
+            "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}, "mics_shard_size": 2}}"#,
+    );
+    let args = ["audit", "deepspeed", "ds.json", "--model", &dense, "--gpus", "2"];
+    let text = String::from_utf8(lab.ok(&args).stdout).expect("text");
+    assert!(text.starts_with("not modelled\n"), "{text}");
+    for word in ["gradient_clipping = 1.0", "offload_optimizer", "mics_shard_size = 2"] {
+        assert!(text.contains(word), "no {word}: {text}");
+    }
+    let mut config: Json =
+        serde_json::from_slice(&std::fs::read(format!("{dense}/config.json")).expect("a fixture"))
+            .expect("JSON");
+    config["tie_word_embeddings"] = true.into();
+    lab.write("config.json", config.to_string());
+    for (text, word) in [
+        ("pipeline_parallel_degree = 2", "weight tying"),
+        ("tensor_parallel_degree = 16777216\ncontext_parallel_degree = 16777216", "ParallelDims"),
+        ("tensor_parallel_degree = \"two\"", "a whole number"),
+    ] {
+        lab.write("titan.toml", format!("[parallelism]\n{text}\n"));
+        let args = ["audit", "torchtitan", "titan.toml", "--model", "config.json", "--gpus", "2"];
+        assert!(lab.refuses(&args, 2, "audit").contains(word), "{text}");
+    }
 }

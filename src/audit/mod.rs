@@ -1,7 +1,7 @@
 //! What a configuration of other software does to gradients: over which axes each is summed and how it is scaled, by types
 //! of our own, beside that software's own rules; where both differ is a finding.
 //!
-//! Arguments become a config.json and options ([`megatron`], [`foreign`]), whose layout is propagated ([`derive`]). Rules are a table
+//! Arguments become a config.json and options ([`megatron`], [`foreign`]), whose layout is propagated ([`mod@derive`]). Rules are a table
 //! ([`rules`]), each with its source. [`compare`] sets one against the other, [`show`] prints it.
 
 pub mod check;

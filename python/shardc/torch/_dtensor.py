@@ -32,7 +32,7 @@ def placements(mesh: Mesh, layout: Layout, name: str) -> Tuple[Any, ...]:
         parts = any(size != mesh.sizes[axis] for axis, _, size in over.atoms)
         if parts or order != sorted(order) or layout.sizes[dim] % over.ways:
             why = "part of an axis splits it" if parts else "its pieces are uneven, or lie in another order than the mesh's"
-            raise wrong(f"DTensor cannot say how dim {dim} of {name!r} is split: {why}", "use Step.save, which can", "dtensor")
+            raise wrong(f"DTensor cannot say how dim {dim} of {name!r} is split: {why}", "use Step.save, which can", "export")
         for i in order:
             out[i] = Shard(dim)
     return tuple(out)

@@ -171,7 +171,7 @@ class Step:
             saved = self.save(Path(made) / "checkpoint")
             failed = None
             if this_rank() == 0:
-                base = ["--base", self._base[1]] if self._base and "lora" not in self.settings else []
+                base = ["--base", self._base[1]] if self._base and os.path.isdir(self._base[1]) else []
                 try:
                     run(["reshard", str(saved), "--to", "hf", "-o", str(folder), *base])
                 except ShardcError as error:

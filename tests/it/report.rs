@@ -114,6 +114,11 @@ fn a_page_is_written_and_drawn() {
         // Packed data may have any letters.
         let shown = dom.split("<script").map(|s| s.split_once("</script>").map_or(s, |x| x.1));
         let shown: String = shown.collect();
+        // What is not known has no card.
+        let with_time = page == "all.html";
+        assert_eq!(shown.contains("Step on h100-sxm, as priced"), with_time, "{page}");
+        assert_eq!(shown.contains(">MFU "), with_time, "{page}");
+        assert!(!shown.contains("<td>–</td>"), "{page}: a setting without a value");
         for wrong in ["[object ", "NaN", "undefined<"] {
             assert!(!shown.contains(wrong), "{page}: {wrong}");
         }

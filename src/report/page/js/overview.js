@@ -6,8 +6,10 @@ function overview() {
     h("h1", {}, f.name, " ", mesh.axes.map((a, i) => [i ? h("small", {}, " × ") : "", badge(a.name, count(a.size))])),
     h("p", { class: "sub" }, `${count(mesh.ranks)} rank${mesh.ranks > 1 ? "s" : ""} · ${count(f.microbatches)} microbatch${f.microbatches > 1 ? "es" : ""} · ${count(f.parameters)} parameters · proof: ${f.proof ? f.proof.replace(/^not proved: (--.*)$/, "none ($1)") : "not requested"}`));
   document.getElementById("links").append(h("li", {}, h("a", { href: "#overview", "data-key": 1 }, "Overview")));
-  const peak = h("div", { class: "panel card" }), sent = h("div", { class: "panel card" }), bubble = h("div", { class: "panel card" });
-  top.append(h("div", { class: "cards" }, peak, sent, bubble));
+  const card = () => h("div", { class: "panel card" }), peak = card(), sent = card(), bubble = card();
+  // What a plan does not have has no card: no machine, nobody to send to, no pipeline.
+  const cards = [D.time ? priced(D.time) : null, peak, mesh.ranks > 1 ? sent : null, f.pipeline > 1 ? bubble : null];
+  top.append(h("div", { class: "cards" }, cards.filter((c) => c)));
   watchers.push(() => {
     const all = D.classes, most = all.reduce((a, b) => (b.peak_bytes > a.peak_bytes ? b : a));
     const over = state.limit ? all.filter((c) => c.peak_bytes > state.limit).length : 0;
@@ -17,19 +19,32 @@ function overview() {
     fill(peak, "Peak memory of a rank", most.peak_bytes, KINDS.map(([k, name, c]) => [c, most.at_peak[k] || 0, name, `${name} ${exact(most.at_peak[k] || 0)}`]),
       h("p", {}, per, limit, most.peak_in ? `; in ${most.peak_in}` : ""));
     const busy = all.reduce((a, b) => (total(b.sent) > total(a.sent) ? b : a));
-    fill(sent, f.pipeline > 1 ? `Sent per step by a rank with pp ${busy.class} (the most)` : "Sent per step by a rank", total(busy.sent), busy.sent.map((x) => [family(x.axis), x.bytes, x.axis, `${x.axis} ${exact(x.bytes)}`]),
-      h("p", {}, busy.sent.length ? busy.sent.filter((x) => x.bytes > 0).map((x) => [h("span", { class: "pair" }, badge(x.axis), ` ${sized(x.bytes)}`), " "]) : "one rank exchanges nothing"));
+    fill(sent, `Sent per step by a rank${f.pipeline > 1 ? ` with pp ${busy.class}` : ""}`, total(busy.sent), busy.sent.map((x) => [family(x.axis), x.bytes, x.axis, `${x.axis} ${exact(x.bytes)}`]),
+      h("p", {}, busy.sent.filter((x) => x.bytes > 0).map((x) => [h("span", { class: "pair" }, badge(x.axis), ` ${sized(x.bytes)}`), " "])));
   });
   const share = (x) => `${(100 * x).toFixed(1)}\u202f%`, idle = D.time ? D.timeline.bubble : f.bubble;
   const formula = `${share(f.textbook)} = (p−1) ÷ (v·m+p−1)`, sizes = `p=${f.pipeline}, v=${f.stages / f.pipeline}, m=${f.microbatches}`;
   const known = f.textbook !== null, same = known && Math.abs(f.textbook - f.bubble) < 5e-4;
   const even = (same ? `${formula} with ${sizes}` : share(f.bubble)) + " if all stages take equally long" + (known && !same ? `; ${formula} for 1F1B with ${sizes}` : "");
-  bubble.append(h("p", { class: "label" }, `Bubble: idle ÷ total time of the pipeline${D.time ? ", as priced" : ""}`),
+  bubble.append(h("p", { class: "label" }, `Bubble, idle ÷ total time${D.time ? ", as priced" : ""}`),
     h("p", { class: "big" }, (100 * idle).toFixed(1), h("small", {}, "\u202f%")), bar(D.time ? spent(idle) : work(1 - idle).concat([["hatch", idle, "idle"]]), 1),
-    h("p", {}, f.pipeline > 1 ? even + "." : "no pipeline"));
-  top.append(h("div", { class: "settings" }, D.settings.map((g) => h("div", { class: "panel" }, h("h3", {}, g.name),
-    h("table", {}, g.rows.map(([k, v]) => h("tr", {}, h("th", { scope: "row" }, k), h("td", { class: v === "–" ? "none" : "" }, /^\d{4,}$/.test(v) && k !== "seed" ? count(v) : v))))))));
+    h("p", {}, even + "."));
+  top.append(h("div", { class: "settings" }, D.settings.map((g) => {
+    const unset = g.rows.filter(([, v]) => v === "–").map(([k]) => k);
+    return h("div", { class: "panel" }, h("h3", {}, g.name),
+      h("table", {}, g.rows.filter(([, v]) => v !== "–").map(([k, v]) => h("tr", {}, h("th", { scope: "row" }, k), h("td", {}, /^\d{4,}$/.test(v) && k !== "seed" ? count(v) : v)))),
+      unset.length ? h("p", { class: "none" }, `none: ${unset.join(", ")}`) : "");
+  })));
   main.append(top);
+}
+/** The card of a step on a machine: its time, what share of the machine that uses, and where it goes. */
+function priced(t) {
+  const [text, unit] = seconds(t.step_s).split(" ");
+  return h("div", { class: "panel card" }, h("p", { class: "label" }, `Step on ${t.device}, as priced`),
+    h("p", { class: "big" }, text, h("small", {}, "\u202f" + unit)),
+    bar(t.parts.map(([name, n]) => { const [colour, words] = part(name); return [colour, n, words, `${words} ${seconds(n)}`]; }), t.step_s),
+    h("p", {}, `${t.mfu === null ? "" : `MFU ${(100 * t.mfu).toFixed(1)}\u202f%; `}${count(Math.round(t.tokens_per_s))} tokens/s; `,
+      [...t.parts].sort((a, b) => b[1] - a[1]).slice(0, 3).map(([name, n]) => `${part(name)[1]} ${percent(n, t.step_s)}`).join(", ")));
 }
 /** A time of work by kind of action; a whole backward is half of either kind. */
 function work(time) {

@@ -72,11 +72,13 @@ impl Flags {
         self.cuts(o) && !marks && !asks
     }
 
-    /// Whether no flag asks for a layout, and prices can choose one on the mesh.
+    /// Whether no flag asks for a layout, and prices can choose one on the mesh. Axes of data parallelism alone ask
+    /// for that.
     fn cuts(&self, o: &Options) -> bool {
         let mut axes = o.mesh.iter().filter(|a| a.0 != PIPELINE);
         let flags = self.has("shard") || self.left_to_price(o).is_err();
-        axes.clone().any(|a| a.1 > 1) && axes.by_ref().count() <= MOST_EXACT && !flags
+        let open = axes.clone().any(|a| a.1 > 1 && !a.0.starts_with("dp_"));
+        open && axes.by_ref().count() <= MOST_EXACT && !flags
     }
 
     /// What is said where layouts are chosen by price though no flag asks for that.

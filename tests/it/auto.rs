@@ -255,6 +255,12 @@ fn prices_are_said() {
     let unasked = "the model asks for no layout";
     assert!(said(&["compile", "toy.ir", "-o", "out"]).contains(unasked));
     assert!(!said(&["compile", "toy.ir", "--shard", "auto"]).contains(unasked));
+    // Axes of data parallelism ask for that, and for nothing else.
+    lab.write("plain.ir", &text);
+    let data = said(&["compile", "plain.ir", "--mesh", "dp=2"]);
+    assert!(!data.contains(unasked) && !data.contains("all_gather"), "{data}");
+    let by_price = said(&["compile", "plain.ir", "--mesh", "dp=2", "--shard", "auto"]);
+    assert!(by_price.contains("all_gather"), "{by_price}");
     let by_hand = said(&["compile", "asked.ir", "-o", "asked"]);
     assert!(!by_hand.contains(unasked) && !by_hand.contains("chosen by price"), "{by_hand}");
     let whole = said(&["explain", "out", "price"]);

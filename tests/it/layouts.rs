@@ -371,7 +371,12 @@ fn words_of_scopes_are_torchs_plan() {
         };
         module.funcs.iter().map(of).collect::<Vec<_>>()
     };
-    assert_eq!(calls("*.gate_proj=colwise"), calls("*.gate_proj.weight=colwise"));
+    let columns = calls("*.gate_proj.weight=colwise");
+    assert_ne!(calls("*.gate_proj.weight=-,tp"), columns);
+    // The end of a module's name is enough; with as many dims as its weight has it is its weight.
+    for same in ["*.gate_proj=colwise", "mlp.gate_proj=colwise", "mlp.gate_proj=tp,-"] {
+        assert_eq!(calls(same), columns, "{same}");
+    }
     // Without a weight of its own a scope cannot be cut so.
     let mut o = options(TP2, false, ROWS);
     o.shard = vec![rule("model.layers.0.mlp=colwise")];

@@ -136,15 +136,24 @@ pub(super) fn recipes(
     Ok(out)
 }
 
+/// The parameters and inputs, and the scopes, of which a name is a glob or else the end, as `mlp.gate_proj` is of
+/// that module in each layer.
+fn named(f: &Func, weights: &[Weight], rule: &ShardRule) -> Result<(Vec<Value>, BTreeSet<Scope>)> {
+    for pattern in [rule.glob.clone(), format!("*.{}", rule.glob)] {
+        let args = globs::arguments(f, weights, &pattern).map_err(|d| d.at(place(rule)))?;
+        let own = |s: &Scope| glob(&pattern, &f.scopes[*s].path);
+        let scopes: BTreeSet<Scope> = f.nodes.iter().map(|n| n.scope).filter(own).collect();
+        if !args.is_empty() || !scopes.is_empty() {
+            return Ok((args, scopes));
+        }
+    }
+    Err(unknown(f, weights, rule))
+}
+
 /// What a rule matches, each with its dims.
 fn hits(f: &Func, weights: &[Weight], rule: &ShardRule) -> Result<Vec<(Value, Vec<String>)>> {
     let word = word(rule);
-    let args = globs::arguments(f, weights, &rule.glob).map_err(|d| d.at(place(rule)))?;
-    let own = |s: Scope| glob(&rule.glob, &f.scopes[s].path);
-    let scopes: BTreeSet<Scope> = f.nodes.iter().map(|n| n.scope).filter(|&s| own(s)).collect();
-    if args.is_empty() && scopes.is_empty() {
-        return Err(unknown(f, weights, rule));
-    }
+    let (args, scopes) = named(f, weights, rule)?;
     Ok(match word {
         Some(word) if args.is_empty() => of_scopes(f, rule, word, &scopes)?,
         Some(word) => {
@@ -153,7 +162,13 @@ fn hits(f: &Func, weights: &[Weight], rule: &ShardRule) -> Result<Vec<(Value, Ve
         None if args.is_empty() => {
             let of = f.nodes.iter().filter(|n| scopes.contains(&n.scope));
             let last: BTreeMap<u32, Value> = of.map(|n| (n.scope.0, n.outs[0])).collect();
-            last.into_values().map(|v| (v, rule.dims.clone())).collect()
+            // A module with as many dims as its weight has, and its result has not, is its weight.
+            let fits = |v: &Value| f.ty(*v).rank() == rule.dims.len();
+            let inside = |n: &Node| scopes.contains(&n.scope);
+            let own = params(f).filter(|v| fits(v) && is_weight(f, *v, &inside));
+            let own: Vec<Value> = if last.values().any(fits) { vec![] } else { own.collect() };
+            let all = if own.is_empty() { last.into_values().collect() } else { own };
+            all.into_iter().map(|v| (v, rule.dims.clone())).collect()
         }
         None => args.into_iter().map(|v| (v, rule.dims.clone())).collect(),
     })

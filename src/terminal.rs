@@ -333,6 +333,31 @@ pub fn table() -> Table {
     t
 }
 
+/// Columns of prose.
+const PROSE: usize = 80;
+
+/// Prose in lines of at most 80 columns, if its words are no longer; what goes on in the next line is indented.
+pub fn prose(text: &str) -> String {
+    let mut out = String::new();
+    for line in text.lines() {
+        let mut width = 0;
+        for word in line.split(' ') {
+            let own = word.chars().count();
+            if width > 0 && width + 1 + own > PROSE {
+                out += "\n  ";
+                width = 2;
+            } else if width > 0 {
+                out.push(' ');
+                width += 1;
+            }
+            out += word;
+            width += own;
+        }
+        out.push('\n');
+    }
+    out
+}
+
 /// What training prints on standard output as it goes on.
 pub struct Progress {
     /// There is more to training than what it prints.

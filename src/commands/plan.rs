@@ -405,13 +405,13 @@ fn table(asked: &Asked, found: &Found) -> String {
     );
     let within = lines::within(found);
     let cut = cut(found).map_or(String::new(), |text| format!("\n{text}"));
-    format!(
-        "{}\n\n{counted}{cut}\nof those compiled, line 1 is the fastest that {}, by this model of costs, or \
-         takes 1 % more with less memory; {within}; * none is faster and smaller\n{}",
-        rows.join("\n"),
+    let said = format!(
+        "{counted}{cut}\nof those compiled, line 1 is the fastest that {}, by this model of costs, or takes 1 % more \
+         with less memory; {within}; * none is faster and smaller\n{}",
         lines::fits(asked, found),
         lines::assumed(asked, found)
-    )
+    );
+    format!("{}\n\n{}", rows.join("\n"), terminal::prose(&said))
 }
 
 fn largest_text(of: Of, asked: &Asked, all: &[Largest]) -> String {
@@ -446,7 +446,7 @@ fn shares(c: &Compiled) -> String {
     let mut all = c.parts.list();
     all.sort_by(|a, b| b.1.total_cmp(&a.1));
     let whole = |s: f64| (100.0 * s / c.seconds).round();
-    let some = all.into_iter().filter(|p| whole(p.1) >= 1.0).take(6);
+    let some = all.into_iter().filter(|p| whole(p.1) >= 1.0).take(3);
     some.map(|(n, s)| format!("{n} {}", whole(s))).collect::<Vec<_>>().join(" · ")
 }
 

@@ -8,7 +8,7 @@ use super::show;
 use crate::machine::{device, gradients, precision, sizes};
 use crate::plan_dir::{self, Stored};
 use crate::report::{Chosen, beside_words};
-use crate::terminal::{json_line, note};
+use crate::terminal::{json_line, note, prose};
 use against::Against;
 use clap::Args;
 use launches::each;
@@ -178,7 +178,7 @@ fn human(stored: &Stored, d: &Device, p: &PlanPrice) -> String {
     let with = Chosen::of(&stored.options).line();
     let step = format!("step {} on {}   {tokens:.0} tokens/s{mfu}\n", time(p.total), d.name);
     let head = step + &elsewhere(stored, d) + &format!("{with}\n");
-    head + &lines(&p.parts) + "\n" + &computed(p) + &assumed(stored, d)
+    head + &lines(&p.parts) + "\n" + &prose(&(computed(p) + &assumed(stored, d)))
 }
 
 /// FLOPs of a step by class.

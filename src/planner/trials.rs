@@ -369,7 +369,7 @@ fn likeness(g: &Guess) -> (Recompute, u8) {
 }
 
 /// One for all numbers of layers that are computed again.
-fn kind(r: Recompute) -> Recompute {
+pub(super) fn kind(r: Recompute) -> Recompute {
     if matches!(r, Recompute::Layers(..)) { Recompute::Layers(1, 2) } else { r }
 }
 

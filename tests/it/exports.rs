@@ -380,8 +380,8 @@ fn pytorch_reads_them() {
     lab.ok(&["export", "tp.plan", "--to", "hf-tp-plan", "-o", "hf"]);
     check(&["hf", "hf/tp_plan.json", "qwen3"]);
     // Experts of two ranks each, of which FSDP shards what is not theirs.
-    let ep = ["--mesh", "dp_shard=2,ep=2", "--zero", "3"];
-    compiled(&lab, &("qwen3_moe", &ep, &[]), "ep.plan");
+    let ep: Case = ("qwen3_moe", &["--mesh", "dp_shard=2,ep=2", "--zero", "3"], &[]);
+    compiled(&lab, &ep, "ep.plan");
     lab.ok(&["export", "ep.plan", "--to", "hf-tp-plan", "-o", "ep"]);
     check(&["hf", "ep/tp_plan.json", "qwen3_moe"]);
 }

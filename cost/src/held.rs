@@ -4,7 +4,7 @@
 //! against published peaks (`cost/tests/it/held.rs`).
 
 use crate::layer::Question;
-use crate::layout::{Kernels, Recompute, Schedule};
+use crate::layout::{Anew, Kernels, Modules, Recompute, Schedule};
 use crate::model::Cut;
 use crate::step::Load;
 
@@ -81,9 +81,34 @@ impl Question<'_> {
                 let of = 4.0 * heads * value + wide.min(2.0) * up + 2.0 * h;
                 enters + self.tokens() * of / t
             }
-            Recompute::Full => enters,
+            Recompute::Modules(m) => all - self.anew(m, dense),
+            again => all + again.whole() * (enters - all),
         };
         (kept, all)
+    }
+
+    /// Bytes that modules of a layer do not keep.
+    fn anew(&self, m: Modules, dense: bool) -> f64 {
+        let (s, l) = (self.sizes, self.layout);
+        let (t, tokens, wide) = (l.tp as f64, 2.0 * self.tokens(), if s.glu { 3.0 } else { 2.0 });
+        let products = s.attention_products();
+        let up: f64 = match (s.latent, m.latents) {
+            (Some(_), true) => products[1..products.len() - 1].iter().map(|p| p.0).sum(),
+            _kept => 0.0,
+        };
+        let experts = match s.experts.filter(|_| !dense) {
+            None => 0.0,
+            Some(x) => {
+                let inside = x.top_k as f64 * wide * x.ffn as f64;
+                let around = 2.0 * (x.top_k * s.hidden) as f64 + wide * x.shared as f64;
+                match m.experts {
+                    Anew::Nothing => 0.0,
+                    Anew::Products => inside,
+                    Anew::All => inside + around,
+                }
+            }
+        };
+        tokens * (up + experts) / t
     }
 
     /// Microbatches whose activations the rank of a pipeline keeps, of all its layers.

@@ -3,7 +3,7 @@
 use crate::collective::{Group, Kind, all_to_all, exposed, exposed_at_least, seconds, send};
 use crate::device::{Device, Precision};
 use crate::kernel::{Attention, Gemm, rows};
-use crate::layout::{Context, Job, Kernels, Layout, Recompute, Rows, Stack};
+use crate::layout::{Anew, Context, Job, Kernels, Layout, Modules, Recompute, Rows, Stack};
 use crate::model::{Cut, Sizes};
 use crate::parts::Times;
 use shardc_ir::diag::Result;
@@ -256,6 +256,35 @@ impl Question<'_> {
         Ok((out, copies * width, vec![up, down]))
     }
 
+    /// Seconds to compute modules of a layer again.
+    fn modules(&self, m: Modules, dense: bool) -> Result<f64> {
+        let (d, p, l) = (self.device, self.job.precision, self.layout);
+        let mut out = 0.0;
+        if let Some(x) = self.sizes.latent.filter(|_| m.latents) {
+            let all = self.attention_block().products;
+            let up = &all[1..all.len() - 1];
+            // Without a vector for queries these come from what enters.
+            let from = usize::from(x.query_rank.is_none());
+            for g in &up[from..] {
+                out += g.seconds(d, p)? + rows(d, 2.0 * p.wide().bytes() * g.m * g.n, 1.0);
+            }
+        }
+        if dense || m.experts == Anew::Nothing {
+            return Ok(out);
+        }
+        let (experts, _, _) = self.experts()?;
+        out += experts.forward.products;
+        if m.experts == Anew::All {
+            out += experts.forward.total() - experts.forward.products;
+            let shared = self.sizes.experts.map_or(0, |x| x.shared);
+            if shared > 0 {
+                out += self.block(&self.mlp_block(shared), p)?.forward.total();
+            }
+        }
+        let width = self.sizes.experts.map_or(0, |x| x.top_k * x.ffn) as f64 / l.tp as f64;
+        Ok(out + rows(d, self.rows().ffn * self.tokens() * width, 1.0))
+    }
+
     /// Seconds in which the host starts the launches of a layer's forward, of which so many are products.
     fn host(&self, products: usize, dense: bool) -> f64 {
         let (routed, s) = (self.stack.experts, self.sizes);
@@ -299,13 +328,13 @@ impl Question<'_> {
         out = out + moved;
         let (own, of_experts) = self.layer_params(dense);
         out.weight.memory += self.accumulated(own + of_experts);
-        let repeated = match self.layout.recompute {
+        out.input.recompute += match self.layout.recompute {
             Recompute::None => 0.0,
             Recompute::Selective => between.forward.total(),
             Recompute::Ops => out.forward.products / 2.0 + out.forward.memory,
-            Recompute::Full => out.forward.total(),
+            Recompute::Modules(m) => self.modules(m, dense)?,
+            again => again.whole() * out.forward.total(),
         };
-        out.input.recompute += repeated;
         let host = self.host(all.len(), dense);
         out.forward.host = (host - out.forward.total()).max(0.0);
         let backward = out.input.total() + out.weight.total();

@@ -14,8 +14,71 @@ pub enum Recompute {
     Selective,
     /// All but every other product: torchtitan's policy by op.
     Ops,
+    /// Modules of a layer beside what is element-wise.
+    Modules(Modules),
+    /// Whole layers, with their collectives: so many of so many layers of each stage.
+    Layers(u16, u16),
     /// Whole layers, with their collectives.
     Full,
+}
+
+/// Modules of a layer: what makes queries, keys and values of latent vectors, and the experts' products or all of
+/// theirs.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Modules {
+    pub latents: bool,
+    pub experts: Anew,
+}
+
+/// What of a layer's experts is computed again.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Anew {
+    Nothing,
+    /// Their products, of the rows that have come.
+    Products,
+    /// Router, exchanges and the shared expert, too.
+    All,
+}
+
+impl Recompute {
+    /// The part of the layers that is computed again as a whole.
+    pub fn whole(self) -> f64 {
+        match self {
+            Recompute::Full => 1.0,
+            Recompute::Layers(n, of) => f64::from(n) / f64::from(of.max(1)),
+            _parts => 0.0,
+        }
+    }
+
+    /// What of layers that are not computed again as a whole is.
+    pub fn modules(self) -> Modules {
+        match self {
+            Recompute::Modules(m) => m,
+            _another => Modules { latents: false, experts: Anew::Nothing },
+        }
+    }
+
+    /// One for all that take the same time of a layer.
+    #[must_use]
+    pub fn reduced(self) -> Recompute {
+        let Recompute::Layers(n, of) = self else { return self };
+        let (mut a, mut b) = (n, of);
+        while b > 0 {
+            (a, b) = (b, a % b);
+        }
+        Recompute::Layers(n / a.max(1), of / a.max(1))
+    }
+
+    /// True if nothing is computed again that the other does not, too.
+    pub fn keeps_all_of(self, other: Recompute) -> bool {
+        use Recompute::{Full, Layers, Modules, None};
+        match (self, other) {
+            (None, _) | (_, Full) => true,
+            (Layers(n, of), Layers(m, others)) => of == others && n <= m,
+            (Modules(a), Modules(b)) => a.latents <= b.latents && a.experts <= b.experts,
+            (a, b) => a == b,
+        }
+    }
 }
 
 /// Order of a pipeline's work, by what is idle in it.

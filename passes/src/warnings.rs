@@ -1,14 +1,14 @@
 //! What a plan is warned of: axes, flags and pieces that do nothing for it.
 
+use crate::autodiff::named::Named;
 use crate::autodiff::recompute::Recompute;
 use crate::options::{CpMode, Options, TpMode, TpSteps};
 use crate::shard::grid::Grid;
 use crate::shard::zero::{Accumulate, zero_axes};
 use shardc_ir::diag::Diag;
-use shardc_ir::func::{Func, FuncKind, Module, Node, ParamLayout};
+use shardc_ir::func::{Func, FuncKind, Module, ParamLayout};
 use shardc_ir::mesh::{AtomSet, Mesh, PIPELINE};
 use shardc_ir::names::nearest;
-use shardc_ir::ops::Kind;
 use shardc_ir::types::Type;
 use shardc_ir::weights::Weight;
 
@@ -179,16 +179,10 @@ fn no_effect(mesh: &Mesh, params: &[ParamLayout], o: &Options) -> Vec<Diag> {
 /// A warning for each op that `--recompute` names and no layer has.
 fn named_ops(m: &Module, o: &Options) -> Vec<Diag> {
     let Recompute::Ops(names) = &o.recompute else { return vec![] };
-    let in_layer = |f: &Func, n: &Node| f.scope_info(n.scope).layer.is_some();
-    let all = || {
-        m.of_kind(FuncKind::Forward).flat_map(|f| f.nodes.iter().filter(move |n| in_layer(f, n)))
-    };
-    let missing = names.iter().filter(|name| match name.as_str() {
-        "selective" => false,
-        "norms" => all().all(|n| n.op.mnemonic() != "rsqrt"),
-        "activations" => !all().any(|n| n.op.facts().kind == Kind::Activation),
-        op => all().all(|n| n.op.mnemonic() != op),
-    });
+    let all: Vec<Named> =
+        m.of_kind(FuncKind::Forward).map(|f| Named::of(f, f.nodes.len())).collect();
+    let cuts = |name: &str| ["selective", "elementwise"].contains(&name);
+    let missing = names.iter().filter(|n| !cuts(n) && all.iter().all(|f| !f.any(n)));
     let warn = |name: &String| {
         let what = format!("--recompute ops:{name} has no effect: no layer has such an op");
         Diag::new("no-effect", what).help(format!("leave {name} out"))

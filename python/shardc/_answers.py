@@ -99,6 +99,19 @@ class PlannedLeftOutMost:
 
 
 @dataclass(frozen=True)
+class PlannedByFormula:
+    #: The line that it is made of.
+    line: int
+    layout: str
+    extra: str
+    step_s: float
+    #: Of a rank on its device.
+    bytes: int
+    host_bytes: int
+    executable: Any
+
+
+@dataclass(frozen=True)
 class PlannedPlansOptions:
     global_batch: int
     microbatch: int
@@ -213,6 +226,8 @@ class Planned:
     passed_over: int
     #: Not compiled that may be as fast; if none fits, not compiled.
     put_off: int
+    #: Lines that are faster in fp8 or with activations on the host: no plan is so.
+    by_formula: List[PlannedByFormula]
     plans: List[PlannedPlans]
 
 

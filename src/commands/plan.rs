@@ -382,6 +382,9 @@ fn table(asked: &Asked, found: &Found) -> String {
         row.extend([not(c.guess.candidate.words()), shares(c)]);
         t.add_row(row);
     }
+    for b in &found.beyond {
+        t.add_row(lines::beyond(found, b, target.is_some()));
+    }
     for column in (1..5).chain(target.map(|_| 5)) {
         if let Some(c) = t.column_mut(column) {
             c.set_cell_alignment(CellAlignment::Right);
@@ -490,5 +493,6 @@ fn to_json(asked: &Asked, found: &Found, what: &Plan) -> Value {
         "passed_over": found.passed_over,
         "put_off": found.put_off,
         "plans": found.fits.iter().map(one).collect::<Vec<_>>(),
+        "by_formula": found.beyond.iter().map(lines::beyond_json).collect::<Vec<_>>(),
     })
 }

@@ -9,6 +9,21 @@ use shardc_frontends::{NormedOver, head_norms};
 use shardc_ir::diag::Result;
 use std::collections::BTreeMap;
 
+/// What the names of a layer's experts have in them.
+const EXPERTS: &str = ".experts.";
+
+/// Refuses what `DistributedConfig` does with experts otherwise.
+fn experts(e: &mut Export, tp: usize, shards: usize) {
+    let o = e.o;
+    e.lack(o.etp() > 1, "experts of which ranks have parts: it gives each rank whole ones");
+    e.lack(o.ep == 1 && tp > 1, "experts that every rank of tp has");
+    if o.ep > 1 {
+        e.lack(o.ep % tp != 0, "ep that is no multiple of tp");
+        e.lack(shards * tp % o.ep != 0, "ep over replicas of sharded weights");
+    }
+    e.lack(e.s.family == "llama4_text", "experts of Llama 4, which get no routing of tokens");
+}
+
 /// `tp_plan.json`.
 pub(super) fn files(e: &mut Export) -> Result<Vec<File>> {
     let o = e.o;
@@ -17,7 +32,9 @@ pub(super) fn files(e: &mut Export) -> Result<Vec<File>> {
     e.is_whole();
     e.lack(cp > 1, "context parallelism");
     e.lack(pp > 1, "training in stages: its pipelines are for inference");
-    e.lack(f.experts.is_some(), "experts, which this export does not support yet");
+    if f.experts.is_some() {
+        experts(e, tp, shards);
+    }
     let heads = head_norms(&e.s.family);
     let joint = heads.is_some_and(|n| n.over == NormedOver::All) && tp > 1;
     e.lack(
@@ -29,7 +46,16 @@ pub(super) fn files(e: &mut Export) -> Result<Vec<File>> {
     let own = mesh.axis("tp").unwrap_or_default();
     let mut styles: BTreeMap<String, &'static str> = BTreeMap::new();
     let (mut odd, mut fused): (Vec<String>, Vec<String>) = Default::default();
+    let mut rules: BTreeMap<String, &'static str> = BTreeMap::new();
     for h in held(&e.s.plan) {
+        if let Some((before, _)) = h.name.split_once(EXPERTS) {
+            let at = place(&format!("{before}{}", EXPERTS.trim_end_matches('.')));
+            let tensors = ["gate_up_proj", "down_proj"];
+            let bias = if h.name.ends_with("bias") { "_bias" } else { "" };
+            rules.extend(tensors.map(|t| (format!("{at}.{t}{bias}"), "grouped_gemm")));
+            rules.insert(at, "ep_dispatch_experts");
+            continue;
+        }
         let Some(module) = h.name.strip_suffix(".weight") else {
             // Of a bias its module says all.
             fused.extend((h.ty.rank() > 1).then(|| h.name.clone()));
@@ -82,6 +108,12 @@ pub(super) fn files(e: &mut Export) -> Result<Vec<File>> {
     let mut out = json!({ "tp_size": tp });
     if tp > 1 {
         out["tp_plan"] = json!(styles);
+    }
+    if o.ep > 1 {
+        out["ep_size"] = o.ep.into();
+        out["ep_plan"] = json!(rules);
+        // As plans do: tokens go to the ranks of their experts.
+        out["ep_implementation"] = "all_to_all".into();
     }
     if o.zero == 3 {
         out["fsdp_size"] = shards.into();

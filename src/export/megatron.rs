@@ -18,6 +18,9 @@ use shardc_passes::options::{CpMode, Decay, Optimizer};
 /// The commit whose argument parser tests read the flags with.
 const COMMIT: &str = "d98e8a64";
 
+/// What it has no words for.
+const BY_OP: &str = "recomputation by op or by runs of layers (--recompute)";
+
 /// Flags, one a line.
 #[derive(Default)]
 struct Flags(String);
@@ -134,26 +137,57 @@ fn layout(e: &mut Export, f: &Facts, out: &mut Flags) {
         out.on("accumulate-allreduce-grads-in-fp32", o.grad_dtype == DType::F32);
         scale(e, out);
     }
-    match &o.recompute {
-        Recompute::Full => {
-            out.put("recompute-granularity", "full");
-            out.put("recompute-method", "uniform");
-            out.put("recompute-num-layers", 1);
-        }
-        // What is nearest among its modules; other element-wise work is within its fused kernels.
-        Recompute::Elementwise => {
-            out.put("recompute-granularity", "selective");
-            let experts = if f.experts.is_some() { " moe_act" } else { "" };
-            out.put("recompute-modules", format!("layernorm{experts}"));
-        }
-        _another => {}
-    }
+    recomputed(e, f, out);
     // It takes no 0, and 32 bits; and of any seed it makes other numbers.
     if e.asks("seed", |o| o.seed) && (1..1 << 32).contains(&o.seed) {
         out.put("seed", o.seed);
     } else {
         e.leaves(format!("seed {}", o.seed), "--seed 1234");
     }
+}
+
+/// What backward computes again: whole layers, some of them, or modules.
+fn recomputed(e: &mut Export, f: &Facts, out: &mut Flags) {
+    let layers = |out: &mut Flags, method: &str, n: usize| {
+        out.put("recompute-granularity", "full");
+        out.put("recompute-method", method);
+        out.put("recompute-num-layers", n);
+    };
+    let names: &[String] = match &e.o.recompute {
+        Recompute::None => return,
+        Recompute::Full => return layers(out, "uniform", 1),
+        Recompute::Layers(n) => return layers(out, "block", *n),
+        Recompute::Mix(first, rest) => match (&first[..], &**rest) {
+            // Of the other layers it saves what its kernels save.
+            ([(n, Recompute::Full)], Recompute::None | Recompute::Elementwise) => {
+                return layers(out, "block", *n);
+            }
+            _others => return e.lack(true, "layers that are computed again in more than one way"),
+        },
+        Recompute::Elementwise => &["elementwise".to_string()],
+        Recompute::Ops(names) => names,
+        Recompute::Selective | Recompute::Sqrt | Recompute::Every(_) | Recompute::Fit => {
+            return e.lack(true, BY_OP);
+        }
+    };
+    let mut all: Vec<&str> = vec![];
+    for name in names {
+        match name.as_str() {
+            // What is nearest among its modules; other element-wise work is within its fused kernels.
+            "elementwise" => {
+                all.push("layernorm");
+                all.extend(f.experts.map(|_| "moe_act"));
+            }
+            "norms" => all.push("layernorm"),
+            "experts" => e.lack(true, "products of experts that are made again without exchanges"),
+            "mla_up_proj" | "moe_act" | "moe" => all.push(name),
+            _op => e.lack(true, BY_OP),
+        }
+    }
+    all.sort_unstable();
+    all.dedup();
+    out.put("recompute-granularity", "selective");
+    out.put("recompute-modules", all.join(" "));
 }
 
 /// Notes what its start checks of the environment (`validate_args` of its `arguments.py`).

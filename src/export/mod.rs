@@ -21,7 +21,6 @@ use serde_json::Value as Json;
 use shardc_frontends::Facts;
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::func::FuncKind;
-use shardc_passes::autodiff::recompute::Recompute;
 use shardc_passes::options::{Options, Order};
 use std::collections::BTreeMap;
 
@@ -133,10 +132,11 @@ fn beside(s: &Stored, to: Target) -> Vec<String> {
     }
     let name = to.software();
     let copy = (to == Target::Megatron).then(|| megatron::copied(s)).flatten();
-    let again = (s.options.recompute == Recompute::Elementwise).then(|| {
+    let again = s.options.recompute.cuts().then(|| {
         format!(
-            "{name} saves what its kernels save: the plan makes element-wise work again (--recompute elementwise), so it needs \
-             less memory (shardc compile --recompute none says how much more)"
+            "{name} saves what its kernels save: the plan makes element-wise work again (--recompute {}), so it needs \
+             less memory (shardc compile --recompute none says how much more)",
+            s.options.recompute
         )
     });
     copy.into_iter().chain(again).collect()

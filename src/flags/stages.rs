@@ -7,7 +7,7 @@ use super::options::{
 };
 use super::shown::{trained, trains, yes};
 use super::spec::{Idle, Kind, OptionSpec, Seen, TRAINERS, idle, key, lack, row};
-use crate::export::Target::{Deepspeed, HfTpPlan, Nanotron};
+use crate::export::Target::{Deepspeed, HfTpPlan, Nanotron, Torchtitan};
 use shardc_passes::autodiff::chunks::LossChunks;
 use shardc_passes::autodiff::recompute::Recompute;
 
@@ -105,7 +105,7 @@ pub const OPTIONS: &[OptionSpec] = &[
                every N-th, or the first N of a stage), sqrt (runs of layers), mix: \
                (N*full+elementwise: the first N layers of a stage by one policy, the rest by the \
                last), fit (the cheapest that fits --memory), or ops: with names of ops, norms, \
-               activations, selective",
+               activations, selective, elementwise, mla_up_proj, moe_act, experts, moe",
         default: "elementwise",
         set: read_recompute,
         keys: &[key("recompute", "split")],
@@ -115,13 +115,14 @@ pub const OPTIONS: &[OptionSpec] = &[
         // Which element-wise results are saved is the target's own choice: numbers and exchanges are
         // the same.
         lacks: &[
+            // Megatron-LM has modules and numbers of layers: its export says which.
             lack(
-                TRAINERS,
+                &[Torchtitan, Deepspeed, Nanotron],
                 |o| {
                     use Recompute::{Elementwise, Full, None};
                     !matches!(o.recompute, None | Elementwise | Full)
                 },
-                "recomputation by op or by runs of layers (--recompute)",
+                "recomputation by op, by module or of some layers (--recompute)",
             ),
             lack(
                 &[Deepspeed],

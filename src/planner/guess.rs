@@ -95,7 +95,7 @@ impl Form {
         Question { sizes, layout: &c.layout, job, stack, device }
     }
 
-    fn memory(&self) -> memory::Form<'_> {
+    pub fn memory(&self) -> memory::Form<'_> {
         memory::Form::new(
             &self.sizes,
             &self.plain,
@@ -270,6 +270,22 @@ impl<'a> Guesses<'a> {
         let some: Vec<u32> =
             self.order.iter().copied().filter(|i| of(&self.all[*i as usize])).collect();
         some.into_iter().take(MOST_LOOKED_AT).map(|i| self.look_at(i as usize)).find(fits)
+    }
+
+    /// A layout that is not among these, whatever its schedule makes ranks wait.
+    ///
+    /// # Errors
+    /// `device` if the device lacks products of an element type.
+    pub fn another(&mut self, candidate: Candidate) -> Result<Guess> {
+        let made = self.made(memory::order(&candidate));
+        let closed = self.closed(&candidate);
+        let pieces = Pieces::of(&closed.question)?;
+        let loads = closed.loads(&pieces);
+        let ranks = closed.ranks(&pieces, &Cut::of(&loads));
+        let memory = self.form.memory();
+        let moved = self.form.ifs.moved(|| memory.host(&candidate, ranks.params()));
+        let likely = memory.likely(&candidate, &loads, &made.kept);
+        Ok(Guess { candidate, seconds: closed.parts(&ranks).total() + moved, likely })
     }
 
     fn look_at(&mut self, i: usize) -> Guess {

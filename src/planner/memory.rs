@@ -3,7 +3,7 @@
 
 use super::space::Candidate;
 use super::what_if::Ifs;
-use shardc_cost::layout::{Context, Job, Recompute};
+use shardc_cost::layout::{Anew, Context, Job};
 use shardc_cost::model::Sizes;
 use shardc_cost::step::Load;
 use shardc_ir::schedule::{Action, ActionKind, Schedule};
@@ -137,16 +137,42 @@ impl<'a> Form<'a> {
         let inside = 3.0 * stream + bytes * (heads + mixed + ffn * products + 2.0 * copies) / t;
         // Of queries, keys and values, and what attention gives; of the MLP's products.
         let gradients = 2.0 * stream + bytes * (heads + ffn * (products - 1.0) + copies) / t;
-        let (kept, again) = match l.recompute {
-            // What is element-wise is made again: the operand of the MLP's last product.
-            Recompute::None | Recompute::Selective | Recompute::Ops => {
-                // Of attention by heads the result is there in both layouts.
-                let twice = if l.context == Context::Heads { bytes * mixed / t } else { 0.0 };
-                (stream + inside + twice, bytes * ffn / t)
-            }
-            Recompute::Full => (stream, 2.0 * stream + bytes * (mixed + ffn + copies) / t),
-        };
+        // What is element-wise is made again: the operand of the MLP's last product. Of attention by heads the result
+        // is there in both layouts.
+        let twice = if l.context == Context::Heads { bytes * mixed / t } else { 0.0 };
+        let not = bytes * self.anew(c) / t;
+        let part = (stream + inside + twice - not, bytes * ffn / t + not);
+        let whole = (stream, 2.0 * stream + bytes * (mixed + ffn + copies) / t);
+        let by = |a: f64, b: f64| a + l.recompute.whole() * (b - a);
+        let (kept, again) = (by(part.0, whole.0), by(part.1, whole.1));
         Layer { inside, kept, waiting: kept + gradients + again }
+    }
+
+    /// Elements of a token that modules of a layer do not keep.
+    fn anew(&self, c: &Candidate) -> f64 {
+        let (s, m) = (self.sizes, c.layout.recompute.modules());
+        let (width, value) = s.widths();
+        let up = match (s.latent, m.latents) {
+            (Some(x), true) => {
+                let q = if x.query_rank.is_some() { width } else { 0.0 };
+                s.heads as f64 * (q + width + value)
+            }
+            _kept => 0.0,
+        };
+        let Some(x) = s.experts else { return up };
+        let copies = room(s, self.moe, c.layout.ep) * x.top_k as f64;
+        // Where elements are made again anyway the operand of the last product is not kept.
+        let inside = copies * x.ffn as f64 * (s.mlp_products() - 1.0);
+        up + match m.experts {
+            Anew::Nothing => 0.0,
+            Anew::Products => inside,
+            Anew::All => inside + 2.0 * copies * s.hidden as f64,
+        }
+    }
+
+    /// Bytes of a layer that a microbatch keeps between forward and backward.
+    pub fn kept(&self, c: &Candidate) -> f64 {
+        self.layer(c).kept
     }
 
     /// Ranks that split the weights, gradients or state of parameters that so many split, if ZeRO's stage is this or

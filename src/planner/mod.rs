@@ -3,6 +3,7 @@
 //! Whether a layout fits is what its compiled plan says, and nothing else; which are compiled is a guess
 //! that the closed form makes, and says so.
 
+pub mod beyond;
 pub mod guess;
 pub mod largest;
 pub mod memory;
@@ -13,11 +14,12 @@ mod trials;
 pub mod what_if;
 
 use crate::export::Target;
-use crate::machine::precision;
+use crate::machine::{precision, sizes};
 use crate::rules;
 use crate::search::{trial, trials};
 use crate::signals;
 use crate::{Input, read_model};
+use beyond::Beyond;
 use guess::{Form, Guess, Guesses};
 use shardc_cost::band::Band;
 use shardc_cost::beside;
@@ -170,6 +172,8 @@ pub struct Found {
     pub cut: Option<Cut>,
     /// Those that fit, the fastest first.
     pub fits: Vec<Compiled>,
+    /// What is faster by formula in fp8 or with activations on the host.
+    pub beyond: Vec<Beyond>,
     /// The layout of the compiled plan that needs least, with what lies beside it, and the bytes of both.
     pub least: Option<(Candidate, usize, usize)>,
     /// How far prices of runs like this have been off; none where no such runs are known.
@@ -225,11 +229,12 @@ pub fn plan(model: &Path, asked: &Asked, say: &mut dyn FnMut(Progress)) -> Resul
     let base = &base;
     let since = Instant::now();
     let domain = asked.device.ranks_of_domain(asked.gpus);
-    let mut legal = space::candidates(&facts, base, asked.gpus, domain);
+    let sizes = sizes(&facts, &input.config);
+    let all = || space::candidates(&facts, &sizes, base, (asked.gpus, domain));
+    let mut legal = all();
     legal.retain(|c| asked.fixed.iter().all(|(n, v)| c.number(n) == Some(*v)));
     if legal.is_empty() {
-        let all = space::candidates(&facts, base, asked.gpus, domain);
-        return Err(nothing_legal(&facts, base, asked, &all));
+        return Err(nothing_legal(&facts, base, asked, &all()));
     }
     let mut left_out = LeftOut::default();
     if let Some(to) = asked.target {
@@ -256,6 +261,7 @@ pub fn plan(model: &Path, asked: &Asked, say: &mut dyn FnMut(Progress)) -> Resul
     // What the target seems to have no room for comes last.
     fits.sort_by_key(|c| asked.is_over(c));
     fits.truncate(asked.top);
+    let beyond = beyond::beyond(asked, &form, &fits)?;
     Ok(Found {
         legal,
         may_fit,
@@ -267,6 +273,7 @@ pub fn plan(model: &Path, asked: &Asked, say: &mut dyn FnMut(Progress)) -> Resul
         put_off,
         cut,
         fits,
+        beyond,
         least,
         band,
         input,

@@ -1,7 +1,8 @@
 //! The layouts that are looked at: every combination of these numbers that violates no rule of `check`.
 
 use crate::rules;
-use shardc_cost::layout::{Context, Layout, Recompute as Again, Schedule};
+use shardc_cost::layout::{Anew, Context, Layout, Modules, Recompute as Again, Schedule};
+use shardc_cost::model::Sizes;
 use shardc_frontends::Facts;
 use shardc_ir::maps::HashMap;
 use shardc_ir::mesh::PIPELINE;
@@ -60,6 +61,13 @@ impl Candidate {
             recompute: match l.recompute {
                 Again::None => Recompute::default(),
                 Again::Selective | Again::Ops => Recompute::Selective,
+                Again::Modules(m) => Recompute::Ops(
+                    ["elementwise"].into_iter().chain(modules(m)).map(String::from).collect(),
+                ),
+                Again::Layers(n, _) => Recompute::Mix(
+                    vec![(usize::from(n), Recompute::Full)],
+                    Box::new(Recompute::Elementwise),
+                ),
                 Again::Full => Recompute::Full,
             },
             schedule: Order::Named(self.named.name().into()),
@@ -94,7 +102,8 @@ impl Candidate {
     /// What the time of one of its layers depends on.
     pub fn inside(&self) -> Inside {
         let l = &self.layout;
-        (l.tp, l.cp, l.ep, l.etp, l.microbatch, l.sp, l.recompute, (l.context, l.even))
+        let again = l.recompute.reduced();
+        (l.tp, l.cp, l.ep, l.etp, l.microbatch, l.sp, again, (l.context, l.even))
     }
 
     /// Communicators that its plan has at least: of each axis, and of each direction to other stages.
@@ -131,11 +140,13 @@ impl Candidate {
         }));
         words.extend((l.pp > 1).then(|| self.named.name().to_string()));
         words.push(format!("mb{}", l.microbatch));
-        words.extend(match l.recompute {
-            Again::None => None,
-            Again::Selective | Again::Ops => Some("selective".to_string()),
-            Again::Full => Some("full".to_string()),
-        });
+        match l.recompute {
+            Again::None => {}
+            Again::Selective | Again::Ops => words.push("selective".into()),
+            Again::Modules(m) => words.extend(modules(m).map(String::from)),
+            Again::Layers(n, of) => words.push(format!("full in {n} of {of}")),
+            Again::Full => words.push("full".into()),
+        }
         words.join(" ")
     }
 
@@ -156,6 +167,39 @@ impl Candidate {
             _another => return None,
         })
     }
+}
+
+/// Modules as `--recompute ops:` names them.
+fn modules(m: Modules) -> impl Iterator<Item = &'static str> {
+    let experts = match m.experts {
+        Anew::Nothing => None,
+        Anew::Products => Some("experts"),
+        Anew::All => Some("moe"),
+    };
+    m.latents.then_some("mla_up_proj").into_iter().chain(experts)
+}
+
+/// Modules of a model that may be computed again, beside nothing and whole layers.
+fn parts(s: &Sizes) -> Vec<Again> {
+    let experts: &[Anew] = match s.experts {
+        Some(_) => &[Anew::Nothing, Anew::Products, Anew::All],
+        None => &[Anew::Nothing],
+    };
+    let latents = s.latent.is_some();
+    let all = experts.iter().map(|&experts| Modules { latents, experts });
+    all.filter(|m| modules(*m).next().is_some()).map(Again::Modules).collect()
+}
+
+/// Parts of the layers of a stage that are tried for being computed again as a whole: of so many.
+const PARTS: usize = 4;
+
+/// Numbers of a stage's layers, of which there are at most so many, that may be computed again.
+fn some_of(layers: usize) -> impl Iterator<Item = Again> {
+    let counts = (1..PARTS).map(move |part| (layers * part).div_ceil(PARTS));
+    let mut last = 0;
+    let new = move |n: &usize| *n < layers && std::mem::replace(&mut last, *n) != *n;
+    let of = |n: usize| u16::try_from(n).unwrap_or(u16::MAX);
+    counts.filter(new).map(move |n| Again::Layers(of(n), of(layers)))
 }
 
 /// Names that [`Candidate::number`] knows.
@@ -201,18 +245,23 @@ impl Inner {
 }
 
 /// All legal layouts of a model on so many ranks, in a fixed order; `domain` ranks are near each other.
-pub fn candidates(f: &Facts, base: &Options, gpus: usize, domain: usize) -> Vec<Candidate> {
+pub fn candidates(
+    f: &Facts,
+    sizes: &Sizes,
+    base: &Options,
+    (gpus, domain): (usize, usize),
+) -> Vec<Candidate> {
     let mut known: HashMap<Inner, bool> = HashMap::default();
     let mut legal = |inner: Inner| {
         *known.entry(inner.asked(f)).or_insert_with_key(|asked| is_legal(f, base, *asked))
     };
-    all(f, base, (gpus, domain), &mut legal)
+    all(f, (base, &parts(sizes)), (gpus, domain), &mut legal)
 }
 
 /// All layouts around what is legal inside.
 fn all(
     f: &Facts,
-    base: &Options,
+    (base, parts): (&Options, &[Again]),
     (gpus, domain): (usize, usize),
     legal: &mut dyn FnMut(Inner) -> bool,
 ) -> Vec<Candidate> {
@@ -226,7 +275,7 @@ fn all(
                 }
                 for inner in inner(f, base, (tp, cp, dp), domain) {
                     if legal(inner) {
-                        outer(f, base, pp, inner, &mut out);
+                        outer(f, (base, parts), pp, inner, &mut out);
                     }
                 }
             }
@@ -326,9 +375,16 @@ fn is_legal(f: &Facts, base: &Options, i: Inner) -> bool {
     rules::violations(f, &o).is_empty()
 }
 
-/// Stages, schedules, ZeRO and recomputation around what is inside. Of a layer `selective` keeps 8 bytes a token less
-/// than `elementwise` (docs/memory.md), which is not a separate choice.
-fn outer(f: &Facts, base: &Options, pp: usize, i: Inner, out: &mut Vec<Candidate>) {
+/// Stages, schedules, ZeRO and recomputation around what is inside: what is element-wise, `parts` of layers beside it, some
+/// layers or all. Of a layer `selective` keeps 8 bytes a token less than `elementwise` (docs/memory.md), which is not a
+/// separate choice.
+fn outer(
+    f: &Facts,
+    (base, parts): (&Options, &[Again]),
+    pp: usize,
+    i: Inner,
+    out: &mut Vec<Candidate>,
+) {
     let dp = i.shards * i.replicas;
     let microbatches = base.global_batch / dp / i.microbatch;
     let of_schedules = SCHEDULES.into_iter().filter(|s| pp > 1 || s.0 == Named::OneFOneB);
@@ -344,8 +400,12 @@ fn outer(f: &Facts, base: &Options, pp: usize, i: Inner, out: &mut Vec<Candidate
                 1 => z == 0,
                 _ => z > 0 || i.replicas == 1,
             });
+            let mut again = vec![Again::None];
+            again.extend(parts);
+            again.extend(some_of(f.layers.div_ceil(pp * chunks)));
+            again.push(Again::Full);
             for zero in zeros {
-                for recompute in [Again::None, Again::Full] {
+                for &recompute in &again {
                     let layout = Layout {
                         tp: i.tp,
                         cp: i.cp,
@@ -396,8 +456,11 @@ mod tests {
                 asked += 1;
                 is_legal(&f, &base, inner)
             };
-            let found = candidates(&f, &base, gpus, 4);
-            assert_eq!(found, all(&f, &base, (gpus, 4), &mut alone), "{model}");
+            let text = std::fs::read_to_string(root.join(model)).expect("a config");
+            let sizes = crate::machine::sizes(&f, &serde_json::from_str(&text).expect("JSON"));
+            let found = candidates(&f, &sizes, &base, (gpus, 4));
+            let own = (&base, &parts(&sizes)[..]);
+            assert_eq!(found, all(&f, own, (gpus, 4), &mut alone), "{model}");
             assert!(!found.is_empty() && asked > 20, "{model}: {asked}");
             for c in &found {
                 let broken = rules::violations(&f, &c.options(&base));

@@ -3,6 +3,7 @@
 use super::Asked;
 use super::guess::Form;
 use super::space::Candidate;
+use super::trials::kind;
 use super::what_if::Ifs;
 use crate::Input;
 use crate::export::{Target, takes};
@@ -14,6 +15,7 @@ use shardc_cost::step::{Closed, Cut, Pieces};
 use shardc_frontends::Facts;
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::func::Module;
+use shardc_ir::maps::HashMap;
 use shardc_ir::plan::{Plan, Settings, TokenOrder};
 use shardc_ir::schedule::Schedule;
 use shardc_passes::options::Options;
@@ -139,12 +141,17 @@ pub(super) fn retain(
     left: &mut LeftOut,
 ) -> Result<()> {
     let probe = stored(input, no_plan(base), base);
-    legal.retain(|c| match takes(&probe, &c.options(base), to) {
-        Ok(()) => true,
-        Err(d) => {
-            left.add(d);
-            false
-        }
+    // Targets ask whether there are stages and replicas, and not how many; nor for sequences and layers.
+    let mut known: HashMap<_, Option<Diag>> = HashMap::default();
+    legal.retain(|c| {
+        let l = &c.layout;
+        let key = (
+            (l.tp, l.cp, l.context, l.even, l.shards, l.dp > l.shards, l.ep, l.etp),
+            (l.zero, l.sp, l.pp > 1, l.chunks > 1, c.named, kind(l.recompute)),
+        );
+        let refused = known.entry(key).or_insert_with(|| takes(&probe, &c.options(base), to).err());
+        refused.iter().for_each(|d| left.add(d.clone()));
+        refused.is_none()
     });
     match legal.is_empty() {
         true => Err(nothing_taken(to, left)),

@@ -9,7 +9,7 @@ use crate::search::all;
 use crate::signals;
 use shardc_cost::beside;
 use shardc_cost::layer::Question;
-use shardc_cost::layout::{Context, Recompute};
+use shardc_cost::layout::{Context, Layout, Recompute};
 use shardc_cost::parts::Parts;
 use shardc_cost::step::Closed;
 use shardc_ir::diag::{Diag, Result};
@@ -26,6 +26,8 @@ const FEW: usize = 10;
 /// although formulas are believed to be too high, while nothing has fitted.
 const LATE: usize = 1;
 const HOPES: usize = 2;
+/// Layouts of the budget that are for fewer layers of the fastest plan that computes some again.
+const FOR_LAYERS: usize = 3;
 /// Layouts that are looked at to find faster ones than those that fit.
 const MOST_LOOKED_AT: usize = 4096;
 
@@ -45,8 +47,8 @@ pub(super) struct Search<'a> {
     form: &'a Form,
     /// The first of each family, which is compiled before all others.
     firsts: Vec<Candidate>,
-    /// Layouts that did not fit.
-    failed: Vec<Candidate>,
+    /// Layouts that did not fit, and what they need.
+    failed: Vec<(Candidate, usize)>,
     /// By recomputation and stage of ZeRO, the least that a plan needed of what the formula says.
     ratios: BTreeMap<(Recompute, u8), f64>,
     /// The same of the time that a plan takes, with tensor parallelism or without, by what cp exchanges.
@@ -127,27 +129,82 @@ impl<'a> Search<'a> {
             self.compile_all(some, say);
         }
         let mut left: Vec<Guess> = put_off.into_iter().chain(late).collect();
-        let Some(mut bound) = self.bound() else { return left.len() + guesses.left() };
+        let Some(bound) = self.bound() else { return left.len() + guesses.left() };
         // None that is left is faster by formula alone; but plans of one kind are faster than their formula.
         let least = self.times.values().map(|r| r * TIME_MARGIN).fold(FIRST_TIME, f64::min);
         let near = std::iter::from_fn(|| guesses.next()).take(MOST_LOOKED_AT);
         let firsts = &self.firsts;
         let new = |g: &Guess| !firsts.contains(&g.candidate);
         left.extend(near.take_while(|g| g.seconds * least < bound).filter(new));
-        while self.goes_on() {
+        self.faster(&mut left, FOR_LAYERS, say);
+        self.fewer_layers(guesses, say);
+        self.faster(&mut left, 0, say);
+        left.len()
+    }
+
+    /// Compiles of layouts those that may be faster than what was found, but for so many of the budget. Those that still
+    /// may be are left.
+    fn faster(&mut self, left: &mut Vec<Guess>, spared: usize, say: &mut dyn FnMut(Progress)) {
+        let mut bound = self.bound().unwrap_or(f64::INFINITY);
+        loop {
             left.retain(|g| !self.is_hopeless(g) && self.time(g) < bound);
+            if !self.goes_on() || self.spent() + spared >= self.asked.budget {
+                return;
+            }
             let (mut now, rest): (Vec<_>, Vec<_>) =
-                left.into_iter().partition(|g| self.seems_to_fit(g));
+                std::mem::take(left).into_iter().partition(|g| self.seems_to_fit(g));
             now.sort_by(|a, b| self.time(a).total_cmp(&self.time(b)));
-            left = now.split_off(self.at_once().min(now.len())).into_iter().chain(rest).collect();
+            *left = now.split_off(self.at_once().min(now.len())).into_iter().chain(rest).collect();
             if now.is_empty() {
-                break;
+                return;
             }
             self.compile_all(now, say);
             bound = self.bound().unwrap_or(bound);
         }
-        left.retain(|g| !self.is_hopeless(g) && self.time(g) < bound);
-        left.len()
+    }
+
+    /// Compiles the fastest plan with fewer of the layers that it computes again, as long as that fits: formulas only try
+    /// some numbers of them.
+    fn fewer_layers(&mut self, guesses: &mut Guesses, say: &mut dyn FnMut(Progress)) {
+        for _ in 0..FOR_LAYERS {
+            let next = self.fewer(guesses);
+            let Some(g) = next.filter(|_| self.goes_on()) else { return };
+            self.compile_all(vec![g], say);
+        }
+    }
+
+    /// The layout of the fastest plan with the fewest layers that fit by what is known of it; none if no layer less does.
+    fn fewer(&self, guesses: &mut Guesses) -> Option<Guess> {
+        let best = self.fitting().min_by(|a, b| a.seconds.total_cmp(&b.seconds))?;
+        let c = best.guess.candidate;
+        let layers = self.form.sizes.layers.div_ceil(c.layout.pp * c.layout.chunks);
+        let with = |recompute| Candidate { layout: Layout { recompute, ..c.layout }, ..c };
+        let again = |r: Recompute| match r {
+            Recompute::None => Some(0),
+            Recompute::Layers(n, _) => Some(usize::from(n)),
+            Recompute::Full => Some(layers),
+            _parts => None,
+        };
+        let now = again(c.layout.recompute).filter(|n| *n > 0)?;
+        // The most layers with which such a plan did not fit, and what it needs.
+        let failed = self.failed.iter().filter(|f| with(f.0.layout.recompute) == f.0);
+        let failed = failed.filter_map(|f| Some((again(f.0.layout.recompute)?, f.1)));
+        let over = failed.filter(|f| f.0 < now).max();
+        let room = self.asked.room(best.beside).saturating_sub(best.peak) as f64;
+        let each = match over {
+            Some((n, bytes)) => bytes.saturating_sub(best.peak) as f64 / (now - n) as f64,
+            None => {
+                let mut likely = |r| guesses.another(with(r)).map_or(f64::NAN, |g| g.likely);
+                (likely(Recompute::None) - likely(Recompute::Full)) / layers as f64
+            }
+        };
+        let least = over.map_or(1, |f| f.0 + 1);
+        let n = now.saturating_sub((room / each) as usize).max(least);
+        if n >= now || each.is_nan() || each <= 0.0 {
+            return None;
+        }
+        let of = |n: usize| u16::try_from(n).ok();
+        guesses.another(with(Recompute::Layers(of(n)?, of(layers)?))).ok()
     }
 
     /// Compiles of each family of layouts the fastest that seems to fit: plans of one are faster than their formula, and
@@ -165,7 +222,7 @@ impl<'a> Search<'a> {
 
     /// Layouts that are compiled at once, of what is left of the budget.
     fn at_once(&self) -> usize {
-        AT_ONCE.min(self.asked.budget - self.compiled - self.refused.len())
+        AT_ONCE.min(self.asked.budget - self.spent())
     }
 
     fn compile_all(&mut self, some: Vec<Guess>, say: &mut dyn FnMut(Progress)) {
@@ -202,12 +259,17 @@ impl<'a> Search<'a> {
     fn goes_on(&mut self) -> bool {
         let is_over = self.asked.end.is_some_and(|end| Instant::now() >= end);
         self.cut = signals::asked().map(Cut::Signal).or(is_over.then_some(Cut::Time));
-        self.cut.is_none() && self.compiled + self.refused.len() < self.asked.budget
+        self.cut.is_none() && self.spent() < self.asked.budget
+    }
+
+    /// How much of the budget was used.
+    fn spent(&self) -> usize {
+        self.compiled + self.refused.len()
     }
 
     /// True if a layout that needs less was compiled and did not fit.
     fn is_hopeless(&self, g: &Guess) -> bool {
-        self.failed.iter().any(|f| needs_more(&g.candidate, f))
+        self.failed.iter().any(|f| needs_more(&g.candidate, &f.0))
     }
 
     /// True if the formula of memory, scaled by what plans like it needed, says so, and if one is asked for that of the
@@ -244,7 +306,7 @@ impl<'a> Search<'a> {
         if c.peak <= self.asked.room(c.beside) {
             self.fits.push(c);
         } else {
-            self.failed.push(c.guess.candidate);
+            self.failed.push((c.guess.candidate, c.peak));
         }
     }
 
@@ -298,23 +360,23 @@ impl<'a> Search<'a> {
 /// What the error of the formula of time depends on most.
 fn pace(g: &Guess) -> (Recompute, u8, bool, Context) {
     let l = &g.candidate.layout;
-    (l.recompute, l.zero, l.tp > 1, l.context)
+    (kind(l.recompute), l.zero, l.tp > 1, l.context)
 }
 
 /// What the error of the formula of memory depends on most.
 fn likeness(g: &Guess) -> (Recompute, u8) {
-    (g.candidate.layout.recompute, g.candidate.layout.zero)
+    (kind(g.candidate.layout.recompute), g.candidate.layout.zero)
+}
+
+/// One for all numbers of layers that are computed again.
+pub(super) fn kind(r: Recompute) -> Recompute {
+    if matches!(r, Recompute::Layers(..)) { Recompute::Layers(1, 2) } else { r }
 }
 
 /// True if a layout needs at least what another needs: the same, with more kept of more sequences.
 fn needs_more(a: &Candidate, b: &Candidate) -> bool {
     let (x, y) = (&a.layout, &b.layout);
-    let mesh = |l: &shardc_cost::layout::Layout| (l.tp, l.cp, l.pp, l.dp, l.chunks, l.ep, l.etp);
-    let kept = |r: Recompute| match r {
-        Recompute::None => 0,
-        Recompute::Selective | Recompute::Ops => 1,
-        Recompute::Full => 2,
-    };
+    let mesh = |l: &Layout| (l.tp, l.cp, l.pp, l.dp, l.chunks, l.ep, l.etp);
     mesh(x) == mesh(y)
         && (a.named, x.context) == (b.named, y.context)
         && (x.shards <= y.shards || x.zero == 0)
@@ -323,5 +385,5 @@ fn needs_more(a: &Candidate, b: &Candidate) -> bool {
         && (x.microbatches > 1 || y.microbatches == 1)
         && x.zero <= y.zero
         && x.sp <= y.sp
-        && kept(x.recompute) <= kept(y.recompute)
+        && x.recompute.keeps_all_of(y.recompute)
 }

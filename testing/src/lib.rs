@@ -25,6 +25,8 @@ pub enum Tool {
     Torch,
     /// The same with PEFT.
     Peft,
+    /// A package that plans are exported to, by its name, for the same Python.
+    Target(&'static str),
     /// A user other than the tests' with a limit of threads (`setpriv`, as root).
     OtherUser,
 }
@@ -38,6 +40,7 @@ impl fmt::Display for Tool {
             Tool::Perfetto => "perfetto",
             Tool::Torch => "torch",
             Tool::Peft => "peft",
+            Tool::Target(name) => name,
             Tool::OtherUser => "other-user",
         })
     }

@@ -3,8 +3,9 @@
     check.py dtensor FILE         placements on gloo ranks: local shapes and offsets are those of the plan
     check.py hf FILE CONFIG       DistributedConfig on a live model: shards as named, logits as on one rank
     check.py schedule FILE RANKS  the schedule of torchtitan, by the parser of torch
-    check.py torchtitan FOLDER SOURCE    the module, with the dataclasses of torchtitan's source
+    check.py torchtitan FOLDER [SOURCE]  the module, with the dataclasses of torchtitan's source, or of the package
     check.py megatron FILE SOURCE        the flags, with the parser of Megatron-LM's source
+    check.py mcore FILE                  what they set of the configs of megatron-core, with the package
     check.py deepspeed FILE RANKS        the config, with DeepSpeed
     check.py nanotron FILE SOURCE        the parallelism, with nanotron's dataclass
     check.py chakra FOLDER SOURCE        the traces, with Chakra's schema, compiled by grpc_tools
@@ -81,7 +82,7 @@ def placed(rank, plan):
 def hf(path, config):
     args = json.load(open(path))
     ranks(args["tp_size"] * args.get("fsdp_size", 1) * args.get("dp_replicate_size", 1), live, args, config)
-    print("the model runs with this plan:", len(args["tp_plan"]), "rules")
+    print("the model runs with this plan:", len(args.get("tp_plan", {})) + len(args.get("ep_plan", {})), "rules")
 
 
 def live(rank, args, config):
@@ -101,12 +102,19 @@ def live(rank, args, config):
     dist.barrier()
     model = AutoModelForCausalLM.from_pretrained(box[0], distributed_config=DistributedConfig(**args))
     tokens = torch.arange(12).reshape(1, 12) % config.vocab_size
-    tp = args["tp_size"]
+    tp, rules, experts = args["tp_size"], args.get("tp_plan", {}), args.get("ep_plan", {})
     dims = {"colwise": 0, "colwise_gather_output": 0, "embedding_rowwise": 0, "rowwise": 1, "embedding_colwise": 1}
     seen = set()
     for name, p in model.named_parameters():
         rule = ".".join("*" if x.isdigit() else x for x in name.removesuffix(".weight").split("."))
-        dim = dims.get(args["tp_plan"].get(rule))
+        if experts.get(rule) == "grouped_gemm":
+            # What ranks with the same experts share out, FSDP has split again.
+            split = p.device_mesh.size() if isinstance(p, DTensor) else 1
+            local = p.to_local() if isinstance(p, DTensor) else p
+            assert local.shape[0] * split == whole.get_parameter(name).shape[0], (name, local.shape, split)
+            seen.add(rule)
+            continue
+        dim = dims.get(rules.get(rule))
         if dim is None:
             continue
         seen.add(rule)
@@ -116,7 +124,7 @@ def live(rank, args, config):
         part = -(-p.shape[dim] // tp)
         first = min(part * rank, p.shape[dim])
         assert p.to_local().shape[dim] == min(part, p.shape[dim] - first), name
-    assert seen == {r for r, s in args["tp_plan"].items() if s in dims}, seen
+    assert seen == {r for r, s in (rules | experts).items() if s in dims or s == "grouped_gemm"}, seen
     with torch.no_grad():
         mine, theirs = model(tokens).logits, whole(tokens).logits
     mine = mine.full_tensor() if isinstance(mine, DTensor) else mine
@@ -136,10 +144,10 @@ def schedule(path, n):
     print(sum(map(len, rows.values())), "actions of", stages, "stages")
 
 
-def torchtitan(folder, source):
+def torchtitan(folder, source=None):
     import dataclasses
 
-    sys.path[:0] = [source, folder]
+    sys.path[:0] = [folder] + ([source] if source else [])
     import shardc_plan
 
     class Any:
@@ -176,6 +184,44 @@ def megatron(path, source):
     args = parser.parse_args(words)
     flags = [w for w in words if w.startswith("--")]
     print(len(flags), "flags:", args.tensor_model_parallel_size, args.pipeline_model_parallel_size)
+
+
+# Fields of megatron-core whose flags have other names, and values that flags without one stand for.
+RENAMED = {"num-experts": "num_moe_experts", "swiglu": "gated_linear_unit", "bf16": "bf16", "fp16": "fp16"}
+NEGATED = {"disable-bias-linear": "add_bias_linear"}
+
+
+def mcore(path):
+    import dataclasses
+    import warnings
+
+    warnings.simplefilter("ignore")
+    from megatron.core.distributed import DistributedDataParallelConfig
+    from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
+
+    flags = [line.split() for line in open(path) if line.startswith("--")]
+    given = {words[0][2:]: words[1:] for words in flags}
+    latent = "multi-latent-attention" in given
+    taken = set()
+    for of in (MLATransformerConfig if latent else TransformerConfig, DistributedDataParallelConfig):
+        known = {f.name: f.default for f in dataclasses.fields(of)}
+        values = {}
+        for flag, words in given.items():
+            name = NEGATED.get(flag) or RENAMED.get(flag) or flag.replace("-", "_")
+            if name not in known:
+                continue
+            value = [json.loads(w) if w[0] in "-0123456789" else w for w in words]
+            several = name in ("recompute_modules", "cp_comm_type")
+            values[name] = flag not in NEGATED if not words else value if several else value[0]
+            taken.add(flag)
+        if "moe_layer_freq" in values:
+            values["moe_layer_freq"] = eval(values["moe_layer_freq"])
+        if of is not DistributedDataParallelConfig:
+            values.setdefault("pipeline_dtype", "bf16")
+        # Its __post_init__ refuses what contradicts itself.
+        of(**values)
+    print(len(taken), "of", len(given), "flags are fields of its configs:", *sorted(taken))
+    assert len(taken) > 10, taken
 
 
 def deepspeed(path, n):

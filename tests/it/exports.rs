@@ -3,6 +3,7 @@
 
 mod fields;
 mod megatron;
+mod packages;
 
 use crate::lab::Lab;
 use serde_json::Value as Json;
@@ -73,7 +74,7 @@ const CASES: [Case; 9] = [
             ("torchtitan", "without sharded weights"),
             ("nanotron", "experts"),
             ("deepspeed", "expert parallelism"),
-            ("hf-tp-plan", "experts"),
+            ("hf-tp-plan", "ep over replicas"),
         ],
     ),
     (
@@ -311,6 +312,16 @@ fn exports_have_the_numbers_of_the_plan() {
     let json: Json = serde_json::from_str(&of("hf-tp-plan")).expect("JSON");
     let norm = &json["tp_plan"]["model.layers.*.self_attn.query_layernorm"];
     assert_eq!(norm, "replicated_with_grad_allreduce");
+    let ep: Case = ("gpt_oss", &["--mesh", "dp_shard=4,ep=2", "--zero", "3"], &[]);
+    compiled(&lab, &ep, "p");
+    let json: Json = serde_json::from_str(&of("hf-tp-plan")).expect("JSON");
+    assert_eq!((&json["ep_size"], &json["fsdp_size"]), (&2.into(), &4.into()));
+    let rules = json["ep_plan"].as_object().expect("rules");
+    let tensors = ["gate_up_proj", "gate_up_proj_bias", "down_proj", "down_proj_bias"];
+    for tensor in tensors {
+        assert_eq!(rules[&format!("model.layers.*.mlp.experts.{tensor}")], "grouped_gemm");
+    }
+    assert_eq!(rules["model.layers.*.mlp.experts"], "ep_dispatch_experts");
     // Pieces of all ranks together are each parameter, as often as it is there.
     compiled(&lab, &CASES[1], "p");
     let json: Json = serde_json::from_str(&of("dtensor")).expect("JSON");
@@ -339,6 +350,15 @@ fn python() -> Option<String> {
     Command::new(&name).args(test).output().is_ok_and(|o| o.status.success()).then_some(name)
 }
 
+/// What `tests/exports/check.py` says of a file.
+fn check(lab: &Lab, python: &str, args: &[&str]) {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/exports/check.py");
+    let out = Command::new(python).current_dir(&lab.0).arg(&script).args(args).output();
+    let out = out.expect("python starts");
+    let said = String::from_utf8_lossy(&out.stderr).into_owned();
+    assert!(out.status.success(), "{args:?}: {said}");
+}
+
 /// DTensors on gloo ranks have the local shapes of the plan; a live model of transformers runs with the styles; the
 /// schedule is one for PyTorch.
 #[test]
@@ -347,13 +367,7 @@ fn pytorch_reads_them() {
         return skip(Tool::Torch, "placements on gloo ranks, a live model, and a schedule");
     };
     let lab = Lab::new("exports-pytorch");
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/exports/check.py");
-    let check = |args: &[&str]| {
-        let out = Command::new(&python).current_dir(&lab.0).arg(&script).args(args).output();
-        let out = out.expect("python starts");
-        let said = String::from_utf8_lossy(&out.stderr).into_owned();
-        assert!(out.status.success(), "{args:?}: {said}");
-    };
+    let check = |args: &[&str]| check(&lab, &python, args);
     for (i, case) in [&CASES[1], &CASES[2], &CASES[6]].into_iter().enumerate() {
         let (plan, out) = (format!("{i}.plan"), format!("{i}.dtensor"));
         compiled(&lab, case, &plan);
@@ -365,6 +379,11 @@ fn pytorch_reads_them() {
     compiled(&lab, &("qwen3", &["--mesh", "tp=2"], &[]), "tp.plan");
     lab.ok(&["export", "tp.plan", "--to", "hf-tp-plan", "-o", "hf"]);
     check(&["hf", "hf/tp_plan.json", "qwen3"]);
+    // Experts of two ranks each, of which FSDP shards what is not theirs.
+    let ep: Case = ("qwen3_moe", &["--mesh", "dp_shard=2,ep=2", "--zero", "3"], &[]);
+    compiled(&lab, &ep, "ep.plan");
+    lab.ok(&["export", "ep.plan", "--to", "hf-tp-plan", "-o", "ep"]);
+    check(&["hf", "ep/tp_plan.json", "qwen3_moe"]);
 }
 
 /// What targets refuse at their start, or do otherwise without a word of theirs.

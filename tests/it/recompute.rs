@@ -58,6 +58,32 @@ fn same_bits_less_memory() {
     }
 }
 
+/// Modules of layers as Megatron-LM names them: the same bits, and less is saved the more of them there are.
+#[test]
+fn modules_are_computed_again() {
+    let run = |names: &[&str]| {
+        let names = names.iter().map(|n| n.to_string()).collect();
+        train("deepseek_v3", &[("dp_replicate", 2)], false, Recompute::Ops(names))
+    };
+    let (bits, all) = run(&["elementwise"]);
+    let (same, default) = train("deepseek_v3", &[("dp_replicate", 2)], false, Recompute::default());
+    assert_eq!((&bits, all), (&same, default), "alone it is the default");
+    let mut last = all;
+    for names in [
+        &["elementwise", "mla_up_proj"][..],
+        &["elementwise", "mla_up_proj", "experts"],
+        &["elementwise", "mla_up_proj", "moe"],
+    ] {
+        let (same, bytes) = run(names);
+        assert_eq!(bits, same, "{names:?}");
+        assert!(bytes < last, "{names:?}: {bytes} of {last}");
+        last = bytes;
+    }
+    let (none, most) = run(&[]);
+    let (act, fewer) = run(&["moe_act"]);
+    assert!(none == act && fewer < most, "moe_act: {fewer} of {most}");
+}
+
 #[test]
 fn full_saves_one_tensor_per_layer() {
     let fx = Fixture::open("llama_gqa");

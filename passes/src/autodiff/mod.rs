@@ -3,5 +3,6 @@
 pub mod chunks;
 pub mod differentiate;
 mod mincut;
+pub(crate) mod named;
 pub mod recompute;
 pub mod split;

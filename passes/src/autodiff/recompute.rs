@@ -8,11 +8,11 @@
 //! layer. Same inputs, same ops, same order: the same bits.
 
 use super::mincut::{Forward, redone};
+use super::named::Named;
 use serde::{Deserialize, Serialize};
-use shardc_ir::func::{Func, Node, Scope, Value, ValueMap};
-use shardc_ir::ids::IndexVec;
+use shardc_ir::func::{Func, Node, Value};
 use shardc_ir::mesh::Mesh;
-use shardc_ir::ops::{Kind, NAMES, Op};
+use shardc_ir::ops::{Kind, NAMES};
 use shardc_ir::types::DType;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -49,10 +49,32 @@ pub enum Recompute {
 ///
 /// - `norms`: of the scopes in which an `rsqrt` stands, everything that is cheap.
 /// - `activations`: `gelu`, `silu`, `tanh` and `logistic`, and a `mul` that gates with one.
-/// - `selective`: as alone.
-pub const GROUPS: [&str; 3] = ["norms", "activations", "selective"];
+/// - `selective`, `elementwise`: as alone; `elementwise` cuts around what else is named.
+/// - `mla_up_proj`: what makes queries, keys and values of latent vectors (as Megatron-LM names it).
+/// - `moe_act`: the activations of experts.
+/// - `experts`: their products, too; no exchange.
+/// - `moe`: everything of a layer's experts, with router, exchanges and what all tokens pass.
+pub const GROUPS: [&str; 8] = [
+    "norms",
+    "activations",
+    "selective",
+    "elementwise",
+    "mla_up_proj",
+    "moe_act",
+    "experts",
+    "moe",
+];
 
 impl Recompute {
+    /// True if what is element-wise is saved by a minimum cut.
+    pub fn cuts(&self) -> bool {
+        match self {
+            Recompute::Mix(_, rest) => rest.cuts(),
+            Recompute::Ops(names) => names.iter().any(|n| n == "elementwise"),
+            policy => *policy == Recompute::Elementwise,
+        }
+    }
+
     /// Reads `none`, `elementwise`, `selective`, `full`, `sqrt`, `fit`, `every:N`, `layers:N`, `mix:N*…+…`, or
     /// `ops:` with names of ops and groups joined by commas; the error names the first that is none of these.
     pub fn parse(text: &str) -> Result<Recompute, String> {
@@ -169,36 +191,9 @@ pub(super) fn recomputed(p: &Program, policy: &Recompute) -> Vec<bool> {
             j.nodes[n].ins.iter().filter_map(|&v| maker(v)).for_each(|m| leaves[m] = true);
         }
     }
-    if *policy == Recompute::Elementwise {
-        let runs: Vec<Option<u32>> = (0..forward).map(run).collect();
-        let always: Vec<bool> = (0..forward).map(again).collect();
-        let all = Forward { mesh: p.mesh, func: j, runs: &runs, always: &always, leaves: &leaves };
-        return redone(&all).iter().zip(&always).map(|(redone, always)| redone | always).collect();
-    }
-    let weight = super::differentiate::only_weights(j);
+    let named = Named::of(j, forward);
     let places = places(j, forward);
     let place = |n: usize| places[&(j.stage_of(&j.nodes[n]), layer(n).expect("asked of layers"))];
-    let mut norms: IndexVec<Scope, bool> = IndexVec::filled(false, j.scopes.len());
-    for n in j.nodes[..forward].iter().filter(|n| matches!(n.op, Op::Rsqrt(_))) {
-        norms[n.scope] = true;
-    }
-    let residual = residual(j, forward);
-    // Its terms would be saved in place of a residual sum.
-    let cheap = |n: usize| {
-        let node = &j.nodes[n];
-        !residual[node.outs[0]] && cheap(&node.op, |k| weight[node.ins[k]])
-    };
-    let gates = |n: usize| {
-        let mut of = j.nodes[n].ins.iter().filter_map(|&v| maker(v));
-        matches!(j.nodes[n].op, Op::Mul(_))
-            && of.any(|m| j.nodes[m].op.facts().kind == Kind::Activation)
-    };
-    let named = |n: usize, name: &str| match name {
-        "norms" => norms[j.nodes[n].scope] && cheap(n),
-        "activations" => j.nodes[n].op.facts().kind == Kind::Activation || gates(n),
-        "selective" => cheap(n),
-        op => op == j.nodes[n].op.mnemonic(),
-    };
     let chosen = |n: usize| {
         if again(n) {
             return true;
@@ -207,18 +202,23 @@ pub(super) fn recomputed(p: &Program, policy: &Recompute) -> Vec<bool> {
             return false;
         }
         match policy {
-            Recompute::None => false,
+            Recompute::None | Recompute::Elementwise => false,
             Recompute::Full | Recompute::Sqrt => true,
-            Recompute::Selective => cheap(n),
+            Recompute::Selective => named.has(n, "selective"),
             Recompute::Every(every) => (place(n) + 1) % every == 0,
             Recompute::Layers(first) => place(n) < *first,
-            Recompute::Ops(names) => names.iter().any(|name| named(n, name)),
-            Recompute::Elementwise => unreachable!("a cut of its own"),
+            Recompute::Ops(names) => names.iter().any(|name| named.has(n, name)),
             Recompute::Mix(..) => unreachable!("of other policies"),
             Recompute::Fit => unreachable!("the pipeline refuses what is not chosen yet"),
         }
     };
-    (0..forward).map(chosen).collect()
+    let always: Vec<bool> = (0..forward).map(chosen).collect();
+    if !policy.cuts() {
+        return always;
+    }
+    let runs: Vec<Option<u32>> = (0..forward).map(run).collect();
+    let all = Forward { mesh: p.mesh, func: j, runs: &runs, always: &always, leaves: &leaves };
+    redone(&all).iter().zip(&always).map(|(redone, always)| redone | always).collect()
 }
 
 /// Each layer by its policy: what a policy does in one does not depend on the others.
@@ -325,38 +325,4 @@ fn runs(p: &Program) -> BTreeMap<u32, u32> {
         }
     }
     out
-}
-
-/// By value: whether it is a residual sum: what enters a layer, with what the layer has added to it.
-fn residual(j: &Func, forward: usize) -> ValueMap<bool> {
-    let (makers, mut residual) = (j.makers(), j.per_value(false));
-    let layer = |n: &Node| j.scope_info(n.scope).layer;
-    for n in j.nodes[..forward].iter().filter(|n| n.op.is_sum()) {
-        let enters = |v| makers[v].is_some_and(|m| layer(&j.nodes[m as usize]) != layer(n));
-        let is = |v: &Value| j.ty(*v).dims == j.ty(n.outs[0]).dims && (residual[v] || enters(*v));
-        residual[n.outs[0]] = n.ins.iter().any(is);
-    }
-    residual
-}
-
-/// True for ops that cost little beside the products of a layer.
-fn cheap(op: &Op, is_weight: impl Fn(usize) -> bool) -> bool {
-    match op.facts().kind {
-        Kind::Product => !is_weight(0) && !is_weight(1),
-        Kind::GroupedProduct
-        | Kind::Attention
-        | Kind::Recurrence
-        | Kind::Lookup
-        | Kind::Scatter => false,
-        Kind::Layout => op.collective().is_none(),
-        Kind::Constant
-        | Kind::Elementwise
-        | Kind::Activation
-        | Kind::Conversion
-        | Kind::Reduction
-        | Kind::Movement
-        | Kind::Choice
-        | Kind::Copies
-        | Kind::Update => true,
-    }
 }

@@ -5,6 +5,7 @@ use crate::commands::launch_script::quoted;
 use crate::commands::price::{constants, lines as parts, tables, time};
 use crate::export::Target;
 use crate::input::Input;
+use crate::planner::beyond::{Beyond, Extra};
 use crate::planner::{Asked, Compiled, Found};
 use crate::report::{beside_words, bytes};
 use crate::search::ways::mesh_text;
@@ -37,6 +38,17 @@ pub(super) fn assumed(asked: &Asked, found: &Found) -> String {
              values and has other kernels\n",
             to.software()
         );
+    }
+    if !found.beyond.is_empty() {
+        out += "-: no plan is so; by formula, as much faster as its line (activations go over 25 GB/s in each direction)";
+        out += match asked.target {
+            Some(Target::Megatron) => {
+                "; for fp8 add --fp8-format hybrid --fp8-recipe tensorwise (mxfp8 on Blackwell) to what is exported, for \
+                 activations --fine-grained-activation-offloading\n"
+            }
+            Some(Target::Torchtitan) => "; for fp8 add its Float8 converter to the config\n",
+            _another => "\n",
+        };
     }
     if let Some((to, (why, n))) = asked.target.zip(found.left_out.most()) {
         out += &format!(
@@ -71,6 +83,47 @@ pub(super) fn within(found: &Found) -> String {
         100.0 * band.width,
         band.class
     )
+}
+
+/// The row of a line that is priced by formula.
+pub(super) fn beyond(found: &Found, b: &Beyond, theirs: bool) -> Vec<String> {
+    let (of, flops) = (&found.fits[b.line], found.fits[b.line].mfu * found.fits[b.line].seconds);
+    let words = b.candidate.words();
+    let (what, mfu, own) = match b.extra {
+        // Its peak is another.
+        Extra::Fp8 => ("products in fp8".into(), String::new(), theirs),
+        Extra::Offload(n) => {
+            let what = format!("{} of activations on the host", bytes(n));
+            (what, format!("{:.1} %", 100.0 * flops / b.seconds), false)
+        }
+    };
+    let per_s = of.tokens_per_s * of.seconds / b.seconds;
+    let mut row = vec!["-".into(), time(b.seconds), mfu, format!("{per_s:.0}")];
+    let memory = bytes(b.bytes);
+    row.extend(if own { [String::new(), memory].to_vec() } else { vec![memory] });
+    row.extend((theirs && !own).then(String::new));
+    row.extend([
+        format!("{words} (not executable: {what})"),
+        format!("line {} by formula", b.line + 1),
+    ]);
+    row
+}
+
+/// The same for programs.
+pub(super) fn beyond_json(b: &Beyond) -> Value {
+    let (extra, host) = match b.extra {
+        Extra::Fp8 => ("fp8", 0),
+        Extra::Offload(n) => ("offload", n),
+    };
+    json!({
+        "line": b.line + 1,
+        "layout": b.candidate.words(),
+        "extra": extra,
+        "step_s": b.seconds,
+        "bytes": b.bytes,
+        "host_bytes": host,
+        "executable": false,
+    })
 }
 
 /// The flags with which `shardc compile` makes a plan, by their names; one that takes no value is true.

@@ -81,6 +81,41 @@ fn rules(flags: &BTreeMap<String, Vec<String>>) {
     }
 }
 
+/// Modules and numbers of layers that are computed again have its words; what has none is refused.
+#[test]
+fn recomputation_is_by_modules_and_layers() {
+    let lab = Lab::new("exports-recompute");
+    let model = lab.model("deepseek_v3");
+    let compile = |again: &str| {
+        lab.ok(&["compile", &model, "--seq", "16", "--recompute", again, "-o", "p"]);
+    };
+    for (again, want) in [
+        ("ops:elementwise,mla_up_proj,moe", "selective - - layernorm mla_up_proj moe moe_act"),
+        ("ops:norms", "selective - - layernorm"),
+        ("layers:2", "full block 2 -"),
+        ("mix:1*full+elementwise", "full block 1 -"),
+        ("full", "full uniform 1 -"),
+    ] {
+        compile(again);
+        let text = lab.ok(&["export", "p", "--to", "megatron"]).stdout;
+        let all = parsed(&String::from_utf8_lossy(&text));
+        let of = |flag: &str| {
+            all.get(&format!("--recompute-{flag}")).map_or("-".into(), |v| v.join(" "))
+        };
+        let said = ["granularity", "method", "num-layers", "modules"].map(of).join(" ");
+        assert_eq!(said, want, "{again}");
+    }
+    for (again, word) in [
+        ("ops:elementwise,experts", "without exchanges"),
+        ("ops:mul", "recomputation by op"),
+        ("mix:1*full+1*selective+none", "more than one way"),
+    ] {
+        compile(again);
+        let said = lab.refuses(&["export", "p", "--to", "megatron"], 4, "export");
+        assert!(said.contains(word), "{again}: {said}");
+    }
+}
+
 /// What starts, and overlaps as prices assume.
 #[test]
 fn flags_start_and_overlap() {

@@ -141,6 +141,7 @@ fn no_family_of_any_job_is_faster_than_the_first_line() {
         ["tp=1,pp=1,cp=1", "tp=1,cp=1", "pp=1,cp=1", "pp=1", "pp=2", "pp=4,tp=4", "cp=2"];
     let all = networks.into_iter().flat_map(|n| jobs.into_iter().map(move |j| (n, j)));
     let some: Vec<_> = if nightly() { all.collect() } else { all.take(1).collect() };
+    let mut slower: Vec<String> = vec![];
     for (nic, [name, gpus, batch, seq]) in some {
         let path = model(name);
         let bound = ["--moe-bound", "2"];
@@ -159,8 +160,11 @@ fn no_family_of_any_job_is_faster_than_the_first_line() {
         for fix in families.iter().take(samples(2, 7) as usize) {
             let fixed = best(&["--fix", fix, "--budget", &samples(4, 12).to_string()]);
             let fixed = fixed.unwrap_or(f64::INFINITY);
-            println!("{name} on {gpus}, {nic}: {first:.3} s, {fix}: {:.3}", fixed / first);
-            assert!(first <= 1.03 * fixed, "{name} {gpus} {nic} {fix}: {fixed}, line 1 {first}");
+            let said =
+                format!("{name} on {gpus}, {nic}: {first:.3} s, {fix}: {:.3}", fixed / first);
+            println!("{said}");
+            slower.extend((first > 1.03 * fixed).then_some(said));
         }
     }
+    assert!(slower.is_empty(), "{}", slower.join("\n"));
 }

@@ -13,7 +13,7 @@ use shardc_passes::options::Options;
 use shardc_prove::Verdict;
 use shardc_runtime::StepBatch;
 
-const MODELS: [&str; 1] = ["qwen3_next"];
+const MODELS: [&str; 4] = ["qwen3_next", "mamba2", "bamba", "granitemoehybrid"];
 
 /// The definition of every op against transformers: loss, logits, every gradient.
 #[test]
@@ -37,6 +37,8 @@ fn the_interpreter_walks_as_transformers_does() {
 /// Three steps on ranks against transformers, and every plan is proved.
 fn trains(o: &Options) {
     for name in MODELS {
+        let experts = Fixture::open(name).model(o).facts.experts.is_some();
+        let o = &Options { ep: if experts { o.ep } else { 1 }, ..o.clone() };
         eprintln!("{name} {:?} zero={} sp={}", o.mesh, o.zero, o.sp);
         let (model, compiled) = train_and_compare(name, o);
         let r = texts(&model, o, &compiled).prove();
@@ -142,4 +144,21 @@ fn what_is_not_built_is_refused_by_name() {
     assert!(said.contains("layers of type `mamba`"), "{said}");
     let uneven = lab.config("qwen3_next", json!({"linear_num_value_heads": 3}));
     lab.refuses(&flags(&uneven, &[]), 2, "config");
+    let split = flags(&lab.model("mamba2"), &["--mesh", "tp=4"]);
+    let said = lab.refuses(&split, 2, "heads-not-divisible");
+    assert!(said.contains("key_heads % tp == 0"), "{said}");
+    let wide = lab.config("mamba2", json!({"head_dim": 16}));
+    let said = lab.refuses(&flags(&wide, &[]), 2, "config");
+    assert!(said.contains("heads * head_dim == expand * hidden"), "{said}");
+    for (kind, why) in [
+        ("mamba", "Mamba-1"),
+        ("falcon_mamba", "Mamba-1"),
+        ("jamba", "Mamba-1"),
+        ("kimi_linear", "for each channel of a key"),
+        ("zamba2", "layers share"),
+    ] {
+        let other = lab.config("mamba2", json!({"model_type": kind}));
+        let said = lab.refuses(&flags(&other, &[]), 4, "unknown-model-type");
+        assert!(said.contains(why), "{kind}: {said}");
+    }
 }

@@ -12,7 +12,8 @@ use limits::{check_products, check_recurrent, check_shape};
 use crate::config::{Config, MAX_COUNT, TIED};
 use crate::family::{
     Activation, Adjacent, Beside, Eps, Experts, Factor, Factors, Family, Growth, Heads, KvHeads,
-    LatentSizes, Mixer, Positions, RecurrentKeys, RecurrentSizes, STEPS, Scores, Softcap, Still, Window,
+    LatentSizes, Mixer, Positions, RecurrentKeys, RecurrentSizes, STEPS, Scores, Softcap, Still,
+    Window,
 };
 use crate::rope::{self, Rope};
 use crate::{Facts, Shape};
@@ -456,9 +457,7 @@ fn dropout(f: &Family, c: &Config, asked: Dropout, warnings: &mut Vec<Diag>) -> 
     };
     match asked {
         Dropout::Rate(p) => Ok([p; 3]),
-        Dropout::Config => {
-            Ok([rate(keys.embedding)?, rate(keys.residual)?, rate(keys.attention)?])
-        }
+        Dropout::Config => Ok([rate(keys.embedding)?, rate(keys.residual)?, rate(keys.attention)?]),
         Dropout::Nothing => {
             for key in keys.all() {
                 let Some(p) = c.number_if(key)?.filter(|&p| p != 0.0) else { continue };

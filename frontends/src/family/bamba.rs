@@ -28,6 +28,7 @@ pub(super) const FAMILY: Family = Family {
     }),
     recurrent: Some(Recurrent { layers: Walking::AllBut("attn_layer_indices"), ..MAMBA }),
     mlp: Mlp { norm: Some("pre_ff_layernorm"), module: "feed_forward", ..llama::FAMILY.mlp },
+    final_norm: "final_layernorm",
     known: Known {
         refused: &[("z_loss_coefficient", Only::Numbers(&[0.0]))],
         harmless: &["mamba_chunk_size", "num_logits_to_keep"],

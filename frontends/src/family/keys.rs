@@ -4,11 +4,11 @@
 //! The yardstick is transformers' own class of the model type: `tests/fixtures/keys.py` measures what each key
 //! changes there, and a test compares these lists with its table.
 
-use super::{recurrent, wrappers};
 use super::{
     Adjacent, Beside, Bias, Eps, Experts, Factor, Family, Groups, Growth, Heads, KvHeads, Linear,
     Mixer, Normed, Positions, Scores, SparseLayers, Still, Unlisted, Walking, Window,
 };
+use super::{recurrent, wrappers};
 use crate::config::Config;
 use crate::rope;
 use serde_json::Value;
@@ -376,7 +376,7 @@ impl Experts {
             Groups::BestTwo { .. } => all.extend(["n_group", "topk_group"]),
         }
         match self.layers {
-            SparseLayers::All => {}
+            SparseLayers::All | SparseLayers::IfAny => {}
             SparseLayers::Stepped => all.extend(["decoder_sparse_step", "mlp_only_layers"]),
             SparseLayers::From { .. } => all.push("first_k_dense_replace"),
             SparseLayers::Between { first, last, step } => all.extend([first.0, last, step]),

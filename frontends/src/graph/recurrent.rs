@@ -134,7 +134,8 @@ pub(super) fn decays(b: &mut Builder, steps: Value, log: Value) -> Value {
 /// What tokens read of the state, which with β is walked by the delta rule.
 pub(super) fn scanned(b: &mut Builder, cx: &Cx, of: [Value; 4], beta: Option<Value>) -> Value {
     let delta = DeltaRule(beta.is_some());
-    let op = Scan { delta, segments: cx.segments.is_some(), start: false };
+    let (pieces, segments) = (Sizes::default(), cx.segments.is_some());
+    let op = Scan { delta, pieces, segments, start: false };
     let ins: Vec<Value> = of.into_iter().chain(beta).chain(cx.segments).collect();
     b.push_n(&["scan", "state"], op, &ins)[0]
 }

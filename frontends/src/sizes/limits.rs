@@ -25,7 +25,9 @@ pub(super) fn check_shape(
                 let why = "learned positions beyond the last do not exist";
                 return Err(d.why(why).help(format!("use --seq {most} or less")));
             }
-            Positions::Rotary(_) | Positions::None => warnings.push(d.help(format!("it was made for --seq {most}"))),
+            Positions::Rotary(_) | Positions::None => {
+                warnings.push(d.help(format!("it was made for --seq {most}")))
+            }
         }
     }
     Ok(())

@@ -10,11 +10,7 @@ const GATED: family::Norm = family::Norm { around_one: false, ..family::Norm::RM
 
 impl Declare<'_, '_, '_> {
     /// The parameters of the module `within` a block, but the product behind its heads.
-    pub(super) fn recurrent(
-        &mut self,
-        r: &Recurrent,
-        block: &str,
-    ) -> Result<recurrent::Recurrent> {
+    pub(super) fn recurrent(&mut self, r: &Recurrent, block: &str) -> Result<recurrent::Recurrent> {
         let within = format!("{block}.{}", r.module);
         Ok(match &r.mixer {
             Mixer::DeltaNet => recurrent::Recurrent::DeltaNet(self.delta_net(&within)?),

@@ -107,12 +107,37 @@ pub(crate) fn attention_grad(l: &Layout, o: &AttentionGrad) -> Kernel {
     }))
 }
 
+/// The tokens of a piece, and how many pieces a rank has of a row.
+fn pieces(l: &Layout, o: &Scan) -> [usize; 2] {
+    let tokens = l.types[0].dims[1].size / o.count();
+    [tokens, if tokens == 0 { 1 } else { l.lens(0)[1] / tokens }]
+}
+
+/// A view in which each piece of a row is a row: of tokens, or of states.
+fn by_piece(l: &Layout, o: &Scan, mut view: View) -> View {
+    let [tokens, each] = pieces(l, o);
+    if o.pieces.0.is_empty() {
+        return view;
+    }
+    // Pieces of states are a dim of their own.
+    let of_states = l.types[view.operand].rank() == 5;
+    let apart = if of_states { view.strides.remove(1) } else { view.strides[1] * tokens };
+    if each > 1 {
+        assert_eq!(view.strides[0], apart * each, "rows are adjacent");
+        view.strides[0] = apart;
+    }
+    view
+}
+
 fn recurrent(l: &Layout, o: &Scan, behind: scan::Behind) -> Recurrent {
     let (q, v) = (l.lens(0), l.lens(3));
+    let [tokens, each] = pieces(l, o);
+    let rows = |l: &Layout, i| by_piece(l, o, rows(l, i));
+    let all = |l: &Layout, i| by_piece(l, o, all(l, i));
     Recurrent {
         delta: o.delta.0,
-        batch: q[0],
-        tokens: q[1],
+        batch: q[0] * each,
+        tokens,
         heads: q[2],
         width: q[3],
         value_width: v[3],
@@ -131,17 +156,19 @@ fn recurrent(l: &Layout, o: &Scan, behind: scan::Behind) -> Recurrent {
 pub(crate) fn scan(l: &Layout, o: &Scan) -> Kernel {
     Kernel::Recurrence(Box::new(kernel::Recurrence {
         of: recurrent(l, o, o.behind()),
-        out: rows(l, l.ins),
-        end: rows(l, l.ins + 1),
+        out: by_piece(l, o, rows(l, l.ins)),
+        end: by_piece(l, o, rows(l, l.ins + 1)),
     }))
 }
 
 /// Operands q, k, g, v, d_o, d_end, and those behind; results d_q, d_k, d_g, d_v, and d_beta and d_start, if there
 /// are such; then the workspace.
 pub(crate) fn scan_grad(l: &Layout, o: &ScanGrad) -> Kernel {
-    let first = l.ins;
+    let (first, of) = (l.ins, o.forward());
+    let rows = |l: &Layout, i| by_piece(l, &of, rows(l, i));
+    let all = |l: &Layout, i| by_piece(l, &of, all(l, i));
     Kernel::RecurrenceGrad(Box::new(kernel::RecurrenceGrad {
-        of: recurrent(l, &o.forward(), o.behind()),
+        of: recurrent(l, &of, o.behind()),
         d_out: rows(l, 4),
         d_end: rows(l, 5),
         d_q: rows(l, first),

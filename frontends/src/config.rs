@@ -296,6 +296,30 @@ impl<'a> Config<'a> {
     }
 }
 
+/// JSON with the words `Infinity` and `NaN`, which Python writes and JSON has not, as strings.
+pub(crate) fn with_words(text: &[u8]) -> Vec<u8> {
+    let (mut out, mut inside, mut i) = (Vec::with_capacity(text.len()), false, 0);
+    while i < text.len() {
+        let word = [&b"Infinity"[..], b"NaN"].into_iter().find(|w| text[i..].starts_with(w));
+        let taken = match (inside, text[i], word) {
+            (false, _, Some(word)) => {
+                out.extend([b"\"", word, b"\""].concat());
+                i += word.len();
+                continue;
+            }
+            (true, b'\\', _) => 2,
+            (_, b'"', _) => {
+                inside = !inside;
+                1
+            }
+            _other => 1,
+        };
+        out.extend(text[i..].iter().take(taken));
+        i += taken;
+    }
+    out
+}
+
 fn kind(v: &Value) -> &'static str {
     match v {
         Value::Null => "null",

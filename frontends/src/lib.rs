@@ -434,7 +434,9 @@ fn read_config(file: &Path) -> Result<serde_json::Value> {
             }
         }
     })?;
-    let config: serde_json::Value = serde_json::from_slice(&bytes).map_err(|e| {
+    let read = |bytes: &[u8]| serde_json::from_slice::<serde_json::Value>(bytes);
+    let config = read(&bytes).or_else(|e| read(&config::with_words(&bytes)).map_err(|_| e));
+    let config = config.map_err(|e| {
         Diag::new("config", format!("config.json is not JSON: {e}")).at(place).help(format!(
             "see line {}, column {}",
             e.line(),

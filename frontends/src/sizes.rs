@@ -5,14 +5,15 @@ mod layers;
 mod limits;
 
 pub(crate) use experts::{Divisor, Routing};
-use experts::{expert_facts, idle_balance, routing, sparse};
+use experts::{expert_facts, idle_balance, routing, sparse, there};
 use layers::{turns, walks, windows};
 use limits::{check_products, check_recurrent, check_shape};
 
 use crate::config::{Config, MAX_COUNT, TIED};
 use crate::family::{
     Activation, Adjacent, Beside, Eps, Experts, Factor, Factors, Family, Growth, Heads, KvHeads,
-    LatentSizes, Positions, RecurrentKeys, RecurrentSizes, Scores, Softcap, Still, Window,
+    LatentSizes, Mixer, Positions, RecurrentKeys, RecurrentSizes, STEPS, Scores, Softcap, Still,
+    Window,
 };
 use crate::rope::{self, Rope};
 use crate::{Facts, Shape};
@@ -60,6 +61,8 @@ pub(crate) struct Arch {
     pub latent: Option<LatentSizes>,
     /// Sizes of layers that walk a state.
     pub recurrent: Option<RecurrentSizes>,
+    /// Least and most step size of Mamba-2, where there are such.
+    pub steps: Option<[f64; 2]>,
     /// Whether each layer walks a state, and has no attention.
     pub walks: Vec<bool>,
     /// Whether queries and keys turn, of every layer.
@@ -111,7 +114,7 @@ impl Arch {
         }
         let turning = latent.map_or(facts.head_dim, |l| l.turning);
         let rope = |local| match f.positions {
-            Positions::Learned(_) => Ok(None),
+            Positions::Learned(_) | Positions::None => Ok(None),
             Positions::Rotary(t) => {
                 rope::read(c, turning, [shape.seq, facts.max_positions], (t, local))
             }
@@ -151,6 +154,8 @@ impl Arch {
         let recurrent = recurrent(f, c, facts.hidden, shape)?;
         let mut walks = walks(f, c, facts.layers)?;
         walks.resize(facts.layers + mtp.0, false);
+        let turns = turns(f, c, &windows)?;
+        let any_turns = turns.iter().zip(&walks).any(|(turns, walks)| *turns && !walks);
         Ok(Arch {
             // Positions begin at 0.
             growth: growth.filter(|g| g.by != 0.0 && g.every < shape.seq + g.from),
@@ -158,12 +163,13 @@ impl Arch {
             scale: sharper * scale,
             factors: [embedding?, residual?, logits?],
             clip: f.attention.clip.map_or(Ok(None), |key| c.positive_if(key))?,
-            turns: turns(f, c, &windows)?,
+            turns,
             softcap: softcap(f.attention.softcap)?,
             final_softcap: softcap(f.softcap.filter(|_| c.has_own_head()))?,
             pairs: pairs(f, c)?,
             latent,
             recurrent,
+            steps: steps(f, c)?,
             walks,
             padding: padding(f, c, facts.vocab)?,
             sparse,
@@ -175,8 +181,8 @@ impl Arch {
                 Eps::Is(eps) => eps,
             },
             std,
-            rope,
-            local_rope,
+            rope: rope.filter(|_| any_turns),
+            local_rope: local_rope.filter(|_| any_turns),
             beside: match f.beside {
                 Beside::Never => false,
                 Beside::Unless(key) => c.flag(key, true)?,
@@ -297,10 +303,12 @@ fn facts(f: &Family, c: &Config) -> Result<Facts> {
         return Err(c.error("head_dim", what, "use more heads, such as heads of 128"));
     }
     let ffn = match (c.count_if(k.ffn)?, f.mlp.ratio) {
+        _none if !f.feeds => 0,
         (Some(n), _) => n,
         (None, Some(ratio)) => hidden.saturating_mul(ratio),
         (None, None) => c.count(k.ffn)?,
     };
+    let experts = f.experts.as_ref().filter(|e| there(e, c));
     Ok(Facts {
         layers,
         hidden,
@@ -309,13 +317,10 @@ fn facts(f: &Family, c: &Config) -> Result<Facts> {
         head_dim,
         ffn,
         vocab: c.count("vocab_size")?,
-        max_positions: c.count(k.max_positions)?,
+        max_positions: k.max_positions.map_or(Ok(MAX_COUNT as usize), |key| c.count(key))?,
         tied: c.flag(TIED, false)?,
-        recurrent: match f.recurrent.map(|r| r.keys.key_heads) {
-            None => None,
-            Some((key, absent)) => Some(c.count_if(key)?.unwrap_or(absent)),
-        },
-        experts: f.experts.as_ref().map(|e| expert_facts(e, c)).transpose()?,
+        recurrent: split_heads(f, c)?,
+        experts: experts.map(|e| expert_facts(e, c)).transpose()?,
     })
 }
 
@@ -365,6 +370,39 @@ fn latent(f: &Family, c: &Config) -> Result<Option<LatentSizes>> {
     }))
 }
 
+/// The heads of layers that walk a state of which each rank of tp has as many: those of keys, or where all share one in
+/// tensors of its own, which every rank then has, those of values.
+fn split_heads(f: &Family, c: &Config) -> Result<Option<usize>> {
+    let Some(r) = f.recurrent else { return Ok(None) };
+    let or = |(key, absent): (&str, usize)| Ok(c.count_if(key)?.unwrap_or(absent));
+    match (or(r.keys.key_heads)?, r.mixer) {
+        (1, Mixer::Mamba2(_)) => or(r.keys.value_heads).map(Some),
+        (n, _) => Ok(Some(n)),
+    }
+}
+
+/// The least and the most step size of Mamba-2, if they limit any.
+fn steps(f: &Family, c: &Config) -> Result<Option<[f64; 2]>> {
+    let mamba = f.recurrent.is_some_and(|r| matches!(r.mixer, Mixer::Mamba2(_)));
+    let Some(v) = c.get(STEPS).filter(|_| mamba) else { return Ok(None) };
+    // transformers writes what JSON has no number for as an object, and older versions as a bare word.
+    let number = |v: &serde_json::Value| match v.get("__float__").unwrap_or(v).as_str() {
+        Some("Infinity") => Some(f64::INFINITY),
+        _ => v.as_f64().filter(|x| (*x as f32).is_finite()),
+    };
+    let both: Option<Vec<f64>> = v.as_array().and_then(|l| l.iter().map(number).collect());
+    match both.as_deref() {
+        Some(&[least, most]) if least <= most => {
+            // A softplus is above 0.
+            Ok(Some([least, most]).filter(|_| least > 0.0 || most < f64::INFINITY))
+        }
+        _other => {
+            let what = format!("`{STEPS}` is not the least and the most of step sizes");
+            Err(c.error(STEPS, what, "write [0.0, 1.0], or null"))
+        }
+    }
+}
+
 /// Sizes of layers that walk a state, if the family has some.
 fn recurrent(
     f: &Family,
@@ -380,12 +418,28 @@ fn recurrent(
         let fit = values.div_ceil(key_heads).saturating_mul(key_heads);
         return Err(c.error(r.keys.value_heads.0, what, format!("use {fit}")));
     }
+    let (key, absent) = r.keys.value_width;
+    let left = c.get(key).is_none_or(|v| v.as_str() == Some("auto")) && absent == 0;
+    let value_width = match r.mixer {
+        Mixer::DeltaNet => or(r.keys.value_width)?,
+        Mixer::Mamba2(m) => {
+            let all = or(m.expand)?.saturating_mul(hidden);
+            let width = if left { all / values } else { or(r.keys.value_width)? };
+            if width.checked_mul(values) != Some(all) {
+                let what = format!("{values} heads of values of {width} elements are not {all}");
+                let fit = format!("use {} heads", all / width.max(1));
+                let rule = "heads * head_dim == expand * hidden";
+                return Err(c.error(r.keys.value_heads.0, what, fit).rule(rule));
+            }
+            width
+        }
+    };
     let sizes = RecurrentSizes {
         taps: or(r.keys.taps)?,
         key_heads,
         key_width: or(r.keys.key_width)?,
         values_each: values / key_heads,
-        value_width: or(r.keys.value_width)?,
+        value_width,
     };
     check_recurrent(c, &r.keys, &sizes, hidden, shape)?;
     Ok(Some(sizes))
@@ -403,9 +457,7 @@ fn dropout(f: &Family, c: &Config, asked: Dropout, warnings: &mut Vec<Diag>) -> 
     };
     match asked {
         Dropout::Rate(p) => Ok([p; 3]),
-        Dropout::Config => {
-            Ok([rate(keys.embedding)?, rate(keys.residual)?, rate(Some(keys.attention))?])
-        }
+        Dropout::Config => Ok([rate(keys.embedding)?, rate(keys.residual)?, rate(keys.attention)?]),
         Dropout::Nothing => {
             for key in keys.all() {
                 let Some(p) = c.number_if(key)?.filter(|&p| p != 0.0) else { continue };
@@ -423,7 +475,7 @@ fn dropout(f: &Family, c: &Config, asked: Dropout, warnings: &mut Vec<Diag>) -> 
 /// Which elements of a head turn together.
 fn pairs(f: &Family, c: &Config) -> Result<Pairs> {
     let adjacent = match f.positions {
-        Positions::Learned(_) => false,
+        Positions::Learned(_) | Positions::None => false,
         Positions::Rotary(t) => match t.adjacent {
             Adjacent::Never => false,
             Adjacent::Always => true,

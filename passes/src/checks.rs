@@ -47,17 +47,6 @@ pub fn check_source(mesh: &Mesh, f: &Func, o: &Options) -> Result<()> {
             .rule("with zigzag, places of tokens count in attention only, by their positions")
             .help("use --cp-split contiguous, or a mesh with cp=1"));
     }
-    let walks = |n: &&Node| n.op.facts().kind == Kind::Recurrence;
-    if o.axis("cp") > 1
-        && let Some(n) = f.nodes.iter().find(walks)
-    {
-        let what = format!("`{}` over cp is not built", n.op.mnemonic());
-        let made = n.outs.first().map_or(String::new(), |&v| format!(": {}", f.name(v)));
-        return Err(Diag::new("not-built", what)
-            .at(format!("@{}{made}", f.name))
-            .why("its state passes all tokens, and ranks of cp do not exchange states")
-            .help("use a mesh with cp=1: tp splits its heads, dp its rows"));
-    }
     let pipeline = mesh.axis(PIPELINE).unwrap_or_default();
     let asked =
         f.annotations.iter().flat_map(|(v, a)| a.dims.iter().map(move |d| (v, d.atoms.set())));

@@ -23,6 +23,7 @@ pub mod schedule;
 pub mod shard;
 pub mod stages;
 mod state;
+pub mod states;
 pub mod step;
 pub mod threads;
 pub mod warnings;

@@ -50,12 +50,13 @@ const fn pass(name: &'static str, from: Phase, to: Phase, run: fn(&mut State) ->
 }
 
 /// The passes, in order: the only list of them.
-pub static PASSES: [Pass; 23] = {
+pub static PASSES: [Pass; 24] = {
     use Phase::{Differentiated, Ranked, Sharded, Source, Staged, Step};
     [
         pass("experts", Source, Source, |s| s.experts()),
         pass("rewrite", Source, Source, |s| s.rewrite()),
         pass("precision", Source, Source, |s| s.precision()),
+        pass("states", Source, Source, |s| s.states()),
         pass("stages", Source, Source, |s| s.stages()),
         pass("annotate", Source, Source, |s| s.annotate()),
         pass("propagate", Source, Sharded, |s| s.propagate()),

@@ -223,6 +223,11 @@ impl<'a> State<'a> {
         Ok(half)
     }
 
+    /// Of a source that has been through it, it changes nothing.
+    pub fn states(&mut self) -> Changed {
+        crate::states::cut(&self.m.mesh, &mut self.m.funcs[0], self.o.axis("cp"))
+    }
+
     pub fn stages(&mut self) -> Changed {
         not_too_many(&self.m.funcs[0], self.o)?;
         let schedule = self.schedule()?;

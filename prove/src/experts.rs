@@ -1,4 +1,4 @@
-//! A model whose experts are laid out for a mesh computes what the model computes.
+//! A model whose experts and recurrences are laid out for a mesh computes what the model computes.
 //!
 //! Both functions are read side by side: they have the same nodes, but where tokens become shards or rows again
 //! there may be three for one. Every value of the one belongs to one of the other, in one of these ways:
@@ -15,7 +15,7 @@
 
 use crate::Report;
 use crate::ledger::Gap;
-use crate::ops::{law, sizes};
+use crate::ops::{law, sizes, states};
 use shardc_ir::func::{Func, Module, Node, Value};
 use shardc_ir::ops::{Op, Route};
 use shardc_ir::rule::{Group, Letter};
@@ -47,6 +47,18 @@ struct Routed {
 
 /// Shows that `laid` computes what `model` does; what is the same text needs no showing.
 pub fn prove(model: &Module, laid: &Module, report: &mut Report) {
+    let (joined, recurrences) = states::joined(laid);
+    if recurrences > 0 {
+        report.shown.insert("recurrences in pieces", recurrences);
+        // What nothing reads is left out on both sides.
+        let mut own = model.clone();
+        own.funcs.iter_mut().for_each(|f| drop(f.drop_dead()));
+        return side_by_side(&own, &joined, report);
+    }
+    side_by_side(model, laid, report);
+}
+
+fn side_by_side(model: &Module, laid: &Module, report: &mut Report) {
     let ([f], [g]) = (&model.funcs[..], &laid.funcs[..]) else {
         return report.gaps.push(gap("model", "model.ir".into(), "a model is one function"));
     };

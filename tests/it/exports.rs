@@ -487,6 +487,9 @@ fn families_by_target_are_as_documented() {
         ("gpt_bigcode", "gpt_bigcode"),
         ("gptj", "gptj"),
         ("qwen3_next", "qwen3_next"),
+        ("mamba2", "mamba2"),
+        ("bamba", "bamba"),
+        ("granitemoehybrid", "granitemoehybrid"),
     ];
     let mut table =
         format!("| family | {} |\n|-|{}\n", TARGETS.join(" | "), "-|".repeat(TARGETS.len()));

@@ -5,15 +5,23 @@ use crate::documents::PACKED;
 use crate::fixture::*;
 use crate::lab::{Lab, compile as flags};
 use serde_json::json;
+use shardc_frontends::Model;
 use shardc_ir::documents::Documents;
-use shardc_ir::func::RoleKind;
-use shardc_ir::ops::Op;
+use shardc_ir::func::{Module, Node, Port, RoleKind, Value};
+use shardc_ir::interp::{Precision, call};
+use shardc_ir::ops::{Dot, Narrow, Op, Scale, Sub};
+use shardc_ir::rng::Stream;
+use shardc_ir::tensor::Tensor;
+use shardc_ir::text::{parse, print};
+use shardc_ir::types::DType;
 use shardc_passes::autodiff::recompute::Recompute;
-use shardc_passes::options::Options;
-use shardc_prove::Verdict;
+use shardc_passes::options::{CpMode, Options};
+use shardc_passes::pipeline::Compiled;
+use shardc_passes::states::cut;
+use shardc_prove::{Report, Verdict, experts};
 use shardc_runtime::StepBatch;
 
-const MODELS: [&str; 1] = ["qwen3_next"];
+const MODELS: [&str; 4] = ["qwen3_next", "mamba2", "bamba", "granitemoehybrid"];
 
 /// The definition of every op against transformers: loss, logits, every gradient.
 #[test]
@@ -37,6 +45,8 @@ fn the_interpreter_walks_as_transformers_does() {
 /// Three steps on ranks against transformers, and every plan is proved.
 fn trains(o: &Options) {
     for name in MODELS {
+        let experts = Fixture::open(name).model(o).facts.experts.is_some();
+        let o = &Options { ep: if experts { o.ep } else { 1 }, ..o.clone() };
         eprintln!("{name} {:?} zero={} sp={}", o.mesh, o.zero, o.sp);
         let (model, compiled) = train_and_compare(name, o);
         let r = texts(&model, o, &compiled).prove();
@@ -64,6 +74,13 @@ fn rows_over_dp() {
 }
 
 #[test]
+fn tokens_over_cp() {
+    trains(&options(&[("cp", 2)], false, 8));
+    trains(&options(&[("cp", 4)], false, 4));
+    trains(&options(&[("cp", 2), ("tp", 2)], true, 4));
+}
+
+#[test]
 fn layers_over_pp() {
     trains(&options(&[("pp", 2)], false, 2));
     trains(&options(&[("pp", 2), ("tp", 2)], false, 4));
@@ -79,13 +96,20 @@ fn what_backward_computes_again() {
 /// Documents in a row, of one token and of several, have the loss of rows that hold one each.
 #[test]
 fn a_document_is_as_if_it_were_alone() {
-    const CUTS: [usize; 5] = [0, 5, 6, 13, SEQ];
+    // Over cp a document ends before, with and behind the tokens of a rank.
+    for (cuts, mesh) in [
+        ([0, 5, 6, 13, SEQ], [("tp", 2)]),
+        ([0, 5, 7, 13, SEQ], [("cp", 2)]),
+        ([0, 4, 8, 11, SEQ], [("cp", 4)]),
+    ] {
+        alone(cuts, &mesh);
+    }
+}
+
+fn alone(cuts: [usize; 5], mesh: &[(&str, usize)]) {
     for name in MODELS {
         let fx = Fixture::open(name);
-        let o = Options {
-            documents: Some(Documents::Ends(PACKED)),
-            ..options(&[("tp", 2)], false, ROWS)
-        };
+        let o = Options { documents: Some(Documents::Ends(PACKED)), ..options(mesh, false, ROWS) };
         let model = fx.model(&o);
         let compiled = compile(&model, &o);
         let scans = compiled.plan.module.funcs.iter().flat_map(|f| &f.nodes);
@@ -99,22 +123,27 @@ fn a_document_is_as_if_it_were_alone() {
         let other = |t: i32| if t == PACKED.end || Some(t) == PACKED.padding { 3 } else { t };
         let mut ids: Vec<i32> = fx.input_ids.iter().map(|t| other(*t)).collect();
         for row in ids.chunks_mut(SEQ) {
-            CUTS[1..].iter().for_each(|end| row[end - 1] = PACKED.end);
+            cuts[1..].iter().for_each(|end| row[end - 1] = PACKED.end);
         }
-        // What is in the other documents changes nothing of the loss of one.
-        let loss = |ids: &[i32], document: usize| {
-            let own = CUTS[document]..CUTS[document + 1] - 1;
+        let alone = Options { mesh: vec![], ..o.clone() };
+        let one = (fx.model(&alone), compile(&fx.model(&alone), &alone));
+        let on = |(model, compiled): (&Model, &Compiled), ids: &[i32], document: usize| {
+            let own = cuts[document]..cuts[document + 1] - 1;
             let targets: Vec<i32> = (0..ROWS * SEQ)
                 .map(|i| if own.contains(&(i % SEQ)) { ids[i + 1] } else { -100 })
                 .collect();
             let batch = StepBatch::tokens(ids, &targets, true);
-            let step = session(&model, &compiled).step(&batch, 1e-3, 1);
+            let step = session(model, compiled).step(&batch, 1e-3, 1);
             step.unwrap_or_else(|e| panic!("{name}: {e}")).loss.expect("a loss")
         };
+        // What is in the other documents changes nothing of the loss of one.
+        let loss = |ids: &[i32], document| on((&model, &compiled), ids, document);
         for document in [0, 2, 3] {
+            let (a, b) = (loss(&ids, document), on((&one.0, &one.1), &ids, document));
+            assert!((a - b).abs() < 1e-5 * b.abs(), "{name} {mesh:?}: {a}, on one rank {b}");
             let mut others = ids.clone();
             for (i, t) in others.iter_mut().enumerate() {
-                let own = CUTS[document]..CUTS[document + 1];
+                let own = cuts[document]..cuts[document + 1];
                 if !own.contains(&(i % SEQ)) && *t != PACKED.end {
                     *t = 3 + (*t + 7) % 20;
                 }
@@ -133,8 +162,12 @@ fn a_document_is_as_if_it_were_alone() {
 fn what_is_not_built_is_refused_by_name() {
     let lab = Lab::new("recurrences");
     let model = lab.model("qwen3_next");
-    let said = lab.refuses(&flags(&model, &["--mesh", "cp=2"]), 4, "not-built");
-    assert!(said.contains("`scan` over cp is not built"), "{said}");
+    let zigzag = flags(&model, &["--mesh", "cp=2", "--cp-split", "zigzag"]);
+    let said = lab.refuses(&zigzag, 4, "not-built");
+    assert!(said.contains("--cp-split contiguous"), "{said}");
+    let uneven = flags(&model, &["--mesh", "cp=2", "--seq", "15"]);
+    let said = lab.refuses(&uneven, 2, "sequence-not-divisible");
+    assert!(said.contains("seq % cp == 0 with recurrences"), "{said}");
     let said = lab.refuses(&flags(&model, &["--mesh", "tp=4"]), 2, "heads-not-divisible");
     assert!(said.contains("key_heads % tp == 0"), "{said}");
     let strange = lab.config("qwen3_next", json!({"layer_types": ["linear_attention", "mamba"]}));
@@ -142,4 +175,184 @@ fn what_is_not_built_is_refused_by_name() {
     assert!(said.contains("layers of type `mamba`"), "{said}");
     let uneven = lab.config("qwen3_next", json!({"linear_num_value_heads": 3}));
     lab.refuses(&flags(&uneven, &[]), 2, "config");
+    let split = flags(&lab.model("mamba2"), &["--mesh", "tp=4"]);
+    let said = lab.refuses(&split, 2, "heads-not-divisible");
+    assert!(said.contains("key_heads % tp == 0"), "{said}");
+    let wide = lab.config("mamba2", json!({"head_dim": 16}));
+    let said = lab.refuses(&flags(&wide, &[]), 2, "config");
+    assert!(said.contains("heads * head_dim == expand * hidden"), "{said}");
+    for (kind, why) in [
+        ("mamba", "Mamba-1"),
+        ("falcon_mamba", "Mamba-1"),
+        ("jamba", "Mamba-1"),
+        ("kimi_linear", "for each channel of a key"),
+        ("zamba2", "layers share"),
+    ] {
+        let other = lab.config("mamba2", json!({"model_type": kind}));
+        let said = lab.refuses(&flags(&other, &[]), 4, "unknown-model-type");
+        assert!(said.contains(why), "{kind}: {said}");
+    }
+}
+
+/// A recurrence of 8 tokens in two rows of two heads.
+fn recurrence(delta: bool, segments: bool) -> Module {
+    let (rule, beta) = if delta { ("delta", ", %beta") } else { ("plain", "") };
+    let (more, of) = if segments { ("; segments=true", ", %segments") } else { ("", "") };
+    let text = format!(
+        "func @model(
+  %q: f32[2,8,2,3] input \"q\",
+  %k: f32[2,8,2,3] input \"k\",
+  %g: f32[2,8,2] input \"g\",
+  %v: f32[2,8,2,3] input \"v\",
+  %beta: f32[2,8,2] input \"beta\",
+  %segments: i32[2,8] input \"segments\",
+) -> (f32[2,8,2,3] output \"o\", f32[2,2,3,3] output \"end\") {{
+  %o, %end = scan[{rule}{more}] %q, %k, %g, %v{beta}{of} : f32[2,8,2,3], f32[2,2,3,3]
+  return %o, %end
+}}
+"
+    );
+    parse(&text).unwrap_or_else(|e| panic!("{e}\n{text}"))
+}
+
+/// Random operands; documents end within pieces of two tokens, and with them.
+fn operands(m: &Module, seed: u64) -> Vec<Vec<Tensor>> {
+    let one = |a: &Port| {
+        let role = a.role.as_ref().expect("a role").name.clone();
+        let stream = Stream::new(seed, &role, 0);
+        let mut at = 0;
+        let t = Tensor::from_fn(&m.funcs[0].ty(a.value).sizes(), |i| {
+            at += 1;
+            match &*role {
+                "g" => -stream.uniform(at),
+                "beta" => stream.uniform(at),
+                "segments" => ((i[1] + 3 * i[0] + 1) / 3) as f64,
+                _number => stream.normal(at),
+            }
+        });
+        vec![t]
+    };
+    m.funcs[0].args.iter().map(one).collect()
+}
+
+fn results(m: &Module, args: &[Vec<Tensor>]) -> Vec<f64> {
+    let all = call(&m.mesh, &m.funcs[0], args, Precision::F64).unwrap_or_else(|e| panic!("{e}"));
+    all.into_iter().flat_map(|t| t[0].data.clone()).collect()
+}
+
+/// All that one operand, index, sign or transposition can be changed to.
+fn altered(m: &Module) -> Vec<Module> {
+    let f = &m.funcs[0];
+    let mut all = vec![];
+    let mut with = |i: usize, n: Node| {
+        let mut other = m.clone();
+        other.funcs[0].nodes[i] = n;
+        all.push(other);
+    };
+    let mut known: Vec<Value> = f.args.iter().map(|a| a.value).collect();
+    for (i, n) in f.nodes.iter().enumerate() {
+        for j in 0..n.ins.len() {
+            let alike = known.iter().filter(|v| **v != n.ins[j] && f.ty(**v) == f.ty(n.ins[j]));
+            for v in alike {
+                let mut own = n.clone();
+                own.ins[j] = *v;
+                with(i, own);
+            }
+        }
+        let ops: Vec<Op> = match &n.op {
+            Op::Narrow(k) => {
+                let dim = k.dim.of(f.ty(n.ins[0]).rank()).expect("a dim");
+                let most = f.ty(n.ins[0]).dims[dim].size - f.ty(n.outs[0]).dims[dim].size;
+                let starts = [k.start.checked_sub(1), Some(k.start + 1).filter(|s| *s <= most)];
+                starts
+                    .into_iter()
+                    .flatten()
+                    .map(|start| Narrow { start, ..k.clone() }.into())
+                    .collect()
+            }
+            Op::Add(_) => vec![Sub::same().into()],
+            Op::Scale(_) => vec![Scale { by: 1.0 }.into()],
+            Op::Dot(_) => vec![Dot::by("bcnjk,bcnjv->bcnkv", &[5, 5]).into()],
+            _another => vec![],
+        };
+        for op in ops {
+            with(i, Node { op, ..n.clone() });
+        }
+        known.extend(&n.outs);
+    }
+    all
+}
+
+/// Pieces between which states are exchanged are the recurrence, on random numbers and to the prover; where anything of them is
+/// another, so that it is not, the prover sees that.
+#[test]
+fn laws_of_states_hold_and_no_others() {
+    for (delta, segments) in [(true, true), (true, false), (false, true), (false, false)] {
+        let whole = recurrence(delta, segments);
+        let judged = |m: &Module| {
+            let mut report = Report::default();
+            experts::prove(&whole, m, &mut report);
+            report.verdict()
+        };
+        let off = |m: &Module, seed: u64| {
+            let args = operands(&whole, seed);
+            let (a, b) = (results(&whole, &args), results(m, &args));
+            a.iter().zip(&b).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max)
+        };
+        for pieces in [2, 4, 8] {
+            let mut laid = whole.clone();
+            assert!(cut(&whole.mesh, &mut laid.funcs[0], pieces).expect("it divides"));
+            for seed in 0..3 {
+                let d = off(&laid, seed);
+                assert!(d < 1e-12, "{delta} {segments} {pieces}: {d}");
+            }
+            assert_eq!(judged(&laid), Verdict::Proved, "{delta} {segments} {pieces}");
+            let wrong = if pieces == 4 { altered(&laid) } else { vec![] };
+            let seen = wrong.iter().filter(|m| off(m, 0) > 1e-9).count();
+            let missed = wrong.iter().filter(|m| off(m, 0) > 1e-9 && judged(m) == Verdict::Proved);
+            let missed: Vec<String> = missed.map(print).collect();
+            assert!(missed.is_empty(), "{delta} {segments}:\n{}", missed.join("\n"));
+            assert!(pieces != 4 || seen > 40, "{delta} {segments}: {seen} of {}", wrong.len());
+        }
+    }
+}
+
+/// Bytes of states, of maps between them, and of gradients of states, that a rank sends.
+fn states_sent(m: &Module, ways: usize) -> f64 {
+    let mut sent = 0.0;
+    for (f, n) in m.funcs.iter().flat_map(|f| f.nodes.iter().map(move |n| (f, n))) {
+        let piece = match &n.op {
+            Op::AllGather(_) => n.ins[0],
+            Op::ReduceScatter(_) => n.outs[0],
+            _another => continue,
+        };
+        let ty = f.ty(piece);
+        if ty.dtype == DType::F32 && ty.dims.get(1).is_some_and(|d| d.size == ways) {
+            sent += (ways - 1) as f64 * ty.local_bytes(&m.mesh) as f64;
+        }
+    }
+    sent
+}
+
+/// Bytes of states that a rank sends, whatever the length.
+#[test]
+fn bytes_of_states_do_not_depend_on_the_length() {
+    for (name, seqs) in [("qwen3_next", [4096, 65536]), ("mamba2", [4096, 65536])] {
+        for ways in [2, 4] {
+            let sent = seqs.map(|seq| {
+                let o = Options { seq, ..options(&[("cp", ways)], false, 1) };
+                let o = Options { cp_mode: CpMode::AllGather, ..o };
+                let model = Fixture::open(name).model(&o);
+                states_sent(&compile(&model, &o).plan.module, ways)
+            });
+            let s = match name {
+                "mamba2" => (2.0, 4.0, 6.0, 8.0, 1.0),
+                _delta => (1.0, 4.0, 4.0, 6.0, 4.0 * 4.0),
+            };
+            let (layers, n, k, v, map) = s;
+            let far = if ways > 2 { map } else { 0.0 };
+            let want = layers * (ways as f64 - 1.0) * 4.0 * n * (2.0 * k * v + far);
+            assert_eq!(sent, [want; 2], "{name} over {ways}");
+        }
+    }
 }

@@ -191,11 +191,13 @@ impl<'a> Pricer<'a> {
     fn recurrence(&self, f: &Func, x: &Launch, n: &Node) -> Option<Work> {
         let (q, v) = (f.ty(n.ins[0]), f.ty(n.ins[3]));
         let local = |t: &Type, d: usize| t.chunk(self.mesh, d) as f64;
-        let chunk = local(q, 1).clamp(1.0, ops::scan::CHUNK as f64);
-        let heads = local(q, 0) * local(q, 2);
-        let [tokens, width, values] = [local(q, 1), local(q, 3), local(v, 3).max(1.0)];
-        let letters =
-            [('b', local(q, 0)), ('n', local(q, 2)), ('s', tokens), ('k', width), ('v', values)];
+        // Each piece of the tokens is a row.
+        let pieces = n.op.def().sizes().first().map_or(1, |x| x.1);
+        let tokens = (q.dims[1].size as f64 / pieces as f64).clamp(1.0, local(q, 1).max(1.0));
+        let chunk = tokens.min(ops::scan::CHUNK as f64);
+        let heads = local(q, 0) * local(q, 2) * (local(q, 1) / tokens).ceil();
+        let [width, values] = [local(q, 3), local(v, 3).max(1.0)];
+        let letters = [('b', 1.0), ('n', heads), ('s', tokens), ('k', width), ('v', values)];
         let loops = letters.map(|(c, n)| (Letter(c as u8 - b'a'), n));
         let batch = heads * (tokens / chunk).ceil();
         let k = n.op.def().flops(&loops) / (2.0 * batch * chunk * values).max(1.0);

@@ -87,8 +87,10 @@ pub struct Clamped {
 /// The MLP that every token passes.
 #[derive(Clone, Copy, Debug)]
 pub struct Shared {
-    /// Its module, beside the experts'.
+    /// Its module, within that of the experts.
     pub module: &'static str,
+    /// The module stands beside that of the experts.
+    pub beside: bool,
     pub width: SharedWidth,
     /// Module beside it of a product whose sigmoid, one number for each token, it is multiplied by.
     pub gate: Option<&'static str>,
@@ -97,7 +99,7 @@ pub struct Shared {
 impl Shared {
     /// Without a gate.
     pub const fn of(module: &'static str, width: SharedWidth) -> Shared {
-        Shared { module, width, gate: None }
+        Shared { module, beside: false, width, gate: None }
     }
 }
 
@@ -185,6 +187,8 @@ pub enum Normed {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SparseLayers {
     All,
+    /// All, if the number of experts is not 0.
+    IfAny,
     /// Every `decoder_sparse_step`-th that `mlp_only_layers` does not name.
     Stepped,
     /// Every so many-th, between two.

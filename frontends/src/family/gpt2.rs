@@ -12,7 +12,7 @@ pub(super) const FAMILY: Family = Family {
         kv_heads: KvHeads::All,
         head_dim: None,
         ffn: "n_inner",
-        max_positions: "n_positions",
+        max_positions: Some("n_positions"),
         eps: Eps::Key("layer_norm_epsilon"),
         activation: "activation_function",
         dropout: Dropped::of("attn_pdrop", Some("embd_pdrop"), Some("resid_pdrop")),

@@ -3,18 +3,21 @@
 
 use super::*;
 
+/// Experts in two tensors for all of a layer.
+pub(super) const EXPERTS: Experts = Experts {
+    router: "router.layer",
+    list: "",
+    gate: "input_linear.weight",
+    up: "input_linear.weight",
+    down: "output_linear.weight",
+    stored: Stored::Together { order: WeightOrder::OutIn, in_turn: false, biases: false },
+    aux: true,
+    ..mixtral::EXPERTS
+};
+
 pub(super) const FAMILY: Family = Family {
     model_type: "granitemoe",
     mlp: llama::PLAIN_MLP,
-    experts: Some(Experts {
-        router: "router.layer",
-        list: "",
-        gate: "input_linear.weight",
-        up: "input_linear.weight",
-        down: "output_linear.weight",
-        stored: Stored::Together { order: WeightOrder::OutIn, in_turn: false, biases: false },
-        aux: true,
-        ..mixtral::EXPERTS
-    }),
+    experts: Some(EXPERTS),
     ..granite::FAMILY
 };

@@ -4,11 +4,11 @@
 //! The yardstick is transformers' own class of the model type: `tests/fixtures/keys.py` measures what each key
 //! changes there, and a test compares these lists with its table.
 
-use super::wrappers;
 use super::{
     Adjacent, Beside, Bias, Eps, Experts, Factor, Family, Groups, Growth, Heads, KvHeads, Linear,
-    Normed, Positions, Scores, SparseLayers, Still, Unlisted, Window,
+    Mixer, Normed, Positions, Scores, SparseLayers, Still, Unlisted, Walking, Window,
 };
+use super::{recurrent, wrappers};
 use crate::config::Config;
 use crate::rope;
 use serde_json::Value;
@@ -172,7 +172,8 @@ impl Family {
     pub fn reads(&self) -> Vec<&'static str> {
         let k = &self.keys;
         let mut all = vec!["model_type", "vocab_size", "initializer_range", "tie_word_embeddings"];
-        all.extend([k.hidden, k.layers, k.heads, k.ffn, k.max_positions]);
+        all.extend([k.hidden, k.layers, k.heads].into_iter().chain(k.max_positions));
+        all.extend(Some(k.ffn).filter(|_| self.feeds));
         if let Eps::Key(key) = k.eps {
             all.push(key);
         }
@@ -194,8 +195,10 @@ impl Family {
             if let Adjacent::Unless(key) = t.adjacent {
                 all.push(key);
             }
-            if let Still::Listed { .. } = t.still {
-                all.extend(["no_rope_layers", "no_rope_layer_interval"]);
+            match t.still {
+                Still::Never | Still::WithoutWindow { .. } => {}
+                Still::Listed { .. } => all.extend(["no_rope_layers", "no_rope_layer_interval"]),
+                Still::Unless(key, _) => all.push(key),
             }
         }
         if let Beside::Unless(key) = self.beside {
@@ -208,6 +211,10 @@ impl Family {
         all.extend(self.factors.all().into_iter().filter_map(Factor::key));
         all.extend(self.attention.softcap.iter().chain(&self.softcap).map(|s| s.key));
         let biases = self.linears().into_iter().map(|l| l.bias).chain([self.head_bias]);
+        let biases = biases.chain(self.recurrent.into_iter().flat_map(|r| match r.mixer {
+            Mixer::DeltaNet => vec![],
+            Mixer::Mamba2(m) => vec![m.bias, m.conv_bias],
+        }));
         all.extend(biases.filter_map(|bias| match bias {
             Bias::Key(key) | Bias::Unless(key) => Some(key),
             Bias::Never | Bias::Always => None,
@@ -223,8 +230,10 @@ impl Family {
             ]),
         }
         if let Some(r) = self.recurrent {
-            all.extend(["layer_types", r.attention_every.0]);
-            all.extend(r.keys.all().map(|k| k.0));
+            all.extend(r.layers.reads().chain(r.keys.all().map(|k| k.0)));
+            if let Mixer::Mamba2(m) = r.mixer {
+                all.extend([m.expand.0, recurrent::STEPS]);
+            }
         }
         let window: &[&str] = match self.attention.window {
             Window::Never => &[],
@@ -259,8 +268,10 @@ impl Family {
 
     fn linears(&self) -> Vec<Linear> {
         let (a, m) = (&self.attention, &self.mlp);
-        let mut all = vec![a.o, m.up, m.down];
-        all.extend(m.gate);
+        let mut all = vec![a.o];
+        if self.feeds {
+            all.extend([m.up, m.down].into_iter().chain(m.gate));
+        }
         match a.heads {
             Heads::Plain { q, k, v, .. } => all.extend([q, k, v]),
             Heads::Joined(qkv) => all.push(qkv),
@@ -274,7 +285,9 @@ impl Family {
     /// # Errors
     /// `unsupported-config`, with the key and the value that is compiled.
     pub(crate) fn refuse(&self, c: &Config) -> Result<()> {
-        for &(key, only) in self.known.refused.iter().chain(&REFUSED) {
+        let attends = !self.recurrent.is_some_and(|r| matches!(r.layers, Walking::All));
+        let of_all = REFUSED.iter().filter(|r| attends || r.0 != "is_causal");
+        for &(key, only) in self.known.refused.iter().chain(of_all) {
             let null = c.is_null(key).then_some(&Value::Null);
             let Some(v) = c.get(key).or(null).filter(|v| !only.is(v)) else { continue };
             let what = match v {
@@ -290,7 +303,9 @@ impl Family {
     /// One note that names the sizes which a config of its own does not say.
     pub(crate) fn assumed(&self, c: &Config) -> Option<Diag> {
         let k = &self.keys;
-        let all = c.assumed(&[k.hidden, k.layers, k.heads, k.ffn, "vocab_size"]);
+        let ffn = Some(k.ffn).filter(|_| self.feeds);
+        let sizes = [k.hidden, k.layers, k.heads].into_iter().chain(ffn).chain(["vocab_size"]);
+        let all = c.assumed(&sizes.collect::<Vec<_>>());
         let (first, _) = all.first().filter(|_| !c.is_held())?;
         let shown: Vec<String> = all.iter().map(|(key, n)| format!("`{key}` {n}")).collect();
         let shown = shown.join(", ");
@@ -361,7 +376,7 @@ impl Experts {
             Groups::BestTwo { .. } => all.extend(["n_group", "topk_group"]),
         }
         match self.layers {
-            SparseLayers::All => {}
+            SparseLayers::All | SparseLayers::IfAny => {}
             SparseLayers::Stepped => all.extend(["decoder_sparse_step", "mlp_only_layers"]),
             SparseLayers::From { .. } => all.push("first_k_dense_replace"),
             SparseLayers::Between { first, last, step } => all.extend([first.0, last, step]),

@@ -7,6 +7,7 @@
 
 mod arcee;
 mod attention;
+mod bamba;
 mod cohere;
 mod cohere2;
 mod deepseek_v2;
@@ -30,12 +31,14 @@ mod gpt_oss;
 mod gptj;
 mod granite;
 mod granitemoe;
+mod granitemoehybrid;
 mod helium;
 mod hunyuan_v1_dense;
 mod keys;
 mod kimi_k2;
 mod llama;
 mod llama4;
+mod mamba2;
 mod minimax_m2;
 mod ministral;
 mod ministral3;
@@ -72,7 +75,8 @@ pub use experts::{
 pub use keys::{Known, Only};
 pub use mlp::{Activation, Bias, Linear, Mlp, WeightOrder};
 pub use positions::{Adjacent, Positions, Still, Turning};
-pub use recurrent::{Recurrent, RecurrentKeys, RecurrentSizes};
+pub(crate) use recurrent::STEPS;
+pub use recurrent::{Mamba2, Mixer, Recurrent, RecurrentKeys, RecurrentSizes, Walking};
 pub use wrappers::is_wrapper;
 
 use crate::config::Config;
@@ -80,7 +84,7 @@ use shardc_ir::diag::Result;
 use shardc_ir::names::nearest;
 
 /// All known families.
-pub const FAMILIES: [&Family; 48] = [
+pub const FAMILIES: [&Family; 51] = [
     &llama::FAMILY,
     &mistral::FAMILY,
     &qwen2::FAMILY,
@@ -129,6 +133,9 @@ pub const FAMILIES: [&Family; 48] = [
     &gpt_bigcode::FAMILY,
     &gptj::FAMILY,
     &qwen3_next::FAMILY,
+    &mamba2::FAMILY,
+    &bamba::FAMILY,
+    &granitemoehybrid::FAMILY,
 ];
 
 /// A family of models: its block recipe and its map of weights.
@@ -154,6 +161,8 @@ pub struct Family {
     pub recurrent: Option<Recurrent>,
     /// Of the layers that have no experts.
     pub mlp: Mlp,
+    /// Blocks have a second half: an MLP, or experts.
+    pub feeds: bool,
     /// Of the other layers, if there are any.
     pub experts: Option<Experts>,
     pub final_norm: &'static str,
@@ -180,7 +189,8 @@ pub struct Keys {
     /// `None`: hidden size / heads, whatever the config says; so it is where a key is null.
     pub head_dim: Option<&'static str>,
     pub ffn: &'static str,
-    pub max_positions: &'static str,
+    /// `None`: there is no most.
+    pub max_positions: Option<&'static str>,
     pub eps: Eps,
     pub activation: &'static str,
     pub dropout: Dropped,
@@ -208,7 +218,7 @@ pub enum Eps {
 #[derive(Clone, Copy, Debug)]
 pub struct Dropped {
     /// Of the probabilities of attention.
-    pub attention: &'static str,
+    pub attention: Option<&'static str>,
     /// Of embeddings.
     pub embedding: Option<&'static str>,
     /// Of what blocks add to the residual stream.
@@ -216,17 +226,20 @@ pub struct Dropped {
 }
 
 impl Dropped {
+    /// Whatever a config says, there is none.
+    pub const NONE: Dropped = Dropped { attention: None, embedding: None, residual: None };
+
     pub const fn of(
         attention: &'static str,
         embedding: Option<&'static str>,
         residual: Option<&'static str>,
     ) -> Dropped {
-        Dropped { attention, embedding, residual }
+        Dropped { attention: Some(attention), embedding, residual }
     }
 
     /// All of them.
     pub fn all(&self) -> impl Iterator<Item = &'static str> {
-        [Some(self.attention), self.embedding, self.residual].into_iter().flatten()
+        [self.attention, self.embedding, self.residual].into_iter().flatten()
     }
 }
 
@@ -317,6 +330,24 @@ pub(crate) const UNUSED: &[&str] = &[
     ".attention.masked_bias",
 ];
 
+/// Types with recurrences that are not compiled, and what they have that `scan` has not.
+const OTHER_RECURRENCES: [(&[&str], &str); 3] = [
+    (
+        &["mamba", "falcon_mamba", "jamba", "zamba"],
+        "a state of Mamba-1 decays by a number for each channel and element of the state, and one of `scan` by one number \
+         for each head",
+    ),
+    (
+        &["kimi_linear"],
+        "Kimi Delta Attention decays by a number for each channel of a key, and a state of `scan` by one number for each head",
+    ),
+    (
+        &["zamba2"],
+        "its attention and MLP are a few blocks that layers share, each with adapters of its own, and a layer here has its \
+         own weights",
+    ),
+];
+
 /// The module of the text model in one that holds it.
 const TEXT_MODEL: &str = "language_model.";
 
@@ -377,6 +408,12 @@ pub fn find(config: &Config) -> Result<&'static Family> {
     };
     if let Some(f) = FAMILIES.iter().find(|f| f.model_type == word) {
         return Ok(f);
+    }
+    if let Some((_, why)) = OTHER_RECURRENCES.iter().find(|(types, _)| types.contains(&word)) {
+        let what = format!("models of type `{word}` are not compiled");
+        let help = "mamba2, bamba, granitemoehybrid and qwen3_next have recurrences that are";
+        let d = config.unsupported("unknown-model-type", "model_type", what, help.into());
+        return Err(d.why(*why));
     }
     let what = format!("model type `{word}` is not known");
     let help = format!("the {} known types are {list}", FAMILIES.len());

@@ -7,6 +7,8 @@ pub enum Positions {
     Rotary(Turning),
     /// A second embedding, of this module.
     Learned(&'static str),
+    /// By no number: what a recurrence makes of the tokens before says it.
+    None,
 }
 
 /// How queries and keys turn.
@@ -52,6 +54,8 @@ pub enum Still {
     Listed {
         every: usize,
     },
+    /// All, unless this key is this word.
+    Unless(&'static str, &'static str),
 }
 
 impl Turning {

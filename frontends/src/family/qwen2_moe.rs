@@ -6,6 +6,7 @@ use super::*;
 /// Beside the experts.
 pub(super) const SHARED: Shared = Shared {
     module: "shared_expert",
+    beside: false,
     width: SharedWidth::Key("shared_expert_intermediate_size", 5632),
     gate: Some("shared_expert_gate"),
 };

@@ -13,7 +13,8 @@ pub(super) const FAMILY: Family = Family {
     attention: Attention { norms: Some(HeadNorms::EACH), gated: true, ..llama::FAMILY.attention },
     recurrent: Some(Recurrent {
         module: "linear_attn",
-        attention_every: ("full_attention_interval", 4),
+        layers: Walking::Every("full_attention_interval", 4),
+        mixer: Mixer::DeltaNet,
         keys: RecurrentKeys {
             taps: ("linear_conv_kernel_dim", 4),
             key_heads: ("linear_num_key_heads", 16),

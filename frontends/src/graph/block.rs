@@ -3,7 +3,7 @@
 use super::experts::{self, Experts, RouterStats};
 use super::letters;
 use super::parts::{self, Linear, Norm};
-use super::recurrent::{self, DeltaNet};
+use super::recurrent::{self, Recurrent};
 use crate::family::{Activation, NormedOver};
 use crate::sizes::Arch;
 use shardc_ir::builder::Builder;
@@ -50,7 +50,7 @@ pub(super) enum Heads {
         kv_up: Linear,
     },
     /// None of these: a state that is walked along the tokens.
-    Recurrent(Box<DeltaNet>),
+    Recurrent(Box<Recurrent>),
 }
 
 /// Norms of q and of k.
@@ -63,6 +63,7 @@ pub(super) struct HeadNorms {
 
 /// What stands in the second half.
 pub(super) enum Feed {
+    Nothing,
     Mlp(Mlp),
     Experts(Box<Experts>),
 }
@@ -290,22 +291,25 @@ fn latent(
 }
 
 /// x + mlp(norm(x)), or the experts' in its place, again with the norm behind it; and what their
-/// router tells.
-pub(super) fn feed(b: &mut Builder, cx: &Cx, p: &Block, x: Value) -> (Value, RouterStats) {
+/// router tells. `None` where there is nothing of it.
+pub(super) fn feed(b: &mut Builder, cx: &Cx, p: &Block, x: Value) -> Option<(Value, RouterStats)> {
+    if let Feed::Nothing = p.mlp {
+        return None;
+    }
     let h = normed(b, cx, p.mlp_norm.as_ref(), x);
     let (y, told) = fed(b, cx, p, h);
-    (added(b, cx, p, x, y), told)
+    Some((added(b, cx, p, x, y), told))
 }
 
 /// What the MLP, or the experts, add to the residual stream, of a normed hidden state.
 fn fed(b: &mut Builder, cx: &Cx, p: &Block, h: Value) -> (Value, RouterStats) {
-    let (y, told) = match &p.mlp {
-        Feed::Mlp(m) => (mlp(b, cx, m, h), RouterStats::default()),
-        Feed::Experts(e) => experts::experts(b, cx, e, h),
-    };
-    let scope = match &p.mlp {
-        Feed::Mlp(m) => &m.scope,
-        Feed::Experts(e) => &e.scope,
+    let (y, told, scope) = match &p.mlp {
+        Feed::Nothing => panic!("a block without a second half makes nothing of it"),
+        Feed::Mlp(m) => (mlp(b, cx, m, h), RouterStats::default(), &m.scope),
+        Feed::Experts(e) => {
+            let (y, told) = experts::experts(b, cx, e, h);
+            (y, told, &e.scope)
+        }
     };
     let y = parts::dropped(b, cx.dropout, scope, y, cx.arch.facts.hidden);
     (normed(b, cx, p.norm_behind_mlp.as_ref(), y), told)

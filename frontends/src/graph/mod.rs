@@ -7,6 +7,7 @@ mod block;
 mod experts;
 mod further;
 pub(crate) mod loss;
+mod mamba2;
 mod parts;
 mod recurrent;
 mod weights;
@@ -132,8 +133,9 @@ pub(crate) fn build(
             (x, own) = block::beside(b, &cx, block, x);
         } else {
             x = block::attention(b, &cx, block, x);
-            sequence.push((x, 1));
-            (x, own) = block::feed(b, &cx, block, x);
+            let fed = block::feed(b, &cx, block, x);
+            sequence.extend(fed.as_ref().map(|_| (x, 1)));
+            (x, own) = fed.unwrap_or((x, RouterStats::default()));
         }
         sequence.push((x, 1));
         counts.extend(own.chosen);

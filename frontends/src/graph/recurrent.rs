@@ -1,9 +1,10 @@
-//! Gated DeltaNet in the place of attention (Yang et al., 2024, *Gated Delta Networks*): a causal convolution of queries, keys
-//! and values, decays and what is written from the hidden state, the scan, a gated norm.
+//! What walks a state in the place of attention, and gated DeltaNet (Yang et al., 2024, *Gated Delta Networks*): a causal
+//! convolution of queries, keys and values, decays and what is written from the hidden state, the scan, a gated norm.
 //!
 //! Letters beside those of `graph`: g heads of keys, r heads of values of each, n both, c channels, w taps.
 
 use super::block::Cx;
+use super::mamba2::{self, Mamba2};
 use super::parts::{self, Linear, Norm};
 use crate::sizes::Arch;
 use shardc_ir::attr::{Sizes, Usual};
@@ -18,6 +19,12 @@ use shardc_ir::types::DType;
 
 /// Added to the square sum of queries and of keys, whatever the config says.
 const LENGTH_EPS: f64 = 1e-6;
+
+/// The parameters of what walks.
+pub(super) enum Recurrent {
+    DeltaNet(DeltaNet),
+    Mamba2(Mamba2),
+}
 
 /// The parameters of gated DeltaNet.
 pub(super) struct DeltaNet {
@@ -59,7 +66,14 @@ fn shifted(far: usize, tokens: usize) -> Pad {
 }
 
 /// What its heads make of a normed hidden state: [b, s, (n v)].
-pub(super) fn heads(b: &mut Builder, cx: &Cx, p: &DeltaNet, scope: &str, h: Value) -> Value {
+pub(super) fn heads(b: &mut Builder, cx: &Cx, p: &Recurrent, scope: &str, h: Value) -> Value {
+    match p {
+        Recurrent::DeltaNet(p) => delta_net(b, cx, p, scope, h),
+        Recurrent::Mamba2(p) => mamba2::heads(b, cx, p, scope, h),
+    }
+}
+
+fn delta_net(b: &mut Builder, cx: &Cx, p: &DeltaNet, scope: &str, h: Value) -> Value {
     let sizes = cx.arch.recurrent.expect("a family with gated DeltaNet");
     let (k, r, n) = (sizes.key_width, sizes.values_each, sizes.value_heads());
     let all = parts::linear(b, "qkvz", &p.qkvz, h, 'h', 'o');
@@ -81,7 +95,7 @@ pub(super) fn heads(b: &mut Builder, cx: &Cx, p: &DeltaNet, scope: &str, h: Valu
     let write = part(b, "beta", ba, 0, r);
     let decay = part(b, "a", ba, r, r);
     let mixed = [("q", q), ("k", keys), ("v", v)].into_iter().zip(p.conv);
-    let mixed = mixed.map(|((hint, x), w)| convolved(b, cx, &p.conv_scope, hint, x, w, sizes.taps));
+    let mixed = mixed.map(|((hint, x), w)| convolved(b, cx, &p.conv_scope, hint, x, (w, None)));
     let mixed: Vec<Value> = mixed.collect();
     b.enter(scope);
     let [q, keys] = [("q", mixed[0]), ("k", mixed[1])].map(|(hint, x)| {
@@ -92,18 +106,10 @@ pub(super) fn heads(b: &mut Builder, cx: &Cx, p: &DeltaNet, scope: &str, h: Valu
     let (q, keys) = (shared(b, "q", r, q), shared(b, "k", r, keys));
     let v = parts::reshape(b, "v", "bs(nd)->bsnd", b'n', n, mixed[2]);
     let beta = b.push("beta", Logistic {}, &[write]);
-    // g = -e^A softplus(a + bias)
-    let rule = parts::spread("bsn,n->bsn", &[3, 1]);
-    let decay = b.push("g", Add { rule }, &[decay, p.decay_bias]);
-    let decay = b.push("g", Softplus {}, &[decay]);
-    let rate = b.push("rate", Exp {}, &[p.decay]);
-    let rate = b.push("rate", Scale { by: -1.0 }, &[rate]);
-    let g = b.push("g", Mul::by("bsn,n->bsn", &[3, 1]), &[decay, rate]);
-    let op = Scan { delta: DeltaRule(true), segments: cx.segments.is_some(), start: false };
-    let mut ins = vec![q, keys, g, v, beta];
-    ins.extend(cx.segments);
-    let made = b.push_n(&["scan", "state"], op, &ins);
-    let y = parts::norm(b, &p.norm, cx.arch.eps, made[0], "bsnd");
+    let steps = step_sizes(b, decay, p.decay_bias);
+    let g = decays(b, steps, p.decay);
+    let y = scanned(b, cx, [q, keys, g, v], Some(beta));
+    let y = parts::norm(b, &p.norm, cx.arch.eps, y, "bsnd");
     b.enter(scope);
     let z = parts::reshape(b, "z", "bs(nd)->bsnd", b'n', n, z);
     let z = b.push("z", Silu { beta: None }, &[z]);
@@ -111,17 +117,40 @@ pub(super) fn heads(b: &mut Builder, cx: &Cx, p: &DeltaNet, scope: &str, h: Valu
     parts::reshape(b, "scan", "bsnd->bs(nd)", b'n', n, y)
 }
 
-/// The causal convolution of every channel by itself, [b, s, c] with weights [c, 1, w], and its SiLU: of each tap the tokens so
-/// many places before.
-fn convolved(
+/// softplus(x + bias) of each token and head.
+pub(super) fn step_sizes(b: &mut Builder, x: Value, bias: Value) -> Value {
+    let rule = parts::spread("bsn,n->bsn", &[3, 1]);
+    let x = b.push("step", Add { rule }, &[x, bias]);
+    b.push("step", Softplus {}, &[x])
+}
+
+/// g = -e^A step.
+pub(super) fn decays(b: &mut Builder, steps: Value, log: Value) -> Value {
+    let rate = b.push("rate", Exp {}, &[log]);
+    let rate = b.push("rate", Scale { by: -1.0 }, &[rate]);
+    b.push("g", Mul::by("bsn,n->bsn", &[3, 1]), &[steps, rate])
+}
+
+/// What tokens read of the state, which with β is walked by the delta rule.
+pub(super) fn scanned(b: &mut Builder, cx: &Cx, of: [Value; 4], beta: Option<Value>) -> Value {
+    let delta = DeltaRule(beta.is_some());
+    let (pieces, segments) = (Sizes::default(), cx.segments.is_some());
+    let op = Scan { delta, pieces, segments, start: false };
+    let ins: Vec<Value> = of.into_iter().chain(beta).chain(cx.segments).collect();
+    b.push_n(&["scan", "state"], op, &ins)[0]
+}
+
+/// The causal convolution of every channel by itself, [b, s, c] with weights [c, 1, w] and perhaps a bias [c], and its SiLU: of
+/// each tap the tokens so many places before.
+pub(super) fn convolved(
     b: &mut Builder,
     cx: &Cx,
     scope: &str,
     hint: &'static str,
     x: Value,
-    weight: Value,
-    taps: usize,
+    (weight, bias): (Value, Option<Value>),
 ) -> Value {
+    let taps = cx.arch.recurrent.map_or(0, |s| s.taps);
     b.enter(scope);
     let tokens = b.ty(x).dims[1].size;
     let mut sum = None;
@@ -140,7 +169,11 @@ fn convolved(
         let own = b.push(hint, Mul::by("bsc,c->bsc", &[3, 1]), &[own, tap]);
         sum = Some(sum.map_or(own, |sum| b.push(hint, Add::same(), &[sum, own])));
     }
-    b.push(hint, Silu { beta: None }, &[sum.expect("a tap and a token")])
+    let sum = sum.expect("a tap and a token");
+    let sum = bias.map_or(sum, |bias| {
+        b.push(hint, Add { rule: parts::spread("bsc,c->bsc", &[3, 1]) }, &[sum, bias])
+    });
+    b.push(hint, Silu { beta: None }, &[sum])
 }
 
 /// Rows over their length, of heads of keys.
@@ -152,7 +185,7 @@ fn of_length_one(b: &mut Builder, hint: &'static str, x: Value) -> Value {
 }
 
 /// A head of keys for each of the heads of values that share it.
-fn shared(b: &mut Builder, hint: &'static str, each: usize, x: Value) -> Value {
+pub(super) fn shared(b: &mut Builder, hint: &'static str, each: usize, x: Value) -> Value {
     if each == 1 {
         return x;
     }

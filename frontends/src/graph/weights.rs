@@ -82,7 +82,7 @@ pub(super) fn declare(
     let mut d = Declare { b, f, c, arch, names, weights: vec![] };
     let embedding = d.table(f.embedding, Some(&names.embedding), facts.vocab, Some(0));
     let positions = match f.positions {
-        Positions::Rotary(_) => None,
+        Positions::Rotary(_) | Positions::None => None,
         Positions::Learned(module) => Some(d.table(module, None, facts.max_positions, None)),
     };
     let blocks = (0..facts.layers).map(|i| d.block(i)).collect::<Result<_>>()?;
@@ -253,9 +253,8 @@ impl Declare<'_, '_, '_> {
         let (heads, o_in) = match &recurrent {
             None => self.heads(&in_a, self.arch.turns[i])?,
             Some(r) => {
-                let own = self.recurrent(r, &at)?;
                 let values = self.arch.recurrent.map_or(0, |s| s.values());
-                (Heads::Recurrent(Box::new(own)), values)
+                (Heads::Recurrent(Box::new(self.recurrent(r, &at)?)), values)
             }
         };
         let sinks = a.sinks.filter(|_| recurrent.is_none()).map(|name| {
@@ -265,13 +264,15 @@ impl Declare<'_, '_, '_> {
         });
         let o = match recurrent {
             None => a.o,
-            Some(_) => family::Linear::torch("out_proj", Bias::Never),
+            Some(r) => family::Linear::torch("out_proj", r.mixer.out_bias()),
         };
         let o = self.linear(&in_a, &o, [o_in, hidden], Split::Row, None)?;
         let norm_behind_attention = a.norm_behind.map(|n| norm(self, n));
-        let mlp_norm = m.norm.filter(|_| f.beside != Beside::OneNorm).map(|n| norm(self, n));
+        let own_norm = f.feeds && f.beside != Beside::OneNorm;
+        let mlp_norm = m.norm.filter(|_| own_norm).map(|n| norm(self, n));
         let mlp = match f.experts.filter(|_| self.arch.sparse[i]) {
             Some(e) => Feed::Experts(Box::new(self.experts(&at, &e)?)),
+            None if !f.feeds => Feed::Nothing,
             None => Feed::Mlp(self.mlp(&format!("{at}.{}", m.module), facts.ffn)?),
         };
         let norm_behind_mlp = m.norm_behind.map(|n| norm(self, n));

@@ -41,6 +41,12 @@ pub(crate) enum Divisor {
     AtLeast(f64),
 }
 
+/// Whether there are experts, by their number.
+pub(super) fn there(e: &Experts, c: &Config) -> bool {
+    let none = || c.get(e.count).and_then(serde_json::Value::as_u64) == Some(0);
+    e.layers != SparseLayers::IfAny || !none()
+}
+
 pub(super) fn expert_facts(e: &Experts, c: &Config) -> Result<ExpertFacts> {
     let key = e.count;
     let experts = c.count(key)?;
@@ -74,7 +80,7 @@ pub(super) fn sparse(e: &Experts, c: &Config, layers: usize) -> Result<Vec<bool>
         _ => Ok(c.count_if(key)?.unwrap_or(absent)),
     };
     match e.layers {
-        SparseLayers::All => Ok(vec![true; layers]),
+        SparseLayers::All | SparseLayers::IfAny => Ok(vec![there(e, c); layers]),
         SparseLayers::From { absent } => {
             let first = whole("first_k_dense_replace", absent)?;
             Ok((0..layers).map(|i| i >= first).collect())

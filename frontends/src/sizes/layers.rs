@@ -1,7 +1,7 @@
 //! What differs between layers: which have a window, and in which queries and keys turn.
 
 use super::*;
-use crate::family::Unlisted;
+use crate::family::{Unlisted, Walking};
 
 /// Whether queries and keys turn, of every layer with its window.
 pub(super) fn turns(f: &Family, c: &Config, windows: &[Option<usize>]) -> Result<Vec<bool>> {
@@ -14,6 +14,7 @@ pub(super) fn turns(f: &Family, c: &Config, windows: &[Option<usize>]) -> Result
             Ok(windows.iter().map(|w| all || w.is_some()).collect())
         }
         Still::Listed { every } => listed(c, layers, every),
+        Still::Unless(key, word) => Ok(vec![c.word_if(key)? == Some(word); layers]),
     }
 }
 
@@ -32,21 +33,35 @@ fn listed(c: &Config, layers: usize, every: usize) -> Result<Vec<bool>> {
     Ok(list.into_iter().map(|turns| turns != 0).collect())
 }
 
-/// Whether each layer walks a state in the place of attention: as `layer_types` says, or all but every so many-th.
+/// Whether each layer walks a state in the place of attention.
 pub(super) fn walks(f: &Family, c: &Config, layers: usize) -> Result<Vec<bool>> {
     let Some(r) = f.recurrent else { return Ok(vec![false; layers]) };
-    let (key, absent) = r.attention_every;
-    let Some(types) = c.words_if("layer_types")? else {
-        let every = c.count_if(key)?.unwrap_or(absent);
+    let types = match r.layers {
+        Walking::All => return Ok(vec![true; layers]),
+        Walking::AllBut(key) => {
+            let list = c.counts_if(key)?.unwrap_or_default();
+            return Ok((0..layers).map(|i| !list.contains(&i)).collect());
+        }
+        Walking::Every(..) | Walking::Typed => c.words_if("layer_types")?,
+    };
+    let Some(types) = types else {
+        let every = match r.layers {
+            Walking::Every(key, absent) => c.count_if(key)?.unwrap_or(absent),
+            _all => layers + 1,
+        };
         return Ok((0..layers).map(|i| (i + 1) % every != 0).collect());
     };
     if types.len() != layers {
         let what = format!("`layer_types` has {} entries for {layers} layers", types.len());
         return Err(c.error("layer_types", what, format!("give {layers} entries, or none")));
     }
+    // As files written before transformers 5 have it.
+    let older = matches!(r.layers, Walking::Typed);
     let one = |(i, word): (usize, &&str)| match *word {
         "linear_attention" => Ok(true),
         "full_attention" => Ok(false),
+        "mamba" if older => Ok(true),
+        "attention" if older => Ok(false),
         word => {
             let what = format!("layers of type `{word}` are not compiled");
             let (key, help) = (

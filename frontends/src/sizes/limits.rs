@@ -18,13 +18,16 @@ pub(super) fn check_shape(
     if shape.seq > facts.max_positions {
         let most = facts.max_positions;
         let what = format!("sequences of {} tokens are longer than the model's {most}", shape.seq);
-        let d = Diag::new("sequence-length", what).at(c.place(f.keys.max_positions));
+        let at = c.place(f.keys.max_positions.unwrap_or_default());
+        let d = Diag::new("sequence-length", what).at(at);
         match f.positions {
             Positions::Learned(_) => {
                 let why = "learned positions beyond the last do not exist";
                 return Err(d.why(why).help(format!("use --seq {most} or less")));
             }
-            Positions::Rotary(_) => warnings.push(d.help(format!("it was made for --seq {most}"))),
+            Positions::Rotary(_) | Positions::None => {
+                warnings.push(d.help(format!("it was made for --seq {most}")))
+            }
         }
     }
     Ok(())
@@ -86,7 +89,7 @@ pub(super) fn check_products(
 /// Most tokens that a convolution sees: each is a shift of its own.
 const MAX_TAPS: usize = 32;
 
-/// Refuses gated DeltaNet whose products would overflow, or whose convolution is long.
+/// Refuses recurrences whose products would overflow, or whose convolution is long.
 pub(super) fn check_recurrent(
     c: &Config,
     keys: &RecurrentKeys,

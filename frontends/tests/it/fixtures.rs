@@ -18,8 +18,9 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 use std::path::PathBuf;
 
-const NAMES: [&str; 55] = [
+const NAMES: [&str; 58] = [
     "arcee",
+    "bamba",
     "cohere",
     "cohere2",
     "deepseek_v2",
@@ -44,6 +45,7 @@ const NAMES: [&str; 55] = [
     "gptj",
     "granite",
     "granitemoe",
+    "granitemoehybrid",
     "helium",
     "hunyuan",
     "llama4",
@@ -52,6 +54,7 @@ const NAMES: [&str; 55] = [
     "llama_mha",
     "llama_padded",
     "llama_yarn",
+    "mamba2",
     "minimax_m2",
     "ministral",
     "ministral3",

@@ -105,7 +105,7 @@ fn of_long_rows(change: &Value) -> bool {
 
 /// Last keys of changes that alter numbers in transformers and are refused here, with the code: of rotary numbers,
 /// a part of DeepSeek's heads, and both dialects at once for Gemma 3.
-const REFUSED: [&str; 17] = [
+const REFUSED: [&str; 19] = [
     "activation: activation",
     "activation_function: activation",
     "alibi: unsupported-config",
@@ -115,6 +115,7 @@ const REFUSED: [&str; 17] = [
     "is_causal: unsupported-config",
     "layer_types: config",
     "output_router_logits: unsupported-config",
+    "rescale_prenorm_residual: unsupported-config",
     "rope_parameters: unsupported-config",
     "rope_scaling: unsupported-config",
     "router_aux_loss_coef: unsupported-config",
@@ -123,6 +124,7 @@ const REFUSED: [&str; 17] = [
     "scale_attn_weights: unsupported-config",
     "topk_group: config",
     "use_bidirectional_attention: unsupported-config",
+    "z_loss_coefficient: unsupported-config",
 ];
 
 /// A key changes here what it changes in transformers, or is refused; one that changes nothing there changes nothing

@@ -1,7 +1,7 @@
 //! `scan`: gated linear recurrences, such as gated DeltaNet and Mamba-2.
 
 use super::*;
-use crate::attr::{Attr, AttrCx};
+use crate::attr::{Attr, AttrCx, Sizes};
 use crate::kernel::Recurrent;
 
 op! {
@@ -12,9 +12,10 @@ op! {
     /// numbers are f32: q and k `[b,s,n,k]`, g `[b,s,n]`, at most 0, v `[b,s,n,v]`. With `segments=true` i32 `[b,s]`
     /// follows: before a token whose segment is not that of the token before, the state is 0 again. With
     /// `start=true` the state before the first token follows, `[b,n,k,v]`, of that token's segment. Results: the
-    /// outputs `[b,s,n,v]` and the last state `[b,n,k,v]`. Kernels take chunks of tokens at once and keep no state
-    /// per token.
-    Scan = "scan" (q, k, g, v, beta, segments, start) { delta: DeltaRule, segments: bool, start: bool }
+    /// outputs `[b,s,n,v]` and the last state `[b,n,k,v]`. With `c=2` the tokens are 2 pieces of as many, and each is walked
+    /// by itself: states are `[b,c,n,k,v]`, and ranks may split s by pieces. Kernels take chunks of tokens at once and keep no
+    /// state per token.
+    Scan = "scan" (q, k, g, v, beta, segments, start) { delta: DeltaRule, segments: bool, start: bool, pieces: Sizes }
     facts { kind: Recurrence, fusion: None, precision: Wants::Wide, gradient: Flows }
     samples [
         "scan[plain] f32[2,5,2,3], f32[2,5,2,3], f32[2,5,2], f32[2,5,2,4]",
@@ -22,6 +23,8 @@ op! {
         "scan[plain; segments=true] f32[2,6,2,2], f32[2,6,2,2], f32[2,6,2], f32[2,6,2,3], i32[2,6]",
         "scan[plain; start=true] f32[1,3,2,3], f32[1,3,2,3], f32[1,3,2], f32[1,3,2,2], f32[1,2,3,2]",
         "scan[delta; segments=true; start=true] f32[2,6,2,3], f32[2,6,2,3], f32[2,6,2], f32[2,6,2,2], f32[2,6,2], i32[2,6], f32[2,2,3,2]",
+        "scan[plain; c=2] f32[2,4,2,3], f32[2,4,2,3], f32[2,4,2], f32[2,4,2,4]",
+        "scan[delta; segments=true; start=true; c=2] f32[2,6,2,3], f32[2,6,2,3], f32[2,6,2], f32[2,6,2,2], f32[2,6,2], i32[2,6], f32[2,2,2,3,2]",
     ]
 }
 
@@ -42,6 +45,11 @@ impl Attr for DeltaRule {
         }
     }
 }
+
+/// The letter of pieces.
+const PIECES: Letter = Letter(b'c' - b'a');
+/// Letters of states, each of a row and head.
+pub(super) const STATES: &str = "bn!kv";
 
 /// Tokens that kernels take at once.
 pub const CHUNK: usize = 64;
@@ -75,20 +83,67 @@ impl Scan {
         Behind::new(4, self)
     }
 
+    /// The same of pieces of tokens, each by itself.
+    pub fn in_pieces(self, pieces: usize, start: bool) -> Scan {
+        Scan { pieces: Sizes(smallvec::smallvec![(PIECES, pieces)]), start, ..self }
+    }
+
+    /// Number of pieces of the tokens.
+    pub fn count(&self) -> usize {
+        self.pieces.0.first().map_or(1, |x| x.1)
+    }
+
+    /// Letters as they are of one piece, in which s is a dim of tokens, with those of pieces.
+    pub(super) fn letters(&self, of_one: &str) -> String {
+        match self.pieces.0.is_empty() {
+            true => of_one.into(),
+            false => of_one.replace("b!s", "b(c!s)").replace("bs", "b(cs)").replace("bn", "bcn"),
+        }
+    }
+
     /// Letters of the operands with those that stand behind v, and their ranks.
     pub(super) fn operands(&self, more: &[(&str, usize)]) -> (String, Vec<usize>) {
         let (mut text, mut ranks) = ("b!sn!k,b!sn!k,b!sn,b!snv".to_string(), vec![4, 4, 3, 4]);
-        let own = [(self.delta.0, "b!sn", 3), (self.segments, "b!s", 2), (self.start, "bn!kv", 4)];
+        let own = [(self.delta.0, "b!sn", 3), (self.segments, "b!s", 2), (self.start, STATES, 4)];
         let own = own.into_iter().filter(|x| x.0).map(|x| (x.1, x.2));
         for (letters, rank) in more.iter().copied().chain(own) {
             text = text + "," + letters;
-            ranks.push(rank);
+            let of_pieces = letters == STATES && !self.pieces.0.is_empty();
+            ranks.push(rank + usize::from(of_pieces));
         }
-        (text, ranks)
+        (self.letters(&text), ranks)
     }
 
-    /// Says what is wrong with operands of these ranks, of which one may be segments.
-    pub(super) fn takes(ins: &[&Type], ranks: &[usize], behind: Behind) -> Result<(), String> {
+    /// Operands as those of a scan of one piece, each piece being a row: of states like this one.
+    pub(super) fn rows(&self, ins: &[&Tensor], state: &[usize]) -> Vec<Tensor> {
+        if self.pieces.0.is_empty() {
+            return ins.iter().map(|t| (*t).clone()).collect();
+        }
+        let (b, s, c) = (ins[0].shape[0], ins[0].shape[1], state[1].max(1));
+        let of_tokens = |t: &Tensor| t.shape.get(1) == Some(&s) && t.shape.len() < 5;
+        let one = |t: &&Tensor| {
+            let behind = &t.shape[2..];
+            match of_tokens(t) {
+                true => t.reshape(&[&[b * c, s / c], behind].concat()),
+                false => t.reshape(&[&[b * c], behind].concat()),
+            }
+        };
+        ins.iter().map(one).collect()
+    }
+
+    /// Checks the pieces of the tokens, and says what is wrong with operands of these ranks, of which one may be segments.
+    pub(super) fn takes(
+        &self,
+        ins: &[&Type],
+        ranks: &[usize],
+        behind: Behind,
+    ) -> Result<(), String> {
+        let tokens = ins.first().and_then(|t| t.dims.get(1)).map_or(0, |d| d.size);
+        match self.pieces.0[..] {
+            [] => {}
+            [(PIECES, n)] if n > 0 && tokens % n == 0 => {}
+            [..] => return Err("pieces have as many tokens each, as in `c=2`".into()),
+        }
         let dtype = |i: usize| if behind.segments == Some(i) { DType::I32 } else { DType::F32 };
         let is = |(i, rank): (usize, &usize)| ins[i].rank() == *rank && ins[i].dtype == dtype(i);
         match ins.len() == ranks.len() && ranks.iter().enumerate().all(is) {
@@ -98,6 +153,13 @@ impl Scan {
                 ranks.len()
             )),
         }
+    }
+
+    /// Heads of all rows and pieces of a rank, tokens of a piece, and widths.
+    pub(super) fn room(&self, mesh: &Mesh, ins: &[&Type]) -> [usize; 4] {
+        let [b, s, n, k] = [0, 1, 2, 3].map(|d| ins[0].chunk(mesh, d));
+        let tokens = (ins[0].dims[1].size / self.count()).max(1);
+        [b * s.div_ceil(tokens) * n, tokens.min(s), k, ins[3].chunk(mesh, 3)]
     }
 
     /// Decays at most 1, β from 0 to 1, keys of length 1, segments of several tokens.
@@ -195,17 +257,20 @@ pub(super) fn each_head(v: &Tensor, mut f: impl FnMut(usize, usize)) {
 /// Multiplications and additions of all tokens and heads: `each(c, k, v)` of one, c being the size of a chunk.
 pub(super) fn flops(loops: &[(Letter, f64)], each: impl Fn(f64, f64, f64) -> f64) -> f64 {
     let size = |c: char| loops.iter().find(|l| l.0.name() == c).map_or(1.0, |l| l.1);
-    let tokens = size('b') * size('s') * size('n');
+    let tokens = size('b') * size('c') * size('s') * size('n');
     tokens * each(size('s').min(CHUNK as f64), size('k'), size('v'))
 }
 
 impl OpDef for Scan {
     fn accepts(&self, ins: &[&Type]) -> Result<(), String> {
-        Scan::takes(ins, &self.operands(&[]).1, self.behind())
+        self.takes(ins, &self.operands(&[]).1, self.behind())
     }
     fn rule(&self, _: &[usize]) -> Cow<'_, Rule> {
         let (text, ranks) = self.operands(&[]);
-        Rule::known(&(text + "->bsnv,bnkv"), &ranks)
+        Rule::known(&(text + "->" + &self.letters("bsnv,bnkv")), &ranks)
+    }
+    fn sizes(&self) -> &[(Letter, usize)] {
+        &self.pieces.0
     }
     /// Of a chunk of c tokens the products q kᵀ and with values, and of the state with queries and keys; by the delta
     /// rule also k kᵀ, a triangular system, and the state's product with keys.
@@ -220,11 +285,13 @@ impl OpDef for Scan {
         if d.iter().all(Option::is_none) {
             return grads;
         }
+        // The values have the type of the outputs, and are there anyway.
+        let like = [ins[3], outs[1]];
         let mut cotangent =
-            |i: usize| d[i].unwrap_or_else(|| b.push("nothing", Scale { by: 0.0 }, &[outs[i]]));
+            |i: usize| d[i].unwrap_or_else(|| b.push("nothing", Scale { by: 0.0 }, &[like[i]]));
         let both = [0, 1].map(&mut cotangent);
-        let Scan { delta, segments, start } = *self;
-        let op = ScanGrad { delta, segments, start };
+        let Scan { delta, pieces, segments, start } = self.clone();
+        let op = ScanGrad { delta, pieces, segments, start };
         let all = [&ins[..4], &both, &ins[4..]].concat();
         let behind = self.behind();
         let more = [(behind.beta, "beta"), (behind.start, "start")];
@@ -239,15 +306,19 @@ impl OpDef for Scan {
         smallvec::smallvec![DType::F32; 2]
     }
     fn workspace(&self, mesh: &Mesh, ins: &[&Type], _: &[&Type]) -> usize {
-        let [b, s, n, k] = [0, 1, 2, 3].map(|d| ins[0].chunk(mesh, d));
-        Recurrent::room(false, [b * n, s, k, ins[3].chunk(mesh, 3)])
+        Recurrent::room(false, self.room(mesh, ins))
     }
     fn settle(&self, _: &[Type], drawn: &mut [Tensor]) {
         Scan::suit(self.behind(), drawn);
     }
     fn eval(&self, cx: &EvalCx, ins: &[&Tensor]) -> Vec<Tensor> {
-        let [mut out, mut end] = [0, 1].map(|i| Tensor::full(&cx.out_shape(i), 0.0));
+        let shapes = [0, 1].map(|i| cx.out_shape(i));
+        let rows = self.rows(ins, &shapes[1]);
+        let ins = &rows.iter().collect::<Vec<_>>()[..];
         let (tokens, width) = (ins[3].shape[1], ins[3].shape[3]);
+        let mut out = Tensor::full(&ins[3].shape, 0.0);
+        let [b, _, n, k] = [0, 1, 2, 3].map(|d| ins[0].shape[d]);
+        let mut end = Tensor::full(&[b, n, k, width], 0.0);
         each_head(ins[3], |b, n| {
             let walk = Walk { delta: self.delta.0, ins, behind: self.behind(), b, n };
             let mut state = walk.start();
@@ -261,6 +332,6 @@ impl OpDef for Scan {
                 end.row_mut(&[b, n, d]).copy_from_slice(row);
             }
         });
-        vec![out, end]
+        vec![out.reshape(&shapes[0]), end.reshape(&shapes[1])]
     }
 }

@@ -1,7 +1,8 @@
 //! `scan_grad`: gradients of `scan`, token by token from the last.
 
-use super::scan::{self, Behind, DeltaRule, Walk};
+use super::scan::{self, Behind, DeltaRule, STATES, Walk};
 use super::*;
+use crate::attr::Sizes;
 use crate::kernel::Recurrent;
 
 op! {
@@ -11,40 +12,46 @@ op! {
     /// u = v - Pᵀ κ: G gains q d_oᵀ; then d_q = S d_o, d_v = β Gᵀ κ, d_β = κᵀ G u, d_κ = β G u - P d_v, and of P it is
     /// G - κ d_vᵀ, whose product with P is d_g; by the plain rule β is 1, u is v and P is not read. Kernels keep the state
     /// of every chunk of tokens, not of every token.
-    ScanGrad = "scan_grad" (q, k, g, v, d_o, d_end, beta, segments, start) { delta: DeltaRule, segments: bool, start: bool }
+    ScanGrad = "scan_grad" (q, k, g, v, d_o, d_end, beta, segments, start) { delta: DeltaRule, segments: bool, start: bool, pieces: Sizes }
     facts { kind: Recurrence, fusion: None, precision: Wants::AsTheyAre, gradient: Unasked }
     samples [
         "scan_grad[plain] f32[2,5,2,3], f32[2,5,2,3], f32[2,5,2], f32[2,5,2,4], f32[2,5,2,4], f32[2,2,3,4]",
         "scan_grad[delta] f32[2,5,2,3], f32[2,5,2,3], f32[2,5,2], f32[2,5,2,4], f32[2,5,2,4], f32[2,2,3,4], f32[2,5,2]",
         "scan_grad[plain; start=true] f32[2,5,2,3], f32[2,5,2,3], f32[2,5,2], f32[2,5,2,4], f32[2,5,2,4], f32[2,2,3,4], f32[2,2,3,4]",
         "scan_grad[delta; segments=true; start=true] f32[2,6,2,3], f32[2,6,2,3], f32[2,6,2], f32[2,6,2,2], f32[2,6,2,2], f32[2,2,3,2], f32[2,6,2], i32[2,6], f32[2,2,3,2]",
+        "scan_grad[plain; c=2] f32[2,4,2,3], f32[2,4,2,3], f32[2,4,2], f32[2,4,2,4], f32[2,4,2,4], f32[2,2,2,3,4]",
+        "scan_grad[delta; segments=true; start=true; c=2] f32[2,6,2,3], f32[2,6,2,3], f32[2,6,2], f32[2,6,2,2], f32[2,6,2,2], f32[2,2,2,3,2], f32[2,6,2], i32[2,6], f32[2,2,2,3,2]",
     ]
 }
 
 impl ScanGrad {
     /// The scan whose gradients these are.
     pub fn forward(&self) -> Scan {
-        Scan { delta: self.delta, segments: self.segments, start: self.start }
+        let ScanGrad { delta, pieces, segments, start } = self.clone();
+        Scan { delta, pieces, segments, start }
     }
     /// Where the operands behind the cotangents stand.
     pub fn behind(&self) -> Behind {
         Behind::new(6, &self.forward())
     }
     fn operands(&self) -> (String, Vec<usize>) {
-        self.forward().operands(&[("b!snv", 4), ("bn!kv", 4)])
+        self.forward().operands(&[("b!snv", 4), (STATES, 4)])
     }
 }
 
 impl OpDef for ScanGrad {
     fn accepts(&self, ins: &[&Type]) -> Result<(), String> {
-        Scan::takes(ins, &self.operands().1, self.behind())
+        self.forward().takes(ins, &self.operands().1, self.behind())
     }
     fn rule(&self, _: &[usize]) -> Cow<'_, Rule> {
-        let (mut text, ranks) = self.operands();
-        text += "->bsnk,bsnk,bsn,bsnv";
-        text += if self.delta.0 { ",bsn" } else { "" };
-        text += if self.start { ",bnkv" } else { "" };
-        Rule::known(&text, &ranks)
+        let (text, ranks) = self.operands();
+        let mut outs = "bsnk,bsnk,bsn,bsnv".to_string();
+        outs += if self.delta.0 { ",bsn" } else { "" };
+        outs += if self.start { ",bnkv" } else { "" };
+        Rule::known(&(text + "->" + &self.forward().letters(&outs)), &ranks)
+    }
+    fn sizes(&self) -> &[(Letter, usize)] {
+        &self.pieces.0
     }
     fn linear(&self) -> Linear {
         Linear::Together(1 << 4 | 1 << 5)
@@ -63,17 +70,21 @@ impl OpDef for ScanGrad {
         std::iter::repeat_n(DType::F32, outs).collect()
     }
     fn workspace(&self, mesh: &Mesh, ins: &[&Type], _: &[&Type]) -> usize {
-        let [b, s, n, k] = [0, 1, 2, 3].map(|d| ins[0].chunk(mesh, d));
-        Recurrent::room(true, [b * n, s, k, ins[3].chunk(mesh, 3)])
+        Recurrent::room(true, self.forward().room(mesh, ins))
     }
     fn settle(&self, _: &[Type], drawn: &mut [Tensor]) {
         Scan::suit(self.behind(), drawn);
     }
     fn eval(&self, cx: &EvalCx, ins: &[&Tensor]) -> Vec<Tensor> {
         let outs = 4 + usize::from(self.delta.0) + usize::from(self.start);
-        let mut made: Vec<Tensor> =
-            (0..outs).map(|o| Tensor::full(&cx.out_shape(o), 0.0)).collect();
+        let shapes: Vec<_> = (0..outs).map(|o| cx.out_shape(o)).collect();
+        let rows = self.forward().rows(ins, &ins[5].shape);
+        let ins = &rows.iter().collect::<Vec<_>>()[..];
         let behind = self.behind();
+        // Each result is like an operand.
+        let like = [Some(0), Some(1), Some(2), Some(3), behind.beta, behind.start];
+        let like = like.into_iter().flatten();
+        let mut made: Vec<Tensor> = like.map(|i| Tensor::full(&ins[i].shape, 0.0)).collect();
         let width = ins[3].shape[3];
         let of_state = |t: &Tensor, b: usize, n: usize| -> Vec<f64> {
             (0..t.shape[2]).flat_map(|d| t.row(&[b, n, d]).to_vec()).collect()
@@ -123,6 +134,6 @@ impl OpDef for ScanGrad {
                 }
             }
         });
-        made
+        made.iter().zip(&shapes).map(|(t, shape)| t.reshape(shape)).collect()
     }
 }

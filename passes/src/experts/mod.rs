@@ -106,6 +106,7 @@ pub fn laid_out(mut source: Source, o: &Options) -> Result<Source> {
     let m = &mut source.module;
     if let Some(f) = m.funcs.first_mut() {
         lay_out(&m.mesh, f, &mut source.sequence, o)?;
+        crate::states::cut(&m.mesh, f, o.axis("cp"))?;
     }
     Ok(source)
 }

@@ -24,6 +24,7 @@ mod reduction;
 mod reshape;
 mod rope;
 mod scan;
+pub mod states;
 mod sums;
 mod top_k;
 mod typing;

@@ -6,6 +6,8 @@ use super::*;
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct Scan {
     pub delta: bool,
+    /// Every so many tokens are walked by themselves; states then have a dim of these pieces.
+    pub piece: Option<usize>,
     pub segments: bool,
     pub start: bool,
 }
@@ -30,9 +32,10 @@ fn minus(a: u64, b: u64) -> u64 {
 }
 
 impl Scan {
-    fn of(k: &ops::Scan) -> Scan {
-        let ops::Scan { delta, segments, start } = *k;
-        Scan { delta: delta.0, segments, start }
+    /// Of so many tokens.
+    fn of(k: &ops::Scan, tokens: usize) -> Scan {
+        let piece = k.pieces.0.first().map(|x| tokens / x.1.max(1));
+        Scan { delta: k.delta.0, piece, segments: k.segments, start: k.start }
     }
     fn segments(self) -> Option<usize> {
         self.segments.then_some(4 + usize::from(self.delta))
@@ -57,8 +60,25 @@ impl Scan {
         let all: Vec<(&str, usize)> =
             first.into_iter().chain(more.iter().copied()).chain(last).collect();
         let text: Vec<&str> = all.iter().map(|x| x.0).collect();
-        let takes: Vec<usize> = all.iter().map(|x| x.1).collect();
-        known(&format!("{}->{outs}", text.join(",")), &takes, ranks)
+        let of_pieces = |text: &str| usize::from(self.piece.is_some() && text.starts_with("bn"));
+        let takes: Vec<usize> = all.iter().map(|x| x.1 + of_pieces(x.0)).collect();
+        let text = format!("{}->{outs}", text.join(","));
+        let text = match self.piece {
+            None => text,
+            Some(_) => text.replace("b!s", "b(c!s)").replace("bs", "b(cs)").replace("bn", "bcn"),
+        };
+        known(&text, &takes, ranks)
+    }
+    /// Operands as those of rows, each of which is a piece.
+    fn rows(self, x: &[&Tensor]) -> Vec<Tensor> {
+        let (b, s) = (x[0].shape[0], x[0].shape[1]);
+        let one = |t: &&Tensor| {
+            let Some(piece) = self.piece else { return (*t).clone() };
+            let rows = b * s / piece.max(1);
+            let own = if t.shape.len() == 5 { vec![rows] } else { vec![rows, piece] };
+            t.reshaped(&[&own[..], &t.shape[2..]].concat())
+        };
+        x.iter().map(one).collect()
     }
     /// Kinds of operands, of a gradient or not: what follows the segments are numbers.
     fn kinds(self, grad: bool) -> &'static str {
@@ -71,7 +91,9 @@ impl Scan {
         }
     }
     fn name(self, of: &str) -> String {
-        format!("{of}[delta={}; segments={}; start={}]", self.delta, self.segments, self.start)
+        let Scan { delta, piece, segments, start } = self;
+        let piece = piece.map_or(String::new(), |s| format!("piece={s}; "));
+        format!("{of}[delta={delta}; {piece}segments={segments}; start={start}]")
     }
     /// Documents of several tokens, by an operand that stands so many places further on.
     fn draw(self, x: &mut Operands, further: usize) {
@@ -135,6 +157,9 @@ impl Function for Scan {
         Scan::name(*self, "scan")
     }
     fn results(&self, x: &[&Tensor], _: &[usize], _: &Begins) -> Result<Vec<Tensor>, String> {
+        let shape = x[3].shape.clone();
+        let rows = self.rows(x);
+        let x = &rows.iter().collect::<Vec<_>>()[..];
         let (q, v) = (x[0], x[3]);
         let mut out = Tensor::full(&v.shape, 0);
         let mut end = Tensor::full(&[q.shape[0], q.shape[2], q.shape[3], v.shape[3]], 0);
@@ -153,7 +178,13 @@ impl Function for Scan {
                 row.iter().enumerate().for_each(|(e, y)| end.add_at(&[i[0], i[1], d, e], *y));
             }
         });
-        Ok(vec![out, end])
+        let end = match self.piece {
+            None => end,
+            Some(piece) => {
+                end.reshaped(&[&[shape[0], shape[1] / piece.max(1)], &end.shape[1..]].concat())
+            }
+        };
+        Ok(vec![out.reshaped(&shape), end])
     }
 }
 
@@ -163,7 +194,12 @@ impl Function for ScanGrad {
     }
     /// By reverse mode on the recurrence, a token at a time.
     fn results(&self, x: &[&Tensor], _: &[usize], _: &Begins) -> Result<Vec<Tensor>, String> {
-        let (of, d_out, d_end) = (self.0, x[4], x[5]);
+        let of = self.0;
+        let like: Vec<Vec<usize>> =
+            [&x[..4], &x[6..]].concat().iter().map(|t| t.shape.clone()).collect();
+        let rows = of.rows(x);
+        let x = &rows.iter().collect::<Vec<_>>()[..];
+        let (d_out, d_end) = (x[4], x[5]);
         let x = &[&x[..4], &x[6..]].concat()[..];
         let [b, s, n, k] = [0, 1, 2, 3].map(|d| x[0].shape[d]);
         let mut g: Vec<Tensor> = (0..4).map(|i| Tensor::full(&x[i].shape, 0)).collect();
@@ -213,28 +249,29 @@ impl Function for ScanGrad {
         });
         g.extend(of.delta.then_some(d_beta));
         g.extend(of.start.then_some(d_start));
-        Ok(g)
+        let to = (0..of.count()).filter(|i| of.segments() != Some(*i));
+        Ok(g.into_iter().zip(to).map(|(t, i)| t.reshaped(&like[i])).collect())
     }
 }
 
 impl Law for ops::Scan {
     fn letters(&self, ranks: &[usize]) -> Option<Cow<'_, Rule>> {
-        Scan::of(self).letters(&[], "bsnv,bnkv", ranks)
+        Scan::of(self, 0).letters(&[], "bsnv,bnkv", ranks)
     }
     fn typing(&self) -> Option<Typing> {
-        Some(Typing { kinds: [Scan::of(self).kinds(false), "n"], ..NONLINEAR })
+        Some(Typing { kinds: [Scan::of(self, 0).kinds(false), "n"], ..NONLINEAR })
     }
     fn shrink(&mut self, small: &mut Small) {
         attention::longer(small);
     }
     fn operands(&self, x: &mut Operands) {
-        Scan::of(self).draw(x, 0);
+        Scan::of(self, 0).draw(x, 0);
     }
-    fn function(&self, _: &[&Type]) -> Result<Option<Fun>, String> {
-        Ok(Some(Scan::of(self).into()))
+    fn function(&self, ins: &[&Type]) -> Result<Option<Fun>, String> {
+        Ok(Some(Scan::of(self, tokens(ins)?).into()))
     }
     fn back(&self, at: &mut At) -> Result<Back, String> {
-        let of = Scan::of(self);
+        let of = Scan::of(self, at.shape(0)[1]);
         let both = [0, 1].map(|i| match at.d[i] {
             Some(d) => d,
             None => at.s.scale(Coef::ZERO, at.y[i]),
@@ -273,13 +310,18 @@ impl Law for ops::ScanGrad {
     fn operands(&self, x: &mut Operands) {
         scan_of(self).draw(x, 2);
     }
-    fn function(&self, _: &[&Type]) -> Result<Option<Fun>, String> {
-        Ok(Some(ScanGrad(scan_of(self)).into()))
+    fn function(&self, ins: &[&Type]) -> Result<Option<Fun>, String> {
+        Ok(Some(ScanGrad(Scan::of(&self.forward(), tokens(ins)?)).into()))
     }
 }
 
-/// The recurrence whose gradients these are.
+/// How many tokens there are, by the types of operands.
+fn tokens(ins: &[&Type]) -> Result<usize, String> {
+    let dim = ins.first().and_then(|t| t.dims.get(1));
+    Ok(dim.ok_or("queries have a dim of tokens")?.size)
+}
+
+/// The recurrence whose gradients these are, of whatever tokens.
 fn scan_of(k: &ops::ScanGrad) -> Scan {
-    let ops::ScanGrad { delta, segments, start } = *k;
-    Scan { delta: delta.0, segments, start }
+    Scan::of(&k.forward(), 0)
 }

@@ -16,10 +16,16 @@ CHUNK = 64
 
 def scan(
     q: Tensor, k: Tensor, g: Tensor, v: Tensor, beta: Optional[Tensor] = None, segments: Optional[Tensor] = None,
-    start: Optional[Tensor] = None,
+    start: Optional[Tensor] = None, piece: Optional[int] = None,
 ) -> Tuple[Tensor, Tensor]:
     """The outputs `[b,s,n,v]` and the last state of S = a S + k vᵀ with a = e^g or, with `beta`, of
-    S = a (I - beta k kᵀ) S + beta k vᵀ; the output of a token is Sᵀ q. A segment begins with a state of 0."""
+    S = a (I - beta k kᵀ) S + beta k vᵀ; the output of a token is Sᵀ q. A segment begins with a state of 0.
+    Every `piece` tokens are walked by themselves: states are `[b,c,n,k,v]`."""
+    if piece is not None:
+        c = q.shape[1] // piece
+        rows = [None if x is None else x.reshape(-1, piece, *x.shape[2:]) for x in (q, k, g, v, beta, segments)]
+        o, end = scan(*rows, start=None if start is None else start.flatten(0, 1))
+        return o.reshape(-1, c * piece, *o.shape[2:]), end.reshape(-1, c, *end.shape[1:])
     b, s, n, width = q.shape
     state = q.new_zeros(b, n, width, v.shape[-1]) if start is None else start
     outs: List[Tensor] = []
@@ -52,11 +58,12 @@ def scan(
 def scan_grad(
     q: Tensor, k: Tensor, g: Tensor, v: Tensor, do: Tensor, d_end: Tensor,
     beta: Optional[Tensor] = None, segments: Optional[Tensor] = None, start: Optional[Tensor] = None,
+    piece: Optional[int] = None,
 ) -> Tuple[Tensor, ...]:
     """The gradients of q, k, g, v, and of `beta` and `start` where they are given."""
     with torch.enable_grad():
         q, k, g, v = (x.detach().requires_grad_() for x in (q, k, g, v))
         beta, start = (None if x is None else x.detach().requires_grad_() for x in (beta, start))
-        o, end = scan(q, k, g, v, beta, segments, start)
+        o, end = scan(q, k, g, v, beta, segments, start, piece)
         of = [x for x in (q, k, g, v, beta, start) if x is not None]
         return torch.autograd.grad([o, end], of, [do, d_end])

@@ -6,7 +6,7 @@ use shardc_ir::attr::{Along, Broadcast};
 use shardc_ir::func::{Func, Node, Value};
 use shardc_ir::mesh::AtomSet;
 use shardc_ir::ops::unary::Rounding;
-use shardc_ir::ops::{Kept, Mask, Op};
+use shardc_ir::ops::{Kept, Mask, Op, Scan, scan};
 use shardc_ir::rng::Distribution;
 use shardc_ir::rule::{Dims, Group, Rule};
 use shardc_ir::types::{DType, Reduction, Type};
@@ -207,9 +207,13 @@ pub(super) fn expression(s: &mut Site) -> Result<String, Refused> {
             format!("attention_grad({}, {}{more})", x[..8].join(", "), number(o.scale))
         }
         Op::MergeAttention(_) => format!("merge_attention({})", x.join(", ")),
-        Op::Scan(o) => format!("scan({}{})", x[..4].join(", "), recurrent(x, o.behind())),
+        Op::Scan(o) => {
+            let more = recurrent(x, o.behind(), o, s.ty(0));
+            format!("scan({}{more})", x[..4].join(", "))
+        }
         Op::ScanGrad(o) => {
-            format!("scan_grad({}{})", x[..6].join(", "), recurrent(x, o.behind()))
+            let more = recurrent(x, o.behind(), &o.forward(), s.ty(0));
+            format!("scan_grad({}{more})", x[..6].join(", "))
         }
         Op::Route(o) => {
             let [groups, experts] = o.groups();
@@ -442,8 +446,10 @@ impl<'a> Site<'a, '_> {
     }
 }
 
-/// What a recurrence takes behind its values.
-fn recurrent(x: &[String], behind: shardc_ir::ops::scan::Behind) -> String {
+/// What a recurrence takes behind its values; `q` says how many tokens there are.
+fn recurrent(x: &[String], behind: scan::Behind, of: &Scan, q: &Type) -> String {
     let all = [("beta", behind.beta), ("segments", behind.segments), ("start", behind.start)];
-    all.iter().filter_map(|(name, i)| Some(format!(", {name}={}", x[(*i)?]))).collect()
+    let all = all.iter().filter_map(|(name, i)| Some(format!(", {name}={}", x[(*i)?])));
+    let tokens = q.dims[1].size / of.count();
+    all.chain((!of.pieces.0.is_empty()).then(|| format!(", piece={tokens}"))).collect()
 }

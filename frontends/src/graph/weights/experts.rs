@@ -118,7 +118,8 @@ impl Declare<'_, '_, '_> {
         let shared = match e.shared.filter(|_| n.shared > 0) {
             None => None,
             Some(s) => {
-                let mlp = self.mlp(&format!("{within}.{}", s.module), n.shared)?;
+                let at = if s.beside { block } else { &within };
+                let mlp = self.mlp(&format!("{at}.{}", s.module), n.shared)?;
                 let gate = s.gate.map(|module| {
                     let (scope, name) = self.enter(&format!("{within}.{module}"));
                     let shape = vec![1, facts.hidden];

@@ -77,11 +77,7 @@ pub struct Audit {
 ///
 /// # Errors
 /// Those of reading the model and of the passes.
-pub fn audit(
-    job: Job,
-    place: &str,
-    device: Option<&Device>,
-) -> Result<Audit> {
+pub fn audit(job: Job, place: &str, device: Option<&Device>) -> Result<Audit> {
     job.table.asks_for(&job.given)?;
     job.table.refuses(&job.given, job.at.as_deref(), (vec![], "or --with"), place)?;
     let derived = Derived::of(&job.config, place, &job.options)?;

@@ -7,11 +7,13 @@
 Each model is of its own config class, with sizes of a few numbers, and again with each switch of SWITCHES turned that it
 has. A model of which no such one can be made is listed. Reading a plan (`lint`) looks at shapes, heads, sums that are
 missing, tied heads, and what is gathered. What it finds stands in the table if two ranks differ from one in the same
-parameter, or fail, and is dropped otherwise; two ranks are compared in a forward pass, a backward pass, and two backward
-passes whose gradients add up, as with several microbatches. Exits with 3 if transformers is not installed.
+parameter, or fail, and is dropped otherwise; two ranks are compared in a forward pass, a backward pass, two backward passes
+whose gradients add up, as with several microbatches, and, where there are experts, with these split by base_model_ep_plan. Exits with 3 if transformers is not installed.
 """
 
 import datetime
+import importlib.metadata
+import importlib.util
 import json
 import os
 import pathlib
@@ -154,7 +156,7 @@ def lint(model):
                 continue
             if style(full) is None and "kv_a_proj" in n and n.endswith("weight") and {"kv_b_proj", "q_b_proj"} & set(columns):
                 say("sum", full, "the rotary part of keys is used by the heads of a rank")
-            elif p.dim() > 1 and p.shape[0] in (heads, groups) and not hasattr(modules[full.rpartition(".")[0]], "in_features"):
+            elif p.shape[:1] and p.shape[0] in (heads, groups) and not hasattr(modules[full.rpartition(".")[0]], "in_features"):
                 say("shape", full, "a row for each head, on every rank, beside the heads of a rank")
             elif p.dim() < 2 and p.numel() not in before:
                 say("sum", full, "on every rank, between what columns split and rows sum")
@@ -239,15 +241,17 @@ def whole(folder, *asked):
     print(sum("+" not in k for k in left), "of which no tiny model is made")
 
 
-def differ(folder, kind, n):
-    """What differs on two ranks after n backward passes."""
+def differ(folder, kind, n, sizes):
+    """What differs on two ranks after n backward passes, and whether experts have a plan."""
     import torch
     from torch.distributed.tensor import DTensor
     from transformers import AutoModelForCausalLM
+    from transformers.distributed import DistributedConfig
 
     full = lambda x: x.full_tensor() if isinstance(x, DTensor) else x
     want = torch.load(folder / kind / "whole.pt")
-    model = AutoModelForCausalLM.from_pretrained(folder / kind, tp_plan="auto", dtype=torch.float32, attn_implementation="eager")
+    how = dict(dtype=torch.float32, attn_implementation="eager", distributed_config=DistributedConfig(**sizes))
+    model = AutoModelForCausalLM.from_pretrained(folder / kind, **how)
     loss, logits = passes(model, tokens(), n)
     out = []
     if not torch.allclose(full(logits), want["logits"], **LOOSE):
@@ -274,7 +278,7 @@ def differ(folder, kind, n):
             out.append(f"{name}: gradient: {how}")
     if not split:
         out.append("the plan splits nothing")
-    return out
+    return out, bool(model.ep_plan)
 
 
 def rank(folder):
@@ -286,14 +290,17 @@ def rank(folder):
     for kind in sys.argv[3:]:
         found = []
         try:
-            for n in (1, 2):
-                found.append(differ(folder, kind, n))
+            for n, sizes in ((1, {}), (2, {}), (1, {"ep_size": 2})):
+                if sizes and not experts:
+                    continue
+                more, experts = differ(folder, kind, n, {"tp_size": 2, **sizes})
+                found.append(more)
         except Exception as e:
             found.append([f"{type(e).__name__}: {e}".replace("\n", " ")[:200]])
         all_found = [None, None]
         dist.all_gather_object(all_found, found)
         if dist.get_rank() == 0:
-            (folder / kind / "split.json").write_text(json.dumps(all_found[0] if len(found) == 2 else found))
+            (folder / kind / "split.json").write_text(json.dumps(all_found[0] if len(found) > 1 else found))
     dist.destroy_process_group()
 
 
@@ -316,28 +323,25 @@ def split(folder):
 
 
 def table(folder):
-    import torch
-    import transformers
-
-    print(f"transformers {transformers.__version__}, torch {torch.__version__}, {datetime.date.today()}")
+    version = importlib.metadata.version
+    short = lambda x: x if ": " not in x else generic(x.partition(": ")[0]) + x[x.index(": "):]
+    print(f"transformers {version('transformers')}, torch {version('torch')}, {datetime.date.today()}")
     for p in sorted(folder.glob("*/split.json")):
         found = json.loads(p.read_text())
-        one = list(dict.fromkeys(map(generic, found[0])))
-        two = [x for x in dict.fromkeys(map(generic, found[1])) if x not in one] if len(found) > 1 else []
-        runs = " ".join(one + two)
-        print(p.parent.name, "|", "; ".join(one) or "as on one rank", "|", "; ".join(two) or "the same")
+        one = list(dict.fromkeys(map(short, found[0])))
+        more = [[x for x in dict.fromkeys(map(short, f)) if x not in one] for f in found[1:]]
+        runs = " ".join(one + sum(more, []))
+        print(p.parent.name, "|", "; ".join(one) or "as on one rank", *(f"| {'; '.join(m) or 'the same'}" for m in more))
         for kind, name, why in json.loads((p.parent / "lint.json").read_text()):
             if kind == "gathered":
                 continue
-            # A rank that fails, or logits that differ, confirm what is said of any module.
-            whole = any(x.startswith(("logits", "the ranks")) or "Error" in x for x in one)
+            # A rank that fails, or logits that differ, confirm what is said of shapes.
+            whole = kind != "sum" and any(x.startswith("logits") or "Error" in x for x in one)
             state = "by itself" if kind == "names nothing" else "confirmed" if whole or name in runs else "dropped"
             print("   ", f"{state}: {kind}: {name}: {why}")
 
 
 if __name__ == "__main__":
-    try:
-        import transformers
-    except ImportError:
+    if not importlib.util.find_spec("transformers"):
         sys.exit(3)
     {"whole": whole, "split": split, "rank": rank, "table": table}[sys.argv[1]](pathlib.Path(sys.argv[2]), *(sys.argv[3:] if sys.argv[1] == "whole" else ()))

@@ -193,7 +193,8 @@ const SAMPLE: [(&str, &str); 3] = [
 #[test]
 fn the_lint_of_plans_is_confirmed_by_two_ranks() {
     let python = std::env::var("SHARDC_PYTHON").unwrap_or("python3".into());
-    let has = Command::new(&python).args(["-c", "import torch, transformers"]).output();
+    let found = "import importlib.util as u, sys; sys.exit(not (u.find_spec('torch') and u.find_spec('transformers')))";
+    let has = Command::new(&python).args(["-c", found]).output();
     if !has.is_ok_and(|o| o.status.success()) {
         return skip(Tool::Torch, "the lint of plans of transformers");
     }

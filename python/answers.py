@@ -7,7 +7,8 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 SCHEMAS = HERE.parent / "docs/schemas"
 #: Commands that Python calls for an answer, and what their answers are called.
-COMMANDS = {"check": "Check", "diff": "Diff", "plan": "Planned", "price": "Price", "prove": "Proof", "verify": "Verified"}
+COMMANDS = {"audit": "Audit", "check": "Check", "diff": "Diff", "plan": "Planned", "price": "Price", "prove": "Proof",
+            "verify": "Verified"}
 WORDS = {"string": "str", "integer": "int", "number": "float", "boolean": "bool"}
 
 HEAD = '''"""What commands answer, as `docs/schemas` has it. Written by `python/answers.py`."""

@@ -5,7 +5,77 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Dict, List, Optional, Union
 
-__all__ = ["Check", "Diff", "Planned", "Price", "Proof", "Verified"]
+__all__ = ["Audit", "Check", "Diff", "Planned", "Price", "Proof", "Verified"]
+
+
+@dataclass(frozen=True)
+class AuditPrice:
+    device: str
+    step_s: float
+    target_bytes: int
+    memory: int
+
+
+@dataclass(frozen=True)
+class AuditFindingsRules:
+    name: str
+    source: str
+    commit: str
+    says: str
+
+
+@dataclass(frozen=True)
+class AuditFindings:
+    kind: str
+    parameters: List[str]
+    axes: str
+    #: What types say.
+    derived: str
+    #: What the software does.
+    does: str
+    rules: List[AuditFindingsRules]
+    effect: str
+
+
+@dataclass(frozen=True)
+class AuditParameters:
+    name: str
+    class_: str
+    #: How many are alike.
+    parameters: int
+    sizes: List[int]
+    local: List[int]
+    split: str
+    #: Axes over which its gradient is summed, by types.
+    sums: str
+    #: The same, by rules.
+    rule_sums: str
+    #: What a token counts in it, of its share of the mean over all tokens.
+    scale: float
+    #: Ranks on each of which a part of its squares is in the norm.
+    norm_ranks: int
+    state_bytes: int
+    sent_bytes: int
+    trained: bool
+    rules: List[str]
+
+
+@dataclass(frozen=True)
+class Audit:
+    software: str
+    #: The version whose rules hold.
+    rules: str
+    repository: str
+    commit: str
+    not_modelled: List[str]
+    #: The model, as a config.json of transformers.
+    config: Dict[str, Any]
+    #: Numbers that rules name: ranks of axes, tokens of a rank's microbatch, microbatches m.
+    layout: Dict[str, Any]
+    facts: List[str]
+    price: Optional[AuditPrice]
+    findings: List[AuditFindings]
+    parameters: List[AuditParameters]
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,8 @@ import dataclasses
 import json
 import os
 import typing
-from typing import Any, Mapping, Sequence, Type, TypeVar, Union
+from contextlib import ExitStack
+from typing import Any, Mapping, Optional, Sequence, Type, TypeVar, Union
 
 from . import _answers as answers
 from ._command import run
@@ -56,6 +57,26 @@ def check(model: Model, mesh: Union[str, Mapping[str, int], None] = None, **opti
     """The rules that a model on a mesh breaks, with the nearest legal values. Options are flags of `shardc check`."""
     with source_of(model) as source:
         return _answer(answers.Check, ["check", source, *flags(options, mesh)], 1)
+
+
+def audit(
+    software: str,
+    config: Optional[Model] = None,
+    arguments: Sequence[str] = (),
+    model: Optional[Model] = None,
+    **options: Any,
+) -> answers.Audit:
+    """What a configuration of other software does to gradients: `shardc.audit("megatron", "args.txt", gpus=32)`.
+
+    A configuration is a file, or the mapping that it would have; arguments are flags of Megatron-LM. Options are flags of
+    `shardc audit`.
+    """
+    with ExitStack() as stack:
+        given = {"config": config, "model": model}
+        path = {k: v if v is None else stack.enter_context(source_of(v)) for k, v in given.items()}
+        words = ["audit", software, *([] if config is None else [path["config"]])]
+        words += flags({**options, "model": path["model"]})
+        return _answer(answers.Audit, [*words, *(["--", *arguments] if arguments else [])], 1)
 
 
 def price(plan: AnyPlan, **options: Any) -> answers.Price:

@@ -62,7 +62,10 @@ def run(args: Sequence[str], no: int = 0) -> str:
 
     Warnings become Python's; an error raises ShardcError.
     """
-    words = [find_binary(), *args, "--format", "json"]
+    words = [find_binary(), *args]
+    # What stands behind `--` is not the command's own.
+    at = words.index("--") if "--" in words else len(words)
+    words[at:at] = ["--format", "json"]
     done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, encoding="utf-8", errors="replace")
     told(args[0], done.stderr, 0 if done.returncode == no else done.returncode)
     return done.stdout

@@ -60,6 +60,21 @@ class Questions(unittest.TestCase):
             shardc.plan(LLAMA, gpus=0, device="h100-sxm")
         self.assertEqual(raised.exception.exit_status, 2)
 
+    def test_an_audit_answers(self):
+        plan = {"tp_size": 2, "tp_plan": {"model.layers.*.self_attn.q_proj": "colwise", "model.layers.*.self_attn.o_proj": "rowwise"}}
+        whole = shardc.audit("transformers", plan, model=LLAMA)
+        self.assertEqual(whole.findings, [])
+        [query] = [p for p in whole.parameters if "q_proj" in p.name]
+        self.assertEqual((query.split, query.local[0] * 2), ("tp", query.sizes[0]))
+        sizes = "--num-layers 2 --hidden-size 64 --num-attention-heads 8 --seq-length 64 --max-position-embeddings 64"
+        model = "--position-embedding-type rope --normalization RMSNorm --swiglu --disable-bias-linear --vocab-size 128"
+        latent = "--multi-latent-attention --micro-batch-size 1 --tensor-model-parallel-size 2 --untie-embeddings-and-output-weights"
+        found = shardc.audit("megatron", arguments=f"{sizes} {model} {latent}".split(), gpus=2).findings
+        self.assertEqual([(f.kind, f.axes) for f in found], [("sum-missing", "tp")])
+        with self.assertRaises(shardc.ShardcError) as raised:
+            shardc.audit("transformers", {"tp_size": 2, "tp_plan": {"lm_head": "columns"}}, model=LLAMA)
+        self.assertIn("unsupported `tp_plan` style: columns", str(raised.exception))
+
     def test_a_notebook_shows_the_report(self):
         plan = shardc.compile(LLAMA, mesh="tp=2", **SIZE)
         self.assertIn("&lt;!doctype html", plan._repr_html_().lower())

@@ -23,7 +23,7 @@ pub struct Row {
     pub local: Vec<usize>,
     /// Axes that split it.
     pub split: String,
-    /// Axes over which its gradient is summed, by types and by rules.
+    /// Axes over which its gradient is to be summed, by types, and over which it is by rules.
     pub sums: String,
     pub rule_sums: String,
     /// What a token's loss counts in the gradient, as a multiple of its share of the mean over all tokens.
@@ -75,6 +75,13 @@ struct Ruled<'a> {
     rules: Vec<&'a Rule>,
 }
 
+impl Ruled<'_> {
+    /// Axes over which the gradient has to be summed, where backward leaves each rank what it leaves there.
+    fn need(&self, p: &Param) -> AtomSet {
+        p.sums.minus(self.whole).union(self.splits)
+    }
+}
+
 struct Compared<'a> {
     job: &'a Job,
     d: &'a Derived,
@@ -82,8 +89,8 @@ struct Compared<'a> {
 }
 
 /// Rows of parameters, and where types and rules differ.
-pub fn compare(job: &Job, d: &Derived, at: Option<&[u32]>) -> (Vec<Row>, Vec<Finding>) {
-    let c = Compared { job, d, holding: job.table.holding(&job.given, at) };
+pub fn compare(job: &Job, d: &Derived) -> (Vec<Row>, Vec<Finding>) {
+    let c = Compared { job, d, holding: job.table.holding(&job.given, job.at.as_deref()) };
     let mut groups: BTreeMap<(usize, String), (Row, Vec<u32>, Param)> = BTreeMap::new();
     let mut order: BTreeMap<String, usize> = BTreeMap::new();
     for p in &d.params {
@@ -211,8 +218,9 @@ impl<'a> Compared<'a> {
     fn row(&self, p: &Param, class: &'a str) -> Row {
         let (mesh, states) = (&self.d.mesh, &self.job.states);
         let ruled = self.ruled(class);
+        let need = ruled.need(p);
         let ruled_sums = match ruled.partial {
-            true => ruled.sums.union(p.sums),
+            true => ruled.sums.union(need),
             false => ruled.sums,
         };
         let local: usize = p.local.iter().product();
@@ -221,7 +229,7 @@ impl<'a> Compared<'a> {
         let trained = p.trained && class != "choice-bias";
         let split = if states.zero > 0 { shards } else { 1 };
         let stages = p.stages.len() > 1;
-        let sums = self.words(p.sums, stages);
+        let sums = self.words(need, stages);
         // A reduce-scatter and a gather, or an all-reduce; and that of the gradient's other sums.
         let part = |n: usize| if n > 1 { (n - 1) as f64 / n as f64 } else { 0.0 };
         let (w, g) = (states.weight as f64, states.gradient as f64);
@@ -232,7 +240,7 @@ impl<'a> Compared<'a> {
                 3 => 2.0 * w + g,
                 _ => w + g,
             };
-        let others = mesh.ways(p.sums.minus(self.data(class)));
+        let others = mesh.ways(need.minus(self.data(class)));
         let sent = local as f64 * (data + 2.0 * g * part(others));
         Row {
             name: p.name.clone(),
@@ -270,7 +278,7 @@ impl<'a> Compared<'a> {
         let one = |r: &&Rule| Cited {
             name: r.name.clone(),
             source: r.source.clone(),
-            commit: r.commit.clone().unwrap_or_else(|| self.job.table.commit[..10].to_string()),
+            commit: r.commit.clone().unwrap_or_else(|| self.job.table.short().to_string()),
             says: r.says.clone(),
         };
         rules.iter().map(one).collect()
@@ -281,7 +289,7 @@ impl<'a> Compared<'a> {
         let mut out = vec![];
         let r = self.ruled(class);
         let stages = p.stages.len() > 1;
-        let need = p.sums.minus(r.whole).union(r.splits);
+        let need = r.need(p);
         let sums = if r.partial { r.sums.union(need) } else { r.sums };
         let (missing, extra) = (need.minus(sums), sums.minus(need));
         let found =
@@ -328,6 +336,7 @@ impl<'a> Compared<'a> {
             };
             out.push(found("sum-twice", self.d.names(extra), ours, theirs, &summed, effect));
         }
+        out.extend(self.summed_again(&r, need, row));
         out.extend(self.of_scale(class, row));
         if let Some((rule, each, atoms, axes)) = &r.counts {
             let (left, twice) = match each {
@@ -368,6 +377,31 @@ impl<'a> Compared<'a> {
             }
         }
         out
+    }
+
+    /// A sum behind each microbatch, of a gradient that earlier ones are in already.
+    fn summed_again(&self, r: &Ruled, need: AtomSet, row: &Row) -> Option<Finding> {
+        let again: Vec<&Rule> = r.rules.iter().copied().filter(|x| !x.again.is_empty()).collect();
+        let axes = self.atoms(again.iter().flat_map(|x| &x.again)).and(need);
+        let m = self.holding.given.size("m") as usize;
+        if axes.is_empty() || m < 2 {
+            return None;
+        }
+        let ways = self.d.mesh.ways(axes) as f64;
+        let sum = (0..m).fold(0.0, |before: f64, _| before * ways + 1.0);
+        let words = self.words(axes, false);
+        Some(Finding {
+            kind: "sum-twice",
+            parameters: vec![row.name.clone()],
+            axes: words.clone(),
+            derived: format!("summed over {words}, once a step"),
+            does: format!("summed over {words} behind each of {m} microbatches"),
+            rules: self.cited(&again),
+            effect: format!(
+                "what earlier microbatches have left is summed again: the gradient is {} times as large as it should be",
+                factor(sum / m as f64)
+            ),
+        })
     }
 
     fn of_scale(&self, class: &'a str, row: &Row) -> Option<Finding> {

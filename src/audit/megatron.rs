@@ -1,18 +1,19 @@
 //! Arguments of Megatron-LM as a config.json, options and what its rules ask for.
 
 mod model;
+mod refuses;
 
 use super::rules::{Given, Table};
 use super::words::{Words, flags};
 use super::{Job, States, in_range};
 use crate::export::megatron::arguments;
-use serde_json::Value as Json;
 use shardc_cost::held::Software;
 use shardc_cost::layout::{Context, Layout as Priced, Recompute, Schedule};
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::names::{glob, nearest};
 use shardc_ir::types::DType;
 use shardc_passes::options::{CpMode, CpSplit, Options};
+use std::collections::BTreeSet;
 use std::str::FromStr;
 
 /// Flags that a launcher has, and its number of processes.
@@ -73,11 +74,12 @@ struct Layout {
     local: bool,
 }
 
-/// Reads arguments for so many ranks.
+/// Reads arguments for so many ranks, for a version of Megatron Core.
 ///
 /// # Errors
-/// `audit` for what Megatron-LM itself refuses, for numbers that are not given, and for models of no family.
-pub fn read(text: &str, place: &str, gpus: Option<usize>) -> Result<Job> {
+/// `audit` for what Megatron-LM itself refuses, for numbers that are not given, and for models of no family; `flag` for a
+/// version without rules.
+pub fn read(text: &str, place: &str, gpus: Option<usize>, at: Option<&str>) -> Result<Job> {
     let mut words = flags(text, place)?;
     let of_launcher = |names: [&str; 2]| -> Option<usize> {
         names.iter().find_map(|n| words.get(*n)?.first()?.parse().ok())
@@ -86,6 +88,19 @@ pub fn read(text: &str, place: &str, gpus: Option<usize>) -> Result<Job> {
         .map(|n: usize| n.saturating_mul(of_launcher(LAUNCHER[1]).unwrap_or(1)));
     let mut not_modelled = vec![];
     let table = Table::megatron();
+    let at = at.map(|v| table.at(v)).transpose()?;
+    let pair = |(flag, values): (&String, &Vec<String>)| match values.first() {
+        Some(v) => vec![flag.clone(), format!("{flag}={v}")],
+        None => vec![flag.clone()],
+    };
+    let flags: BTreeSet<String> = words.iter().flat_map(pair).collect();
+    let outside = |f: &&String| table.outside.iter().any(|g| glob(g, f));
+    if let Some(flag) = words.keys().find(outside) {
+        return Err(Diag::new("audit", format!("{flag} is not audited"))
+            .at(place.to_string())
+            .rule("what is said of other models and layouts would not hold with it")
+            .help("leave it out, and audit the rest"));
+    }
     words.retain(|flag, values| kept(flag, values, &table, &mut not_modelled));
     check_values(&words, place)?;
     let a = Args { words: &words };
@@ -96,10 +111,14 @@ pub fn read(text: &str, place: &str, gpus: Option<usize>) -> Result<Job> {
     })?;
     in_range(world, place)?;
     let mut l = layout(&a, world)?;
-    contradictions(&a, &l, world, place)?;
+    let mut given = given(&a, &l);
+    given.flags = flags;
+    table.refuses(&given, at.as_deref(), (refuses::all(&a, &l, world), "--gpus"), place)?;
     if !a.has("num-experts") {
         // It splits nothing.
         l.etp = l.tp;
+        let again = self::given(&a, &l);
+        (given.sizes, given.facts) = (again.sizes, again.facts);
     }
     if a.has("sequence-parallel") && l.tp == 1 {
         not_modelled.push(
@@ -107,6 +126,9 @@ pub fn read(text: &str, place: &str, gpus: Option<usize>) -> Result<Job> {
         );
     }
     let (config, more) = model::config(&a, &l, place)?;
+    if a.text("optimizer").is_some_and(|o| !["adam", "sgd"].contains(&o)) {
+        not_modelled.push("--optimizer: states of this one are counted as one moment".into());
+    }
     let mut absent = vec![];
     absent.extend((!a.has("moe-router-enable-expert-bias")).then_some("choice-bias"));
     if config["model_type"] == "gpt_oss" && l.etp > 1 {
@@ -117,12 +139,13 @@ pub fn read(text: &str, place: &str, gpus: Option<usize>) -> Result<Job> {
     Ok(Job {
         software: "Megatron-LM",
         options: options(&a, &l),
-        given: given(&a, &l, &config),
+        given,
         states: states(&a, &l),
         layout: priced(&a, &l),
         held: Software::Megatron,
         absent,
         table,
+        at,
         config,
         not_modelled,
     })
@@ -214,138 +237,9 @@ fn layout(a: &Args, world: usize) -> Result<Layout> {
     })
 }
 
-/// Refuses what Megatron-LM's own validation refuses, all of it at once.
-fn contradictions(a: &Args, l: &Layout, world: usize, place: &str) -> Result<()> {
-    let all = of_ranks(l, world).into_iter().chain(of_model(a, l)).chain(of_flags(a, l));
-    let all: Vec<String> = all.filter(|x| x.0).map(|x| x.1).collect();
-    if all.is_empty() {
-        return Ok(());
-    }
-    let d = Diag::new("audit", "Megatron-LM refuses these flags together").at(place.to_string());
-    let d = all.into_iter().fold(d, Diag::why);
-    Err(d.help("correct the flags, or --gpus"))
-}
-
 /// Numbers of ranks together; the largest number if they are more.
 fn product(all: [usize; 3]) -> usize {
     all.into_iter().fold(1, usize::saturating_mul)
-}
-
-/// Whether a rule is violated, and the rule, with what checks it.
-type Checked = (bool, String);
-
-fn of_ranks(l: &Layout, world: usize) -> Vec<Checked> {
-    let Layout { tp, pp, cp, dp, ep, etp, sp, micro, global, seq, .. } = *l;
-    let (model, experts) = (product([tp, pp, cp]), product([etp, ep, pp]));
-    vec![
-        (
-            world % model != 0,
-            format!("validate_args: world size ({world}) is divisible by tp * pp * cp ({model})"),
-        ),
-        (
-            world % experts != 0,
-            format!(
-                "parallel_state: world size ({world}) is divisible by etp * ep * pp ({experts})"
-            ),
-        ),
-        (
-            global > MOST as usize,
-            format!("the global batch ({global}) is larger than {MOST}, which no job has"),
-        ),
-        (
-            global % (micro * dp) != 0,
-            format!(
-                "num_microbatches_calculator: the global batch ({global}) is divisible by \
-                 the micro batch * dp ({})",
-                micro * dp
-            ),
-        ),
-        (
-            cp > 1 && seq % (2 * cp) != 0,
-            format!("validate_args: seq_length ({seq}) % (context_parallel_size * 2) == 0"),
-        ),
-        (
-            sp && seq % (tp * cp) != 0,
-            format!("sequence parallelism: seq_length ({seq}) is divisible by tp * cp"),
-        ),
-    ]
-}
-
-fn of_model(a: &Args, l: &Layout) -> Vec<Checked> {
-    let Layout { tp, pp, ep, sp, seq, .. } = *l;
-    let heads = a.size("num-attention-heads", 1);
-    let groups = a.size("num-query-groups", 1).max(1);
-    let grouped = a.has("group-query-attention");
-    let experts = a.number::<usize>("num-experts");
-    let layers = a.size("num-layers", 1);
-    let given = [
-        "decoder-first-pipeline-num-layers",
-        "decoder-last-pipeline-num-layers",
-        "pipeline-model-parallel-layout",
-        "account-for-embedding-in-pipeline-split",
-        "account-for-loss-in-pipeline-split",
-    ];
-    let uneven = given.iter().any(|f| a.has(f));
-    vec![
-        (
-            a.size("max-position-embeddings", seq) < seq,
-            "validate_args: max_position_embeddings >= seq_length".into(),
-        ),
-        (
-            heads % tp != 0,
-            format!("TransformerConfig: num_attention_heads ({heads}) is a multiple of tp ({tp})"),
-        ),
-        (
-            grouped && groups % tp != 0 && tp % groups != 0,
-            format!(
-                "TransformerConfig: num_query_groups ({groups}) is a multiple or a divisor of \
-                 tp ({tp})"
-            ),
-        ),
-        (
-            experts.is_some_and(|n| n % ep != 0),
-            format!("TransformerConfig: num_experts is divisible by ep ({ep})"),
-        ),
-        (experts.is_none() && ep > 1, format!("TransformerConfig: ep ({ep}) needs --num-experts")),
-        (
-            experts.is_some() && tp > 1 && !sp,
-            "MoELayer.forward: with experts and tp > 1, training needs --sequence-parallel".into(),
-        ),
-        (
-            pp > 1 && layers % pp != 0 && !uneven,
-            format!("validate_args: num_layers ({layers}) is divisible by pp ({pp})"),
-        ),
-    ]
-}
-
-/// Flags that are not given together.
-const APART: [[&str; 3]; 4] = [
-    ["validate_args", "fp16", "bf16"],
-    ["validate_args", "multi-latent-attention", "group-query-attention"],
-    [
-        "validate_args",
-        "num-layers-per-virtual-pipeline-stage",
-        "num-virtual-stages-per-pipeline-rank",
-    ],
-    ["DistributedDataParallel", "calculate-per-token-loss", "ddp-average-in-collective"],
-];
-
-fn of_flags(a: &Args, l: &Layout) -> Vec<Checked> {
-    let both = |[by, one, other]: [&str; 3]| {
-        (a.has(one) && a.has(other), format!("{by}: --{one} and --{other} are not given together"))
-    };
-    let mut out: Vec<Checked> = APART.into_iter().map(both).collect();
-    let sharded = a.has("use-distributed-optimizer") || a.has("use-megatron-fsdp");
-    let own_norm = l.local && a.text("normalization") == Some("RMSNorm");
-    out.push((
-        a.has("overlap-param-gather") && !sharded,
-        "validate_args: --overlap-param-gather needs --use-distributed-optimizer".into(),
-    ));
-    out.push((
-        own_norm && l.sp,
-        "WrappedTorchNorm: --transformer-impl local with RMSNorm has no --sequence-parallel".into(),
-    ));
-    out
 }
 
 fn options(a: &Args, l: &Layout) -> Options {
@@ -379,7 +273,7 @@ fn options(a: &Args, l: &Layout) -> Options {
     }
 }
 
-fn given(a: &Args, l: &Layout, config: &Json) -> Given {
+fn given(a: &Args, l: &Layout) -> Given {
     let edp = (l.tp * l.cp * l.dp / (l.ep * l.etp)).max(1);
     let tokens = l.micro * l.seq / l.cp;
     let micros = l.global / (l.micro * l.dp);
@@ -403,8 +297,9 @@ fn given(a: &Args, l: &Layout, config: &Json) -> Given {
         ("few-groups", a.has("group-query-attention") && a.size("num-query-groups", 1) < l.tp),
         ("per-token", a.has("calculate-per-token-loss")),
         ("average-in-collective", a.has("ddp-average-in-collective")),
-        ("tied", config["tie_word_embeddings"] == true),
+        ("tied", !a.has("untie-embeddings-and-output-weights")),
         ("further", a.size("mtp-num-layers", 0) > 0),
+        ("virtual", refuses::virtual_stages(a, l) > 1),
         ("softmax-type", a.text("softmax-type").is_some_and(|t| t != "vanilla")),
         ("router-loss", balanced(a)),
     ];
@@ -424,11 +319,7 @@ fn balanced(a: &Args) -> bool {
 /// The layout as prices see it.
 fn priced(a: &Args, l: &Layout) -> Priced {
     let states = states(a, l);
-    let stages = match a.number::<usize>("num-layers-per-virtual-pipeline-stage") {
-        Some(n) => a.size("num-layers", 1) / l.pp / n.max(1),
-        None => a.size("num-virtual-stages-per-pipeline-rank", 1),
-    };
-    let chunks = if l.pp > 1 { stages.max(1) } else { 1 };
+    let chunks = if l.pp > 1 { refuses::virtual_stages(a, l) } else { 1 };
     Priced {
         tp: l.tp,
         cp: l.cp,
@@ -450,6 +341,7 @@ fn priced(a: &Args, l: &Layout) -> Priced {
         recompute: match a.text("recompute-granularity") {
             Some("full") => Recompute::Full,
             Some(_) => Recompute::Selective,
+            None if a.has("recompute-activations") => Recompute::Selective,
             None => Recompute::None,
         },
         schedule: if chunks > 1 { Schedule::Interleaved } else { Schedule::OneFOneB },
@@ -466,17 +358,43 @@ fn states(a: &Args, l: &Layout) -> States {
     let zero = match (fsdp, strategy) {
         (true, "optim_grads_params") => 3,
         (true, "optim_grads") => 2,
+        (true, "no_shard") => 0,
+        (true, _) => 1,
         _ => u8::from(a.has("use-distributed-optimizer")),
     };
     let half = a.has("bf16") || a.has("fp16");
-    let adam = matches!(a.text("optimizer").unwrap_or("adam"), "adam");
+    // Types of states are asked of one optimizer only.
+    let precise = a.has("use-precision-aware-optimizer");
+    let of = |flag| a.text(flag).filter(|_| precise).map_or(4, width);
+    let moments = match a.text("optimizer").unwrap_or("adam") {
+        "adam" => of("exp-avg-dtype") + of("exp-avg-sq-dtype"),
+        "sgd" if a.number("sgd-momentum") == Some(0.0) => 0,
+        _one => 4,
+    };
+    // bf16 is summed in f32 unless it is told otherwise, and f16 as it is.
+    let whole = a.has("accumulate-allreduce-grads-in-fp32")
+        || a.has("bf16") && !precise_in_half(a, precise) && !a.has("grad-reduce-in-bf16");
     States {
         zero,
         instances,
-        // An f32 copy where weights are not f32, and AdamW's two moments.
-        bytes: if half { 4 } else { 0 } + if adam { 8 } else { 0 },
+        // An f32 copy where weights are not f32, and moments.
+        bytes: if half { of("main-params-dtype") } else { 0 } + moments,
         weight: if half { 2 } else { 4 },
-        gradient: if half && a.has("grad-reduce-in-bf16") { 2 } else { 4 },
+        gradient: if half && !whole { 2 } else { 4 },
         data: l.dp * l.cp,
+    }
+}
+
+/// Whether gradients are kept in two bytes.
+fn precise_in_half(a: &Args, precise: bool) -> bool {
+    precise && a.text("main-grads-dtype").is_some_and(|t| width(t) == 2)
+}
+
+/// Bytes of an element of a type, by its name.
+fn width(name: &str) -> usize {
+    match name {
+        "fp8" => 1,
+        "bf16" | "fp16" => 2,
+        _other => 4,
     }
 }

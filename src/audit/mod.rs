@@ -8,6 +8,7 @@ pub mod check;
 pub mod compare;
 pub mod derive;
 pub mod foreign;
+pub mod forks;
 pub mod megatron;
 pub mod page;
 pub mod rules;
@@ -41,6 +42,8 @@ pub struct Job {
     /// Classes of parameters that the family has and the configuration does not.
     pub absent: Vec<&'static str>,
     pub table: Table,
+    /// The version whose rules hold; none: the newest.
+    pub at: Option<Vec<u32>>,
     /// What was given and nothing is made of.
     pub not_modelled: Vec<String>,
 }
@@ -64,27 +67,21 @@ pub struct States {
 pub struct Audit {
     pub job: Job,
     pub derived: Derived,
-    pub at: Option<Vec<u32>>,
     pub rows: Vec<Row>,
     pub findings: Vec<Finding>,
     /// On a machine: its name, seconds of a step, bytes that a rank needs, and those that it has.
     pub price: Option<(String, f64, usize, usize)>,
 }
 
-/// Propagates the layout of a configuration, and compares it with the rules of a version; none: the newest.
+/// Propagates the layout of a configuration, and compares it with the rules.
 ///
 /// # Errors
 /// Those of reading the model and of the passes.
-pub fn audit(
-    job: Job,
-    place: &str,
-    at: Option<Vec<u32>>,
-    device: Option<&Device>,
-) -> Result<Audit> {
+pub fn audit(job: Job, place: &str, device: Option<&Device>) -> Result<Audit> {
     job.table.asks_for(&job.given)?;
-    refused(&job, place, at.as_deref())?;
+    job.table.refuses(&job.given, job.at.as_deref(), (vec![], "or --with"), place)?;
     let derived = Derived::of(&job.config, place, &job.options)?;
-    let (rows, findings) = compare::compare(&job, &derived, at.as_deref());
+    let (rows, findings) = compare::compare(&job, &derived);
     let price = match (device, derived.facts) {
         (Some(d), Some(f)) => {
             let of = (&f, &derived.input);
@@ -93,25 +90,7 @@ pub fn audit(
         }
         _no_device => None,
     };
-    Ok(Audit { job, derived, at, rows, findings, price })
-}
-
-/// Refuses what the software refuses or does not have in this version.
-fn refused(job: &Job, place: &str, at: Option<&[u32]>) -> Result<()> {
-    let holding = job.table.holding(&job.given, at);
-    let all: Vec<_> = holding.rules.iter().filter(|r| r.refuses).collect();
-    if all.is_empty() {
-        return Ok(());
-    }
-    let version: Vec<String> = at.unwrap_or_default().iter().map(u32::to_string).collect();
-    let what = format!("{} {} refuses these flags together", job.software, version.join("."));
-    let d = Diag::new("audit", what).at(place.to_string());
-    let why = |r: &rules::Rule| {
-        let until = r.until.as_deref().map_or(String::new(), |v| format!("before {v} "));
-        format!("{until}{} ({})", r.says, r.source)
-    };
-    let d = all.into_iter().fold(d, |d, r| d.why(why(r)));
-    Err(d.help("correct the flags, or --at"))
+    Ok(Audit { job, derived, rows, findings, price })
 }
 
 /// Most ranks of a job.

@@ -1,8 +1,9 @@
 //! An audit as a page for a browser, which fetches nothing.
 
 use super::Audit;
-use super::compare::Finding;
+use super::compare::{Finding, Row};
 use crate::pictures::svg::escape;
+use crate::report::bytes;
 use shardc_ir::diag::Result;
 use shardc_ir::files::{self, FileFormat};
 use std::fmt::Write;
@@ -14,10 +15,26 @@ const BEGIN: &str = "<!doctype html>\n<html lang=\"en\" data-by=\"shardc audit\"
 const PAGE: FileFormat =
     FileFormat { name: "a page of audit", is: |begin| begin.starts_with(BEGIN.as_bytes()) };
 
-const STYLE: &str = "body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:72rem;padding:0 1rem}
-table{border-collapse:collapse;font-size:13px}th,td{text-align:left;padding:.2rem .6rem;border-bottom:1px solid #8884}
-td.n{text-align:right;font-variant-numeric:tabular-nums}.bad{border-left:4px solid #c33;padding:.2rem 1rem;margin:1rem 0}
-code{font-size:13px}@media(prefers-color-scheme:dark){body{background:#111;color:#ddd}}";
+const STYLE: &str = "\
+:root{color-scheme:light dark}body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:80rem;padding:0 1rem}
+table{border-collapse:collapse;font-size:13px}th,td{text-align:left;padding:.25rem .6rem;border-bottom:1px solid #8884}
+thead th{position:sticky;top:0;background:Canvas}.n{text-align:right;font-variant-numeric:tabular-nums}
+.wide{overflow-x:auto}@media(min-width:80rem){.wide{overflow:visible}}.bad{border-left:4px solid #c33;padding:.2rem 1rem;margin:1rem 0}
+tr.found td:first-child{border-left:4px solid #c33}dl{display:grid;grid-template-columns:max-content 1fr;gap:.1rem 1rem;margin:0}
+dt{opacity:.7}dd{margin:0}code{font-size:13px;overflow-wrap:anywhere}td,td code{white-space:nowrap}.small{font-size:13px;opacity:.8}";
+
+/// Columns of the table, with whether they are numbers.
+const COLUMNS: [(&str, bool); 9] = [
+    ("parameter", false),
+    ("of", true),
+    ("a rank holds", false),
+    ("split over", false),
+    ("gradient summed over", false),
+    ("by rules", false),
+    ("ranks that count a part in the norm", true),
+    ("state of one", true),
+    ("sent of one in a step", true),
+];
 
 /// Writes the page.
 ///
@@ -32,63 +49,82 @@ pub fn write(a: &Audit, to: &Path) -> Result<()> {
     })
 }
 
+/// Words and what they mean, as a list.
+fn list(all: &[(&str, String)]) -> String {
+    let one = |(word, text): &(&str, String)| format!("<dt>{word}<dd>{}", escape(text));
+    format!("<dl>{}</dl>", all.iter().map(one).collect::<String>())
+}
+
 fn page(a: &Audit) -> String {
+    let software = escape(a.job.software);
     let mut out = format!(
         "{BEGIN}<head><meta charset=\"utf-8\"><meta name=\"viewport\" content=\"width=device-width\">
 <meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">
-<title>shardc audit</title><style>{STYLE}</style></head><body><h1>Audit</h1>"
+<title>Audit of {software}</title><style>{STYLE}</style></head><body><h1>Audit of {software}: {}</h1>",
+        escape(&a.verdict())
     );
     let mut part = |text: &str| out += text;
     if !a.job.not_modelled.is_empty() {
-        part("<h2>Not modelled</h2><ul>");
-        a.job.not_modelled.iter().for_each(|n| part(&format!("<li>{}</li>", escape(n))));
-        part("</ul>");
-    }
-    part(&format!("<pre>{}</pre>", escape(&a.head())));
-    part(&format!("<h2>Findings: {}</h2>", a.findings.len()));
-    a.findings.iter().for_each(|f| part(&finding(f)));
-    part(
-        "<h2>Parameters</h2><table><tr><th>parameter<th>of<th>a rank holds<th>split over<th>gradient summed over",
-    );
-    part(
-        "<th>by rules<th>ranks that count a part in the norm<th>bytes of state<th>bytes sent</tr>",
-    );
-    for r in &a.rows {
-        let sizes: Vec<String> = r.local.iter().map(usize::to_string).collect();
         part(&format!(
-            "<tr><td><code>{}</code><td class=n>{}<td>{}<td>{}<td>{}<td>{}<td class=n>{}<td class=n>{}<td class=n>{}</tr>",
-            escape(&r.name),
-            r.parameters,
-            sizes.join(" x "),
-            r.split,
-            r.sums,
-            r.rule_sums,
-            r.norm_ranks,
-            r.state_bytes,
-            r.sent_bytes
+            "<details><summary>Not modelled: {}</summary><ul>",
+            a.job.not_modelled.len()
         ));
+        a.job.not_modelled.iter().for_each(|n| part(&format!("<li>{}", escape(n))));
+        part("</ul></details>");
     }
-    out + "</table></body></html>\n"
+    part(&list(&a.head()));
+    a.findings.iter().for_each(|f| part(&finding(f)));
+    part("<h2>Parameters</h2><div class=wide><table><thead><tr>");
+    for (name, number) in COLUMNS {
+        part(&format!("<th{}>{name}", if number { " class=n" } else { "" }));
+    }
+    part("<tbody>");
+    for r in &a.rows {
+        let found = a.findings.iter().any(|f| f.parameters.contains(&r.name));
+        part(&row(r, found));
+    }
+    part(
+        "</table></div><p class=small>Rows are folded over equal layers. A rule's line is that of its commit.",
+    );
+    out + "</body></html>\n"
+}
+
+fn row(r: &Row, found: bool) -> String {
+    let sizes: Vec<String> = r.local.iter().map(usize::to_string).collect();
+    let numbers = [r.norm_ranks.to_string(), bytes(r.state_bytes), bytes(r.sent_bytes)];
+    let [norm, state, sent] = match r.trained {
+        true => numbers,
+        false => ["not trained", "", ""].map(String::from),
+    };
+    format!(
+        "<tr{}><td><code>{}</code><td class=n>{}<td>{}<td>{}<td>{}<td>{}<td class=n>{norm}<td class=n>{state}<td class=n>{sent}",
+        if found { " class=found" } else { "" },
+        escape(&r.name),
+        r.parameters,
+        sizes.join(" × "),
+        escape(&r.split),
+        escape(&r.sums),
+        escape(&r.rule_sums),
+    )
 }
 
 fn finding(f: &Finding) -> String {
+    let over = if f.axes.is_empty() { String::new() } else { format!(" over {}", f.axes) };
     let mut out = format!(
-        "<div class=bad><b>{}{}</b><br>{}<br>by types: {}<br>it does: {}<br>effect: {}<ul>",
-        f.kind,
-        if f.axes.is_empty() { String::new() } else { format!(" over {}", f.axes) },
+        "<div class=bad><b>{}</b><br><code>{}</code>{}<ul class=small>",
+        escape(&format!("{}{over}", f.kind)),
         escape(&f.parameters.join(", ")),
-        escape(&f.derived),
-        escape(&f.does),
-        escape(&f.effect)
+        list(&[
+            ("by types", f.derived.clone()),
+            ("it does", f.does.clone()),
+            ("effect", f.effect.clone())
+        ])
     );
     for c in &f.rules {
-        let _ = write!(
-            out,
-            "<li><code>{}</code> at {}: {}</li>",
-            escape(&c.source),
-            escape(&c.commit),
-            escape(&c.says)
-        );
+        let at = if c.commit.is_empty() { String::new() } else { format!(" at {}", c.commit) };
+        let (source, says) = (escape(&c.source), escape(&c.says));
+        let _ =
+            write!(out, "<li>{}: <code>{source}</code>{}: {says}", escape(&c.name), escape(&at));
     }
     out + "</ul></div>"
 }

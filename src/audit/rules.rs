@@ -25,7 +25,7 @@ pub struct Rule {
     /// The classes; none or `all`: all of them.
     pub of: Vec<String>,
     pub but: Vec<String>,
-    /// Facts that hold, each with `!` in front if it does not.
+    /// Facts and flags (`--flag`, `--flag=value`) that hold, each with `!` in front if it does not.
     pub when: String,
     /// Versions from which on, and before which, it holds.
     pub since: Option<String>,
@@ -34,6 +34,8 @@ pub struct Rule {
     pub cuts: Vec<String>,
     /// Axes over which the gradient is summed; `partial`: whatever each rank has a part of.
     pub sums: Vec<String>,
+    /// Axes over which each further microbatch sums again what earlier ones have left.
+    pub again: Vec<String>,
     /// Axes over which backward has made it whole.
     pub whole: Vec<String>,
     /// Axes over which backward leaves each rank a part of it.
@@ -72,18 +74,16 @@ pub struct Table {
     /// Globs of flags that change no sum.
     #[serde(default)]
     pub idle: Vec<String>,
+    /// Globs of flags of models and layouts that are not audited.
+    #[serde(default)]
+    pub outside: Vec<String>,
     #[serde(default)]
     pub class: Vec<Class>,
     #[serde(default)]
     pub rule: Vec<Rule>,
-}
-
-/// Rows of a fork, which replace those of the same name.
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Fork {
+    /// Rules that refuse, on a line each.
     #[serde(default)]
-    rule: Vec<Rule>,
+    refusal: Vec<Rule>,
 }
 
 /// What a configuration has: numbers by name, and switches.
@@ -91,6 +91,8 @@ struct Fork {
 pub struct Given {
     pub sizes: BTreeMap<String, f64>,
     pub facts: BTreeSet<String>,
+    /// Flags as they were given: `--flag`, and `--flag=value`.
+    pub flags: BTreeSet<String>,
 }
 
 impl Given {
@@ -106,6 +108,9 @@ impl Given {
         }
         if let Some(fact) = fact.strip_prefix('!') {
             return !self.holds(fact);
+        }
+        if fact.starts_with("--") {
+            return self.flags.contains(fact);
         }
         match fact.split_once(">=").map(|(name, v)| (name, version(v))) {
             Some((name, Ok(least))) => {
@@ -189,7 +194,7 @@ impl Rule {
 pub const ROUTER_LOSS: &str = "router-loss";
 
 /// Facts that follow from a configuration.
-const SWITCHES: [&str; 9] = [
+pub(super) const SWITCHES: [&str; 10] = [
     "sp",
     "local",
     "few-groups",
@@ -197,15 +202,17 @@ const SWITCHES: [&str; 9] = [
     "average-in-collective",
     "tied",
     "further",
+    "virtual",
     "softmax-type",
     ROUTER_LOSS,
 ];
 
 /// Tables of rules, by software.
-const TABLES: [&str; 3] = [
+const TABLES: [&str; 4] = [
     include_str!("rules/megatron.toml"),
     include_str!("rules/torchtitan.toml"),
     include_str!("rules/deepspeed.toml"),
+    include_str!("rules/transformers.toml"),
 ];
 
 impl Table {
@@ -224,27 +231,17 @@ impl Table {
         Table::of(2)
     }
 
-    fn of(i: usize) -> Table {
-        toml::from_str(TABLES[i]).expect("a table of rules")
+    /// That of transformers.
+    pub fn transformers() -> Table {
+        Table::of(3)
     }
 
-    /// The table with rows of a fork, from the text of a file of this name.
-    ///
-    /// # Errors
-    /// `file` if the text is none.
-    pub fn with(mut self, text: &str, file: &str) -> Result<Table> {
-        let fork: Fork = toml::from_str(text).map_err(|e| {
-            Diag::new("file", format!("no table of rules: {}", e.message()))
-                .at(file.to_string())
-                .help("each row is a [[rule]] with name and says, as in docs/audit.md")
-        })?;
-        for rule in fork.rule {
-            match self.rule.iter_mut().find(|r| r.name == rule.name) {
-                Some(old) => *old = rule,
-                None => self.rule.push(rule),
-            }
+    fn of(i: usize) -> Table {
+        let mut table: Table = toml::from_str(TABLES[i]).expect("a table of rules");
+        for r in std::mem::take(&mut table.refusal) {
+            table.rule.push(Rule { name: r.says.clone(), refuses: true, ..r });
         }
-        Ok(self)
+        table
     }
 
     /// A version whose rules are known.
@@ -256,7 +253,7 @@ impl Table {
         let d = |what: String| Diag::new("flag", what).at(format!("--at {text}"));
         match self.oldest.as_deref() {
             None => Err(d(format!("rules of {} know no versions", self.software))
-                .help(format!("leave out --at: they are of {}", &self.commit[..10]))),
+                .help(format!("leave out --at: they are of {}", self.short()))),
             Some(oldest) if at < version(oldest)? => {
                 Err(d(format!("rules of {} begin with {oldest}", self.software))
                     .help(format!("use --at {oldest}, or read what was changed since then")))
@@ -265,7 +262,7 @@ impl Table {
                 Some(newest) if at > version(newest)? => {
                     let help = format!(
                         "use --at {newest}, or leave out --at: rules are of {}",
-                        &self.commit[..10]
+                        self.short()
                     );
                     Err(d(format!("rules of {} end with {newest}", self.software)).help(help))
                 }
@@ -274,19 +271,41 @@ impl Table {
         }
     }
 
+    /// Refuses what the software refuses or does not have in this version, beside what its reader has found and what may
+    /// mend that.
+    ///
+    /// # Errors
+    /// `audit` with all of it.
+    pub fn refuses(
+        &self,
+        given: &Given,
+        at: Option<&[u32]>,
+        (more, mends): (Vec<String>, &str),
+        place: &str,
+    ) -> Result<()> {
+        let holding = self.holding(given, at);
+        let own = holding.rules.iter().filter(|r| r.refuses).map(|r| {
+            let until = r.until.as_deref().map_or(String::new(), |v| format!("before {v} "));
+            format!("{until}{} ({})", r.says, r.source)
+        });
+        let all: Vec<String> = more.into_iter().chain(own).collect();
+        if all.is_empty() {
+            return Ok(());
+        }
+        let version: Vec<String> = at.unwrap_or_default().iter().map(u32::to_string).collect();
+        let of = [self.software.as_str(), &version.join(".")].join(" ");
+        let d = Diag::new("audit", format!("{} refuses these flags together", of.trim_end()))
+            .at(place.to_string());
+        let at = if version.is_empty() { "" } else { ", or --at" };
+        Err(all.into_iter().fold(d, Diag::why).help(format!("correct the flags, {mends}{at}")))
+    }
+
     /// Refuses facts that neither a configuration has by itself nor a rule asks for.
     ///
     /// # Errors
     /// `flag` for these.
     pub fn asks_for(&self, given: &Given) -> Result<()> {
-        let mut asked: BTreeSet<&str> = BTreeSet::new();
-        for word in self.rule.iter().flat_map(|r| r.when.split_whitespace()) {
-            let word = word.strip_prefix('!').unwrap_or(word);
-            let made = self.rule.iter().any(|r| r.makes.iter().any(|m| m == word));
-            if !made && !word.contains("!=") {
-                asked.insert(word);
-            }
-        }
+        let asked = self.asked();
         let of_version = |f: &str| {
             let name = versioned(f).map(|(name, _)| format!("{name}>="));
             name.is_some_and(|n| asked.iter().any(|a| a.starts_with(&n)))
@@ -303,6 +322,19 @@ impl Table {
         Err(Diag::new("flag", format!("no rule of {} asks for `{shown}`", self.software))
             .at(format!("--with {shown}"))
             .help(help))
+    }
+
+    /// Facts that rules ask for and no rule makes; flags and comparisons of numbers aside.
+    pub(super) fn asked(&self) -> BTreeSet<&str> {
+        let words = self.rule.iter().flat_map(|r| r.when.split_whitespace());
+        let words = words.map(|w| w.strip_prefix('!').unwrap_or(w));
+        let made = |w: &str| self.rule.iter().any(|r| r.makes.iter().any(|m| m == w));
+        words.filter(|w| !made(w) && !w.contains("!=") && !w.starts_with("--")).collect()
+    }
+
+    /// The commit that its lines are of, as people write it.
+    pub fn short(&self) -> &str {
+        self.commit.get(..10).unwrap_or(&self.commit)
     }
 
     /// The class of a parameter.

@@ -13,8 +13,8 @@ impl Audit {
     /// The version whose rules hold, in words.
     fn version(&self) -> String {
         let t = &self.job.table;
-        match &self.at {
-            None => format!("{} at {}", t.software, &t.commit[..10]),
+        match &self.job.at {
+            None => format!("{} at {}", t.software, t.short()),
             Some(v) => {
                 let v: Vec<String> = v.iter().map(u32::to_string).collect();
                 format!("{} {}", t.software, v.join("."))
@@ -38,32 +38,42 @@ impl Audit {
         if all.is_empty() { "one rank".into() } else { all.join(" ") }
     }
 
-    /// What the audit is of.
-    pub(super) fn head(&self) -> String {
-        let mut out = String::new();
-        let mut line = |text: String| out += &(text + "\n");
-        line(format!("rules   {}", self.version()));
+    /// What the audit is of: a word, and what it is.
+    pub(super) fn head(&self) -> Vec<(&'static str, String)> {
         let elements: usize =
             self.rows.iter().map(|r| r.parameters * r.sizes.iter().product::<usize>()).sum();
         let family = self.job.config["model_type"].as_str().unwrap_or("");
-        line(format!("model   {family}, {elements} parameters"));
-        line(format!("layout  {}", self.layout()));
         let o = &self.job.options;
-        line(format!(
-            "step    {} of {} in {}",
-            count(o.global_batch, "sequence", "sequences"),
-            count(o.seq, "token", "tokens"),
-            count(o.microbatches(), "microbatch", "microbatches")
-        ));
-        if let Some((device, seconds, held, has)) = &self.price {
-            line(format!(
-                "price   {} by formulas on {device}; a rank needs {} there, of {}",
-                time(*seconds),
-                bytes(*held),
-                bytes(*has)
-            ));
-        }
+        let mut out = vec![
+            ("rules", self.version()),
+            ("model", format!("{family}, {elements} parameters")),
+            ("layout", self.layout()),
+            (
+                "step",
+                format!(
+                    "{} of {} in {}",
+                    count(o.global_batch, "sequence", "sequences"),
+                    count(o.seq, "token", "tokens"),
+                    count(o.microbatches(), "microbatch", "microbatches")
+                ),
+            ),
+        ];
+        out.extend(self.price.as_ref().map(|(device, seconds, held, has)| {
+            let (held, has) = (bytes(*held), bytes(*has));
+            let time = time(*seconds);
+            let text =
+                format!("{time} by formulas on {device}; a rank needs {held} there, of {has}");
+            ("price", text)
+        }));
         out
+    }
+
+    /// What was found, in a line.
+    pub(super) fn verdict(&self) -> String {
+        match self.findings.len() {
+            0 => "no finding: the rules sum, scale and count each gradient as types do".into(),
+            n => count(n, "finding", "findings"),
+        }
     }
 
     /// Findings, then the table.
@@ -76,13 +86,9 @@ impl Audit {
             }
             line(wrapped("   ", n));
         }
-        line(self.head().trim_end().to_string());
-        let n = self.findings.len();
+        self.head().iter().for_each(|(word, text)| line(format!("{word:<7} {text}")));
         line(String::new());
-        line(match n {
-            0 => "no finding: the rules sum, scale and count each gradient as types do".into(),
-            n => format!("{}:", count(n, "finding", "findings")),
-        });
+        line(self.verdict() + if self.findings.is_empty() { "" } else { ":" });
         for (i, f) in self.findings.iter().enumerate() {
             line(finding(i + 1, f));
         }
@@ -167,7 +173,9 @@ fn brief(n: usize) -> String {
 }
 
 fn cited(c: &Cited) -> String {
-    wrapped("      ", &format!("{} ({} at {}): {}", c.name, c.source, c.commit, c.says))
+    // Of a fork there is a file alone.
+    let at = if c.commit.is_empty() { String::new() } else { format!(" at {}", c.commit) };
+    wrapped("      ", &format!("{} ({}{at}): {}", c.name, c.source, c.says))
 }
 
 /// Most characters of a line.

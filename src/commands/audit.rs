@@ -1,7 +1,7 @@
 //! `shardc audit`: over which axes each gradient is summed, in a configuration of other software.
 
 use super::show;
-use crate::audit::{self, foreign, megatron, page};
+use crate::audit::{self, foreign, forks, megatron, page};
 use crate::machine::device;
 use crate::terminal::{doing, json_line, note};
 use clap::{Args, ValueEnum};
@@ -18,6 +18,8 @@ pub enum Software {
     Torchtitan,
     /// A configuration of DeepSpeed in JSON, with --model
     Deepspeed,
+    /// A plan of transformers in JSON, or a config.json that has one
+    Transformers,
 }
 
 /// What is audited.
@@ -78,18 +80,21 @@ pub fn audit(what: &Audit, as_json: bool) -> Result<i32> {
     }
     doing("propagating the layout");
     let model = what.model.as_deref();
+    let read = |format| foreign::read(format, &text, &place, what.gpus, model);
     let mut job = match what.software {
-        Software::Megatron => megatron::read(&text, &place, what.gpus)?,
-        Software::Torchtitan => foreign::torchtitan(&text, &place, what.gpus, model)?,
-        Software::Deepspeed => foreign::deepspeed(&text, &place, what.gpus, model)?,
+        Software::Megatron => megatron::read(&text, &place, what.gpus, what.at.as_deref())?,
+        Software::Torchtitan => read(&foreign::TORCHTITAN)?,
+        Software::Deepspeed => read(&foreign::DEEPSPEED)?,
+        Software::Transformers => read(&foreign::TRANSFORMERS)?,
     };
-    let at = what.at.as_deref().map(|v| job.table.at(v)).transpose()?;
+    job.at = what.at.as_deref().map(|v| job.table.at(v)).transpose()?;
     job.given.facts.extend(what.with.iter().cloned());
     if let Some(file) = &what.rules {
-        job.table = job.table.with(&files::read_text(file, MAX)?, &file.display().to_string())?;
+        let text = files::read_text(file, MAX)?;
+        job.table = forks::with(job.table, &text, &file.display().to_string())?;
     }
     let machine = what.device.as_deref().map(device).transpose()?;
-    let done = audit::audit(job, &place, at, machine.as_ref())?;
+    let done = audit::audit(job, &place, machine.as_ref())?;
     if let Some(to) = &what.output {
         page::write(&done, to)?;
         note(format!("wrote {}: open it in a browser", to.display()));

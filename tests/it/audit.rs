@@ -1,6 +1,10 @@
 //! `shardc audit`: published recipes without findings, one planted fault of each kind found where it is, and what cannot be
 //! audited refused by name.
 
+mod page;
+mod transformers;
+mod words;
+
 use crate::lab::Lab;
 use serde_json::Value as Json;
 use shardc::audit::rules::Table;
@@ -50,7 +54,7 @@ fn published_recipes_have_no_finding_but_sinks_of_one_rank() {
         std::fs::read_dir(RECIPES).expect("recipes").map(|e| e.expect("a file").path()).collect();
     all.sort();
     assert!(all.len() > 10);
-    for file in all {
+    for (i, file) in all.into_iter().enumerate() {
         let out =
             lab.shardc(&["audit", "megatron", file.to_str().expect("a path"), "--format", "json"]);
         let said = String::from_utf8_lossy(&out.stderr).into_owned();
@@ -59,9 +63,11 @@ fn published_recipes_have_no_finding_but_sinks_of_one_rank() {
         for p in found["parameters"].as_array().expect("rows") {
             assert_ne!(p["class"], "other", "{}: {p}", file.display());
         }
-        let text = lab.shardc(&["audit", "megatron", file.to_str().expect("a path")]).stdout;
-        let text = String::from_utf8(text).expect("text");
-        assert!(text.lines().all(|l| l.chars().count() <= 100), "{text}");
+        if shardc_testing::taken(i, 4) {
+            let text = lab.shardc(&["audit", "megatron", file.to_str().expect("a path")]).stdout;
+            let text = String::from_utf8(text).expect("text");
+            assert!(text.lines().all(|l| l.chars().count() <= 100), "{text}");
+        }
         let findings = found["findings"].as_array().expect("a list");
         if file.ends_with("gpt_oss_20b.args") {
             assert_eq!(findings.len(), 1, "{findings:#?}");
@@ -93,7 +99,7 @@ const FAULTS: [Planted; 15] = [
     (
         "sinks counted on one rank",
         4,
-        &[SINKS, EXPERTS, TP_SP],
+        &[SINKS, EXPERTS, TP_SP, "--expert-tensor-parallel-size 1"],
         "",
         &[],
         ("norm-left-out", "sinks", "tp"),
@@ -413,11 +419,6 @@ fn what_cannot_be_audited_is_refused_by_name() {
             [&["audit", "megatron", "--gpus", "1", "--at", version, "--"], &given[..]].concat();
         assert!(lab.refuses(&args, 2, "flag").contains(word), "{version}");
     }
-    lab.write("rules.toml", "[[rule]]\nnam = 'x'");
-    let given: Vec<&str> = DENSE.split_whitespace().collect();
-    let args =
-        [&["audit", "megatron", "--gpus", "1", "--rules", "rules.toml", "--"], &given[..]].concat();
-    lab.refuses(&args, 2, "file");
 }
 
 #[test]
@@ -532,6 +533,17 @@ fn torchtitan_and_deepspeed_are_read_with_a_model() {
     let dense = format!("{}/llama_gqa", crate::lab::FIXTURES);
     let text = lab.ok(&["audit", "deepspeed", "ds.json", "--model", &dense, "--gpus", "4"]).stdout;
     assert!(String::from_utf8(text).expect("text").contains("no finding"));
+    // AutoTP sums gradients of norms of heads as the plan of transformers says, with all of ZeRO.
+    lab.write("tp.json", r#"{"train_batch_size": 8, "tensor_parallel": {"autotp_size": 2}, "zero_optimization": {"stage": 3}}"#);
+    for family in ["qwen3", "llama_gqa"] {
+        let own = format!("{}/{family}", crate::lab::FIXTURES);
+        let args = ["audit", "deepspeed", "tp.json", "--model", &own, "--gpus", "4"];
+        let text = String::from_utf8(lab.ok(&args).stdout).expect("text");
+        assert!(text.contains("no finding"), "{text}");
+    }
+    lab.write("sp.json", r#"{"train_batch_size": 8, "sequence_parallel_size": 2}"#);
+    let args = ["audit", "deepspeed", "sp.json", "--model", &dense, "--gpus", "4"];
+    assert!(String::from_utf8(lab.ok(&args).stdout).expect("text").contains("no finding"));
     lab.write("bad.json", r#"{"train_batch_size": 9, "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 2}"#);
     let said = lab.refuses(
         &["audit", "deepspeed", "bad.json", "--model", &dense, "--gpus", "4"],
@@ -552,10 +564,7 @@ fn values_that_other_software_refuses_are_refused_by_name() {
         (r#"{"zero_optimization": {"stage": "auto"}}"#.into(), "a number from 0 to 3"),
         (r#"{"zero_optimization": true}"#.into(), "a section in braces"),
         (r#"{"bf16": {"enabled": "auto"}}"#.into(), "true or false"),
-        (
-            r#"{"tensor_parallel": {"autotp_size": 2}, "zero_optimization": {"stage": 3}}"#.into(),
-            "stages 0 to 2",
-        ),
+        (r#"{"expert_parallel": {"autoep_size": 2}}"#.into(), "autoep_size of DeepSpeed is not audited"),
         (format!(r#"{{"train_micro_batch_size_per_gpu": {large}}}"#), "a whole number"),
         (
             r#"{"train_micro_batch_size_per_gpu": 16777216, "gradient_accumulation_steps": 16777216}"#

@@ -1,0 +1,87 @@
+//! Configurations of DeepSpeed.
+
+use super::Kind::{Count, Section, Switch, UpTo};
+use super::{Config, Format, Ranks, tokens};
+use crate::audit::rules::Table;
+use serde_json::Value as Json;
+use shardc_ir::types::DType;
+use shardc_passes::options::CpMode;
+
+/// Its keys and sections.
+pub const DEEPSPEED: Format = Format {
+    software: "DeepSpeed",
+    table: Table::deepspeed,
+    keys: &[
+        ("tensor_parallel", Section),
+        ("tensor_parallel.autotp_size", Count(0)),
+        ("zero_optimization", Section),
+        ("zero_optimization.stage", UpTo(3)),
+        ("bf16", Section),
+        ("bf16.enabled", Switch),
+        ("bfloat16", Section),
+        ("bfloat16.enabled", Switch),
+        ("fp16", Section),
+        ("fp16.enabled", Switch),
+        ("sequence_parallel_size", Count(1)),
+        ("expert_parallel", Section),
+        ("train_batch_size", Count(1)),
+        ("train_micro_batch_size_per_gpu", Count(1)),
+        ("gradient_accumulation_steps", Count(1)),
+    ],
+    sections: &["", "zero_optimization", "tensor_parallel", "bf16", "bfloat16", "fp16"],
+    outside: &["expert_parallel.autoep_size"],
+    ranks: &[],
+    cp: (CpMode::Ulysses, None),
+    read,
+};
+
+fn read(c: &Config, world: usize, config: &Json, why: &mut Vec<String>) -> Ranks {
+    let tp = c.count("tensor_parallel.autotp_size").unwrap_or(1);
+    let cp = c.count("sequence_parallel_size").unwrap_or(1);
+    let ways = tp.saturating_mul(cp);
+    let dp = (world / ways).max(1);
+    let zero = c.count("zero_optimization.stage").unwrap_or(0).min(3) as u8;
+    let is = |keys: &[&str]| keys.iter().any(|k| c.is(k) == Some(true));
+    let (brain, half) = (is(&["bf16.enabled", "bfloat16.enabled"]), is(&["fp16.enabled"]));
+    if brain && half {
+        why.push("fp16 and bf16 are not both enabled".into());
+    }
+    if world % ways != 0 {
+        why.push(format!("the number of ranks ({world}) is divisible by autotp_size * sequence_parallel_size ({ways})"));
+    }
+    let [global, micro, steps] =
+        ["train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"]
+            .map(|k| c.count(k));
+    let batch = |m: usize, s: usize| m.saturating_mul(s).saturating_mul(dp);
+    if let (Some(g), Some(m), Some(s)) = (global, micro, steps)
+        && g != batch(m, s)
+    {
+        why.push(format!(
+            "_batch_assertion: train_batch_size ({g}) == micro batch * accumulation steps * dp ({})",
+            batch(m, s)
+        ));
+    }
+    let micro = micro.or(global.map(|g| (g / dp / steps.unwrap_or(1)).max(1))).unwrap_or(1);
+    let global = global.unwrap_or(batch(micro, steps.unwrap_or(1)));
+    let dtype = match (brain, half) {
+        (true, _) => DType::BF16,
+        (_, true) => DType::F16,
+        _neither => DType::F32,
+    };
+    Ranks {
+        pp: 1,
+        replicas: 1,
+        shards: dp,
+        cp,
+        tp,
+        ep: 1,
+        etp: tp,
+        sp: false,
+        micro,
+        global,
+        seq: tokens(config),
+        zero,
+        dtype,
+        plan: None,
+    }
+}

@@ -1,0 +1,213 @@
+//! Plans of transformers: read with a model, audited by types, and linted beside transformers itself on two ranks.
+
+use crate::lab::{FIXTURES, Lab};
+use serde_json::{Value as Json, json};
+use shardc_testing::{Tool, skip};
+use std::path::Path;
+use std::process::Command;
+
+/// The plan that transformers 5.24 has for a config of Qwen3, with its embeddings and its head.
+fn qwen3() -> Json {
+    json!({
+        "model.embed_tokens": "embedding_rowwise",
+        "model.layers.*.self_attn.q_proj": "colwise",
+        "model.layers.*.self_attn.k_proj": "colwise",
+        "model.layers.*.self_attn.v_proj": "colwise",
+        "model.layers.*.self_attn.q_norm": "replicated_with_grad_allreduce",
+        "model.layers.*.self_attn.k_norm": "replicated_with_grad_allreduce",
+        "model.layers.*.self_attn.o_proj": "rowwise",
+        "model.layers.*.mlp.gate_proj": "colwise",
+        "model.layers.*.mlp.up_proj": "colwise",
+        "model.layers.*.mlp.down_proj": "rowwise",
+        "lm_head": "colwise_gather_output"
+    })
+}
+
+/// What an audit of a plan says as JSON.
+fn audit(lab: &Lab, plan: &Json, model: &str) -> Json {
+    lab.write("plan.json", plan.to_string());
+    let model = format!("{FIXTURES}/{model}");
+    let args = ["audit", "transformers", "plan.json", "--model", &model, "--format", "json"];
+    let out = lab.shardc(&args);
+    let said = String::from_utf8_lossy(&out.stderr).into_owned();
+    serde_json::from_slice(&out.stdout).unwrap_or_else(|e| panic!("{plan}: {e}: {said}"))
+}
+
+/// Kinds, axes and last names of findings.
+fn found(json: &Json) -> Vec<String> {
+    let name = |p: &Json| p.as_str().expect("a name").rsplit('.').nth(1).unwrap_or("").to_string();
+    let one = |f: &Json| {
+        let names = f["parameters"].as_array().expect("names").iter().map(name);
+        let names = names.collect::<Vec<_>>().join(",");
+        format!("{} {} {names}", f["kind"], f["axes"]).replace('"', "")
+    };
+    json["findings"].as_array().expect("a list").iter().map(one).collect()
+}
+
+fn row<'a>(json: &'a Json, name: &str) -> &'a Json {
+    let rows = json["parameters"].as_array().expect("rows");
+    rows.iter().find(|r| r["name"].as_str().expect("a name").contains(name)).expect("a row")
+}
+
+#[test]
+fn plans_say_what_a_rank_holds_and_what_is_summed() {
+    let lab = Lab::new("audit-plan");
+    let plan = json!({ "tp_size": 2, "tp_plan": qwen3() });
+    let clean = audit(&lab, &plan, "qwen3");
+    assert_eq!(found(&clean), [""; 0]);
+    let norm = row(&clean, "q_norm");
+    assert_eq!((&norm["sums"], &norm["rule_sums"]), (&json!("tp"), &json!("tp")));
+    let o = row(&clean, "o_proj.weight");
+    assert_eq!(o["local"][1].as_u64().map(|n| n * 2), o["sizes"][1].as_u64());
+    let embed = row(&clean, "embed_tokens");
+    assert_eq!(embed["local"][0].as_u64().map(|n| n * 2), embed["sizes"][0].as_u64());
+    // What a plan does not name is whole on every rank, as transformers has it.
+    let mut less = qwen3();
+    for name in ["gate_proj", "up_proj", "down_proj"] {
+        less.as_object_mut().expect("a plan").remove(&format!("model.layers.*.mlp.{name}"));
+    }
+    let whole = audit(&lab, &json!({ "tp_size": 2, "tp_plan": less }), "qwen3");
+    assert_eq!(found(&whole), [""; 0]);
+    assert_eq!(row(&whole, "mlp.up_proj")["split"], "");
+    // Norms of heads that no rule names are parts of a gradient.
+    let mut less = qwen3();
+    less.as_object_mut().expect("a plan").remove("model.layers.*.self_attn.q_norm");
+    let missing = audit(&lab, &json!({ "tp_size": 2, "tp_plan": less }), "qwen3");
+    assert_eq!(found(&missing), ["sum-missing tp q_norm"]);
+    // Hooks sum again what earlier microbatches have left: 1.5 times of two, as two ranks show.
+    let plan = json!({ "tp_size": 2, "tp_plan": qwen3(), "gradient_accumulation_steps": 2 });
+    let again = audit(&lab, &plan, "qwen3");
+    assert_eq!(found(&again), ["sum-twice tp q_norm,k_norm"]);
+    let said = again["findings"][0].to_string();
+    assert!(said.contains("1.500 times") && said.contains("tensor_parallel.py:376"), "{said}");
+    assert!(said.contains("v5.24.0"), "{said}");
+    let plan = json!({ "tp_size": 2, "fsdp_size": 2, "tp_plan": qwen3() });
+    let both = audit(&lab, &plan, "qwen3");
+    assert_eq!((found(&both), &row(&both, "q_norm")["sums"]), (vec![], &json!("dp tp")));
+}
+
+#[test]
+fn plans_of_experts_are_by_width_or_by_expert() {
+    let lab = Lab::new("audit-plan-experts");
+    let mut plan = qwen3();
+    let own = plan.as_object_mut().expect("a plan");
+    own.insert("model.layers.*.mlp.experts.gate_up_proj".into(), "packed_colwise".into());
+    own.insert("model.layers.*.mlp.experts.down_proj".into(), "rowwise".into());
+    own.insert("model.layers.*.mlp.experts".into(), "moe_tp_experts".into());
+    let experts = json!({
+        "model.layers.*.mlp.experts.gate_up_proj": "grouped_gemm",
+        "model.layers.*.mlp.experts.down_proj": "grouped_gemm",
+        "model.layers.*.mlp.experts": "ep_dispatch_experts"
+    });
+    let by_width = audit(&lab, &json!({ "tp_size": 2, "tp_plan": plan }), "qwen3_moe");
+    assert_eq!(found(&by_width), [""; 0]);
+    assert_eq!((&by_width["layout"]["etp"], &by_width["layout"]["ep"]), (&json!(2.0), &json!(1.0)));
+    let sizes =
+        json!({ "tp_size": 2, "fsdp_size": 2, "ep_size": 2, "tp_plan": plan, "ep_plan": experts });
+    let by_expert = audit(&lab, &sizes, "qwen3_moe");
+    assert_eq!(found(&by_expert), [""; 0]);
+    assert_eq!(
+        (&by_expert["layout"]["etp"], &by_expert["layout"]["edp"]),
+        (&json!(1.0), &json!(2.0))
+    );
+    // A plan without rules for experts leaves them whole, on tokens that all ranks have.
+    let whole = audit(&lab, &json!({ "tp_size": 2, "tp_plan": qwen3() }), "qwen3_moe");
+    assert_eq!(found(&whole), [""; 0]);
+}
+
+#[test]
+fn plans_that_transformers_refuses_are_refused_by_name() {
+    let lab = Lab::new("audit-plan-refused");
+    let plan = qwen3();
+    for (config, word) in [
+        (
+            json!({ "tp_size": 2, "tp_plan": { "lm_head": "columns" } }),
+            "unsupported `tp_plan` style",
+        ),
+        (json!({ "tp_size": 2 }), "tp_size=2 needs a tp_plan"),
+        (json!({ "tp_size": 2, "tp_plan": "auto" }), "names of modules with a word each is wanted"),
+        (json!({ "tp_size": 2, "tp_plan": { "lm_head": 3 } }), "names of modules with a word each"),
+        (json!({ "tp_size": -2, "tp_plan": plan }), "a whole number above 0 is wanted"),
+        (
+            json!({ "tp_size": 2, "ep_size": 3, "tp_plan": plan, "ep_plan": plan }),
+            "is a multiple of tp_size",
+        ),
+        (json!({ "tp_size": 2, "pp_size": 2, "tp_plan": plan }), "pipelines are for inference"),
+        (json!({ "tp_size": 3, "tp_plan": plan }), "is divisible by tp_size (3)"),
+        (
+            json!({ "tp_size": 2, "ep_size": 2, "tp_plan": plan, "ep_plan": { "model.layers.*.mlp.experts": "moe_tp_experts" } }),
+            "is a style of tp_plan",
+        ),
+        (json!("plan"), "neither JSON nor TOML"),
+        (json!({ "tp_plan": plan }), "the number of ranks is not given"),
+    ] {
+        lab.write("plan.json", config.to_string());
+        let model = format!("{FIXTURES}/qwen3");
+        let said =
+            lab.refuses(&["audit", "transformers", "plan.json", "--model", &model], 2, "audit");
+        let flat = said.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(flat.contains(word), "{config}: no {word}: {said}");
+    }
+    let other =
+        json!({ "tp_size": 2, "tp_plan": { "model.layers.*.mlp.fc1": "colwise" }, "mine": 3 });
+    let said = audit(&lab, &other, "qwen3")["not_modelled"].to_string();
+    for word in ["mine = 3: not modelled", "mlp.fc1: colwise: names nothing in this model"] {
+        assert!(said.contains(word), "no {word}: {said}");
+    }
+}
+
+#[test]
+fn a_config_may_have_its_plan_and_an_export_is_one() {
+    let lab = Lab::new("audit-plan-config");
+    let text = std::fs::read_to_string(format!("{FIXTURES}/qwen3/config.json")).expect("a fixture");
+    let mut config: Json = serde_json::from_str(&text).expect("JSON");
+    let plan = qwen3();
+    let base = plan.as_object().expect("a plan").iter().filter_map(|(name, word)| {
+        Some((name.strip_prefix("model.layers")?.to_string(), word.clone()))
+    });
+    let base: serde_json::Map<String, Json> =
+        base.map(|(name, word)| (format!("layers{name}"), word)).collect();
+    config["base_model_tp_plan"] = base.into();
+    lab.write("config.json", config.to_string());
+    let args = ["audit", "transformers", "config.json", "--gpus", "2", "--format", "json"];
+    let json: Json = serde_json::from_slice(&lab.ok(&args).stdout).expect("JSON");
+    assert_eq!(row(&json, "embed_tokens")["split"], "tp");
+    assert_eq!(found(&json), [""; 0]);
+    // What the export for transformers writes is read, and is what types say.
+    let model = format!("{FIXTURES}/qwen3");
+    let plan = ["compile", &model, "--mesh", "tp=2", "--seq", "16", "-o", "plan"];
+    lab.ok(&plan);
+    lab.ok(&["export", "plan", "--to", "hf-tp-plan", "-o", "hf"]);
+    let args = ["audit", "transformers", "hf/tp_plan.json", "--model", &model];
+    let said = String::from_utf8(lab.ok(&args).stdout).expect("text");
+    assert!(said.contains("no finding"), "{said}");
+}
+
+/// Models of the lint, of which a run takes one more than llama's, which is clean.
+const SAMPLE: [(&str, &str); 3] = [
+    ("qwen3", "self_attn.q_norm.weight: gradient"),
+    ("glm4_moe+qk", "confirmed: sum: model.layers.*.self_attn.q_norm.weight"),
+    ("apertus", "confirmed: sum: model.layers.*.mlp.act_fn.alpha_p"),
+];
+
+#[test]
+fn the_lint_of_plans_is_confirmed_by_two_ranks() {
+    let python = std::env::var("SHARDC_PYTHON").unwrap_or("python3".into());
+    let found = "import importlib.util as u, sys; sys.exit(not (u.find_spec('torch') and u.find_spec('transformers')))";
+    let has = Command::new(&python).args(["-c", found]).output();
+    if !has.is_ok_and(|o| o.status.success()) {
+        return skip(Tool::Torch, "the lint of plans of transformers");
+    }
+    let lab = Lab::new("audit-plans");
+    let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/audit/plans.py");
+    let (kind, word) = SAMPLE[shardc_testing::rotation() % SAMPLE.len()];
+    let mut said = String::new();
+    for args in [&["whole", "out", "llama", kind][..], &["split", "out"], &["table", "out"]] {
+        let out = Command::new(&python).arg(&program).args(args).current_dir(&lab.0).output();
+        let out = out.expect("python starts");
+        assert!(out.status.success(), "{args:?}: {}", String::from_utf8_lossy(&out.stderr));
+        said = String::from_utf8_lossy(&out.stdout).into_owned();
+    }
+    assert!(said.contains("llama | as on one rank | the same"), "{said}");
+    assert!(said.contains(word) && !said.contains("dropped"), "no {word}: {said}");
+}

@@ -275,6 +275,39 @@ class Modules(unittest.TestCase):
             less = shardc.compile(still, mesh="tp=2", output=Path(folder) / "q", inputs=inputs)
             self.assertLess(less.memory["optimizer"] * 2, plan.memory["optimizer"])
 
+    def test_a_module_is_given_a_loss(self):
+        class Rows(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.fc1, self.fc2 = torch.nn.Linear(16, 32), torch.nn.Linear(32, 8)
+
+            def forward(self, x):
+                return self.fc2(torch.relu(self.fc1(x)))
+
+        def loss(output, y):
+            return torch.nn.functional.mse_loss(output, y)
+
+        model, inputs = Rows(), {"x": torch.randn(8, 16), "y": torch.randn(8, 8)}
+        plan = shardc.compile(model, mesh="tp=2", inputs=inputs, loss=loss)
+        self.assertEqual(set(plan.placements()), {name for name, _ in model.named_parameters()})
+        from safetensors.torch import save_file
+        batch = plan.path.parent / "batch.safetensors"
+        save_file(inputs, batch)
+        run = plan.run(weights=str(plan.model), batch=str(batch), steps=1, kernels="interpreted")
+        want = loss(model(inputs["x"]), inputs["y"]).item()
+        self.assertAlmostEqual(next(iter(run))["loss"], want, delta=1e-5)
+        # On PyTorch, too, from the archive.
+        step = shardc.compile(model, inputs=inputs, loss=loss, lr=1e-2).torch()
+        losses = [step(inputs)["loss"].item() for _ in range(3)]
+        self.assertAlmostEqual(losses[0], want, delta=1e-5)
+        self.assertLess(losses[2], losses[0])
+        for wrong, word in [(dict(inputs=(inputs["x"],)), "as a dict"), (dict(inputs={"x": inputs["x"]}), "takes 'y'"),
+                            (dict(inputs={**inputs, "z": inputs["y"]}), "takes 'z'")]:
+            with self.assertRaisesRegex(TypeError, word):
+                shardc.compile(model, loss=loss, **wrong)
+        with self.assertRaisesRegex(TypeError, "live module"):
+            shardc.compile(LLAMA, loss=loss, **SIZE)
+
     def test_what_is_not_a_model(self):
         with self.assertRaisesRegex(TypeError, "inputs"):
             shardc.compile(torch.nn.Linear(2, 2), mesh="tp=2")

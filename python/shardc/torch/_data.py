@@ -104,7 +104,7 @@ class Inputs:
         if x.dtype.is_floating_point != dtype.is_floating_point:
             raise wrong(f"{name!r} is of {x.dtype}, the plan needs {dtype}", f"give {dtype}")
         below = row["below"]
-        if below is not None and x.device.type == "cpu" and x.numel():
+        if below is not None and not x.dtype.is_floating_point and x.device.type == "cpu" and x.numel():
             least, most = int(x.min()), int(x.max())
             low = 0 if row["fill"] != "labels" else least
             if most >= below or least < low:

@@ -308,6 +308,28 @@ class Modules(unittest.TestCase):
         with self.assertRaisesRegex(TypeError, "live module"):
             shardc.compile(LLAMA, loss=loss, **SIZE)
 
+    def test_layers_are_compiled_once(self):
+        from functools import partial
+        from torch._dynamo.testing import CompileCounter
+        config = json.loads((LLAMA / "config.json").read_text())
+        torch.manual_seed(0)
+        found = []
+        for layers in (4, 7):
+            plan = shardc.compile({**config, "num_hidden_layers": layers}, **SIZE)
+            parameters = json.loads((plan.path / "weights.json").read_text())
+            weights = {w["tensor"]: 0.1 * torch.randn(w["tensor_shape"]) for w in parameters}
+            ids = torch.randint(0, 60, (8, 16))
+            torch._dynamo.reset()
+            graphs = CompileCounter()
+            with mock.patch("torch.compile", partial(torch.compile, backend=graphs)):
+                compiled, plain = (plan.torch(weights, compile=how) for how in (True, False))
+                losses = [[step({"input_ids": ids, "labels": ids})["loss"].item() for _ in range(2)] for step in (compiled, plain)]
+            for x, y in zip(*losses):
+                self.assertAlmostEqual(x, y, delta=1e-5)
+            found.append(graphs.frame_count)
+        self.assertEqual(found[0], found[1])
+        self.assertGreater(found[0], 0)
+
     def test_what_is_not_a_model(self):
         with self.assertRaisesRegex(TypeError, "inputs"):
             shardc.compile(torch.nn.Linear(2, 2), mesh="tp=2")

@@ -208,7 +208,7 @@ fn optimizers_of_ones_own() {
         let lab = Lab::new(&format!("engines-own-{i}"));
         let size = ["compile", &model, "--seq", "16", "--global-batch", "8"];
         let adamw = ["--lr", "1e-3", "--eps", "1e-5", "--weight-decay", "0.01", "--decay", "all"];
-        lab.ok(&[&size[..], &adamw, flags, &["-o", "p"]].concat());
+        lab.ok(&[&size[..], &adamw, flags, &["--clip", "0.5", "-o", "p"]].concat());
         lab.ok(&[&size[..], &["--mesh", "tp=2", "--optimizer", "muon", "-o", "muon"]].concat());
         let mut c = Command::new(python());
         c.arg("-B").arg(root.join("tests/torch/own.py"));

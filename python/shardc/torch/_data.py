@@ -88,7 +88,10 @@ class Inputs:
             rows = next((len(x) for x in batch.values()), 0)
             return torch.ones(rows, *row["sizes"], dtype=torch.int32)
         has = ", ".join(sorted(batch)) or "nothing"
-        raise wrong(f"the batch has no {name!r}: it has {has}", f"give a tensor of the name {name!r}")
+        way = f"give a tensor of the name {name!r}"
+        if fill == "labels" and reads == "":
+            way = "give 'labels', each at its own token: to train on all tokens, a copy of input_ids"
+        raise wrong(f"the batch has no {name!r}: it has {has}", way)
 
     def _checked(self, row: Mapping[str, Any], x: Tensor) -> Tensor:
         name, want = row["name"], list(row["sizes"])

@@ -51,7 +51,7 @@ def export(
 
 
 def _with_loss(model: torch.nn.Module, loss: Callable[..., Any], inputs: Any) -> torch.nn.Module:
-    """The module, its loss first among its results: `loss` takes what it returns, and of the inputs those that its arguments name."""
+    """The module, its loss first among its results: `loss` takes what it returns, and the inputs that its arguments name."""
     if not isinstance(inputs, Mapping):
         raise TypeError("which inputs does the loss take? Give inputs as a dict: arguments of the loss are its keys")
     wanted = list(inspect.signature(loss).parameters)[1:]

@@ -33,7 +33,7 @@ Key = Tuple[str, str, Optional[int]]
 #: The optimizer of a step: that of its plan.
 PLANNED = "plan"
 #: The form of program.json that is read.
-FORMAT = 1
+FORMAT = 2
 #: Kinds of which there is one for each microbatch.
 _LOOPED = {"stash", "edge"}
 #: Kinds that functions do not take from each other.
@@ -59,7 +59,7 @@ class Function:
 
 
 def _fits(peak: int, free: Optional[int]) -> None:
-    """Refuses what does not fit, before anything is loaded. Temporaries of torch's calls come on top of a plan's peak."""
+    """Refuses what does not fit, before anything is loaded."""
     if free is not None and peak > free:
         have, need = (f"{n / 2**30:.2f} GiB" for n in (free, peak))
         raise wrong(
@@ -111,7 +111,7 @@ class Step:
         own = self._stages.place if self._stages is not None else 0
         classes = facts["classes"]
         self._lists = {k: classes[own][k] for k in ("step", "evaluation")}
-        _fits(classes[own]["peak_bytes"], free_memory())
+        _fits(classes[own]["program_bytes"], free_memory())
         self._ends = {k: self._last_uses(of) for k, of in self._lists.items()}
         # Which rank of the pipeline has what is shown of a step.
         self._shown = {k: [self._metrics(c[k]) for c in classes] for k in self._lists}
@@ -130,7 +130,8 @@ class Step:
             for x in self.parameters().values():
                 x.grad = None
         update = max(self.steps + 1 - self._scale.skipped - self._before, 0)
-        out = self._run("step", self.steps + 1, {"lr": self.lr(self.steps + 1 - self._scale.skipped), "step": update, "loss_scale": self._scale.scale})
+        lr = self.lr(self.steps + 1 - self._scale.skipped)
+        out = self._run("step", self.steps + 1, {"lr": lr, "step": update, "loss_scale": self._scale.scale})
         self.steps += 1
         if self._scale.how is not None:
             self._scale.update(math.isfinite(float(out["grad_norm"])))
@@ -167,7 +168,8 @@ class Step:
         if self._gives:
             raise wrong(
                 "a checkpoint has the states of the plan's optimizer, which this step does not run",
-                "save_hf has the model; torch.distributed.checkpoint saves state_dict() beside the states of your optimizer", "optimizer",
+                "save_hf has the model; torch.distributed.checkpoint saves state_dict() beside your optimizer's states",
+                "optimizer",
             )
         return self._save(folder, keep)
 
@@ -237,7 +239,7 @@ class Step:
     def gradients(self) -> Dict[str, Tensor]:
         """With `optimizer=None`, the gradient of what this rank has of each parameter that trains, after a step.
 
-        They are those of the whole batch, summed over ranks and clipped as the plan clips, and stand at `.grad` of parameters, too.
+        They are those of the whole batch, summed over ranks and clipped as the plan clips; parameters have them as `.grad`.
         There are none after a step whose gradients overflowed.
         """
         if not self._gives:

@@ -10,7 +10,7 @@ use shardc_ir::plan::{Instr, Plan, Transfer};
 use shardc_ir::types::Type;
 
 /// The number of the form of `program.json`, and of what programs call: `shardc.torch` takes one alone.
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 2;
 
 /// What of a plan beside its ops cannot be run.
 pub(super) fn refused(plan: &Plan) -> Vec<String> {

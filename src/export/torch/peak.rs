@@ -249,11 +249,12 @@ fn is_alias(seen: &Seen, l: &Line, result: usize) -> bool {
     }
     let op = &l.n.op;
     let same = || seen.f.ty(l.ins[0]).dtype == seen.f.ty(l.outs[0]).dtype;
-    match op {
-        Op::Transpose(_) | Op::Expand(_) | Op::Narrow(_) | Op::Slice(_) | Op::RingShard(_) => true,
-        Op::Cast(_) => same(),
-        _other => op.def().is_view() || written_over(op, result).is_some(),
-    }
+    let views = matches!(
+        op,
+        Op::Transpose(_) | Op::Expand(_) | Op::Narrow(_) | Op::Slice(_) | Op::RingShard(_)
+    );
+    let over = written_over(op, result).is_some();
+    views || over || op.def().is_view() || (matches!(op, Op::Cast(_)) && same())
 }
 
 /// The most bytes that a line takes beside its operands, its results with them.
@@ -271,26 +272,36 @@ fn beside(seen: &Seen, l: &Line, bytes: &dyn Fn(&Value) -> usize) -> usize {
         let times = seen.f.ty(l.ins[0]).dims[2].size / groups.max(1);
         if times > 1 { times * (ins(k) + ins(k + 1)) } else { 0 }
     };
-    match &l.n.op {
-        // The sum so far.
-        Op::Add(_) if l.ins.len() > 2 => 2 * out,
-        Op::Dot(o) if !o.rule.0.outs[0].iter().all(|g| o.rule.0.ins[0].contains(g)) => out,
-        Op::Dot(o) if o.rule.0.ins[0] == o.rule.0.ins[1] && seen.f.ty(l.outs[0]).rank() > 0 => {
-            let last = o.rule.0.ins[0].split_last().map(|x| x.1);
-            let rows = last == Some(&o.rule.0.outs[0][..]);
-            if rows { out } else { out + ins(0) }
-        }
-        Op::Take(_) => 2 * out + indices(1),
-        Op::IndexAdd(_) => out + wide(&l.ins[0]) + indices(1),
-        Op::Rope(_) => 2 * out,
-        Op::Attention(_) => out + repeated(1),
-        // The output is made up for the kernel; repeated heads have gradients of their own.
-        Op::AttentionGrad(_) => out + wide(&l.ins[4]) + 2 * repeated(1),
-        Op::AdamW(_) | Op::Sgd(_) => wide(&l.ins[1]),
-        Op::AllGather(o) if o.dim > 0 => 2 * out,
-        Op::ReduceScatter(o) if o.dim > 0 => out + ins(0),
-        Op::AllToAll(_) | Op::Exchange(_) => out + ins(0) + out,
-        Op::AllReduce(_) if l.ins.len() > 1 => 2 * out,
-        _other => out,
+    let op = &l.n.op;
+    if let Op::Dot(o) = op {
+        let (a, b, to) = (&o.rule.0.ins[0], &o.rule.0.ins[1], &o.rule.0.outs[0]);
+        // Two operands of the same dims are multiplied, and then summed, but along rows.
+        let rows = a.split_last().is_some_and(|(_, rows)| rows == &to[..]);
+        let summed = a == b && !to.is_empty() && !rows && to.iter().all(|g| a.contains(g));
+        return if summed { out + ins(0) } else { out };
     }
+    // The sum so far, or what is gathered before it is put together.
+    let twice = (matches!(op, Op::Add(_)) && l.ins.len() > 2)
+        || (matches!(op, Op::AllReduce(_)) && l.ins.len() > 1)
+        || matches!(op, Op::AllGather(o) if o.dim > 0)
+        || matches!(op, Op::Take(_) | Op::Rope(_) | Op::AllToAll(_) | Op::Exchange(_));
+    let more = if matches!(op, Op::Take(_)) {
+        indices(1)
+    } else if matches!(op, Op::IndexAdd(_)) {
+        wide(&l.ins[0]) + indices(1)
+    } else if matches!(op, Op::Attention(_)) {
+        repeated(1)
+    } else if matches!(op, Op::AttentionGrad(_)) {
+        // The output is made up for the kernel; repeated heads have gradients of their own.
+        wide(&l.ins[4]) + 2 * repeated(1)
+    } else if matches!(op, Op::AdamW(_) | Op::Sgd(_)) {
+        wide(&l.ins[1])
+    } else if matches!(op, Op::AllToAll(_) | Op::Exchange(_))
+        || matches!(op, Op::ReduceScatter(o) if o.dim > 0)
+    {
+        ins(0)
+    } else {
+        0
+    };
+    out + more + if twice { out } else { 0 }
 }

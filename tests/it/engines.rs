@@ -199,7 +199,7 @@ fn optimizers_of_ones_own() {
     let rows: [&[&str]; 4] = [
         &["--mesh", "dp_shard=2", "--zero", "3"],
         &["--mesh", "pp=2", "--microbatch", "1"],
-        &["--mesh", "tp=2", "--sp"],
+        &["--mesh", "dp_replicate=2"],
         &["--mesh", "dp_shard=2", "--zero", "1", "--dtype", "bf16"],
     ];
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));

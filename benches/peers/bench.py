@@ -65,7 +65,7 @@ class Candidate:
 def workers(script, model, dir, layout, dtype, variant, env, timeout):
     """A visit to a Python side: PyTorch has a process per rank, JAX one process for all of them."""
     ranks = common.ranks_of(layout)
-    processes = ranks if script == "torch_side.py" else 1
+    processes = 1 if script == "jax_side.py" else ranks
     args = ["--model", model, "--dir", dir, "--layout", layout, "--dtype", dtype, "--variant", variant,
             "--threads", max(1, THREADS // ranks)]
 
@@ -109,6 +109,11 @@ def candidates(options, model, dir, layout):
     found = [Candidate("shardc", "f32", shardc("f32"), reference=True)]
     if not f32:
         found.append(Candidate("shardc", "bf16", shardc("bf16")))
+    program = shardc_side.export(options.shardc, dir, layout, options.dtype)
+    package = {"PYTHONPATH": str(HERE / "../../python"), "TORCHINDUCTOR_CACHE_DIR": str(dir / "cache-plan")}
+    for variant, called in ("eager", "eager"), ("compile", "compiled"):
+        visit = side("engine_side.py", f"{variant}:{program}", package)
+        found.append(Candidate(f"shardc's plan on PyTorch, {called}", options.dtype, visit))
     experts = model == "mixtral"
     if not experts or layout == "dp=1":  # with experts, the others have one rank only
         found.append(Candidate("JAX", options.dtype, side("jax_side.py")))

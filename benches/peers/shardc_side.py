@@ -1,4 +1,4 @@
-"""shardc: `compile` once, `run` on every visit."""
+"""shardc: `compile` once, `run` on every visit; and `export` for PyTorch."""
 
 import json
 import os
@@ -8,9 +8,21 @@ import time
 import common
 
 
+def plan_of(dir, layout, dtype):
+    return dir / f"{layout.replace(',', '-')}-{dtype}.plan"
+
+
+def export(shardc, dir, layout, dtype):
+    """A program of PyTorch of what `prepare` has compiled; its folder."""
+    plan = plan_of(dir, layout, dtype)
+    program = plan.with_suffix(".torch")
+    subprocess.run(list(map(str, [shardc, "export", plan, "--to", "torch", "-o", program])), capture_output=True)
+    return program
+
+
 def prepare(shardc, model, dir, layout, dtype, threads, schedule):
     """A visit to shardc: a function of the number of steps."""
-    plan = dir / f"{layout.replace(',', '-')}-{dtype}.plan"
+    plan = plan_of(dir, layout, dtype)
     batch, seq = common.BATCHES[model]
     mesh = common.mesh_of(layout)
     ranks = common.ranks_of(layout)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import inspect
 import json
 from pathlib import Path
-from typing import Any, Dict, Mapping, Optional, Tuple, Union
+from typing import Any, Callable, Dict, Mapping, Optional, Tuple, Union
 
 import torch
 
@@ -12,10 +14,15 @@ import torch
 TOKENS, ROWS = 64, 2
 
 
-def export(model: Any, folder: Path, inputs: Union[Mapping[str, Any], Tuple[Any, ...], None], shapes: Any) -> Path:
+def export(
+    model: Any, folder: Path, inputs: Union[Mapping[str, Any], Tuple[Any, ...], None], shapes: Any,
+    loss: Optional[Callable[..., Any]] = None,
+) -> Path:
     """Writes `model.pt2`, with its numbers, and config.json if the model has one; the archive."""
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"a model is a path, a mapping or a torch.nn.Module, not {type(model).__name__}")
+    if loss is not None:
+        model = _with_loss(model, loss, inputs)
     if inputs is None:
         inputs, shapes = _tokens(model)
     args, kwargs = ((), dict(inputs)) if isinstance(inputs, Mapping) else (tuple(inputs), {})
@@ -41,6 +48,34 @@ def export(model: Any, folder: Path, inputs: Union[Mapping[str, Any], Tuple[Any,
             known["base_model_tp_plan"] = dict(plan)
         (folder / "config.json").write_text(json.dumps(known, indent=1), encoding="utf-8")
     return path
+
+
+def _with_loss(model: torch.nn.Module, loss: Callable[..., Any], inputs: Any) -> torch.nn.Module:
+    """The module, its loss first among its results: `loss` takes what it returns, and the inputs that its arguments name."""
+    if not isinstance(inputs, Mapping):
+        raise TypeError("which inputs does the loss take? Give inputs as a dict: arguments of the loss are its keys")
+    wanted = list(inspect.signature(loss).parameters)[1:]
+    missing = [name for name in wanted if name not in inputs]
+    if missing:
+        raise TypeError(f"the loss takes {missing[0]!r}, and inputs have {', '.join(inputs) or 'nothing'}")
+    forward = model.forward
+    taken = inspect.signature(forward).parameters
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in taken.values())
+    names = [name for name in inputs if name in taken or (takes_all and name not in wanted)]
+    unread = [name for name in inputs if name not in names and name not in wanted]
+    if unread:
+        raise TypeError(f"neither the module nor the loss takes {unread[0]!r}")
+
+    def both(**given: Any) -> Any:
+        out = forward(**{name: given[name] for name in names})
+        return loss(out, **{name: given[name] for name in wanted}), out
+
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    both.__signature__ = inspect.Signature([inspect.Parameter(name, keyword) for name in inputs])  # type: ignore[attr-defined]
+    # Of the same submodules and parameters, by the same names.
+    own = copy.copy(model)
+    own.forward = both
+    return own
 
 
 def _tokens(model: torch.nn.Module) -> Tuple[Dict[str, Any], Any]:

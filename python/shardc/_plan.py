@@ -11,7 +11,7 @@ import weakref
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Mapping, Optional, Tuple, Union
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple, Union
 
 from ._command import ShardcError, lines, run
 
@@ -153,10 +153,13 @@ class Plan:
         """
         return lines(["run", str(self.path), *flags(options)])
 
-    def torch(self, weights: Any = None, timeout: Optional[float] = None) -> Step:
+    def torch(
+        self, weights: Any = None, timeout: Optional[float] = None, optimizer: Optional[str] = "plan", compile: bool = False
+    ) -> Step:
         """A step of the plan on this rank of torch.distributed: call it with a batch. See docs/torch.md.
 
-        `weights` are a model's folder, by default the one that was compiled, or tensors by name.
+        `weights` are a model's folder, by default the one that was compiled, or tensors by name. With `optimizer=None` the step
+        gives gradients to an optimizer of yours; with `compile` torch compiles each kind of layer.
         """
         from .torch import load
 
@@ -165,7 +168,7 @@ class Plan:
         with tempfile.TemporaryDirectory(prefix="shardc-") as folder:
             program = os.path.join(folder, "program")
             run(["export", str(self.path), "--to", "torch", "-o", program])
-            return load(program, self.model if weights is None else weights, timeout, plan=self.path)
+            return load(program, self.model if weights is None else weights, timeout, None, self.path, optimizer, compile)
 
 
 def compile(
@@ -175,12 +178,15 @@ def compile(
     output: Union[str, "os.PathLike[str]", None] = None,
     inputs: Optional[Inputs] = None,
     dynamic_shapes: Any = None,
+    loss: Optional[Callable[..., Any]] = None,
     **options: Any,
 ) -> Plan:
     """Compiles a model for a mesh.
 
     `model` is a path (a Hugging Face folder or its config.json, an archive `.pt2`, a text `.ir`, a `shardc.toml`), the
     contents of a config.json, or a live `torch.nn.Module`, which `torch.export` takes `inputs` and `dynamic_shapes` of.
+    A module that returns no loss is given one: `loss(output, labels)`, of what it returns and of those `inputs` that the
+    other arguments of the function name.
     `mesh` is as `"dp=2,tp=2"`, or a mapping. `output` is the folder of the plan; without, it is a temporary one that goes with
     the Plan. All else are flags of `shardc compile`, with `_` for `-`: True gives a flag, False and None leave it
     out, a list gives it once for each item.
@@ -189,11 +195,12 @@ def compile(
     """
     if inputs is None and dynamic_shapes is not None:
         raise TypeError("dynamic_shapes are those of inputs: give both")
+    traced = (inputs, dynamic_shapes, loss)
     if output is not None:
-        return _compiled(model, Path(output).absolute(), mesh, inputs, dynamic_shapes, options)
+        return _compiled(model, Path(output).absolute(), mesh, traced, options)
     folder = tempfile.mkdtemp(prefix="shardc-")
     try:
-        plan = _compiled(model, Path(folder) / "plan", mesh, inputs, dynamic_shapes, options)
+        plan = _compiled(model, Path(folder) / "plan", mesh, traced, options)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -205,20 +212,19 @@ def _compiled(
     model: Model,
     out: Path,
     mesh: Union[str, Mapping[str, int], None],
-    inputs: Optional[Inputs],
-    dynamic_shapes: Any,
+    traced: Tuple[Optional[Inputs], Any, Optional[Callable[..., Any]]],
     options: Mapping[str, Any],
 ) -> Plan:
     path: Path
     if isinstance(model, (str, os.PathLike)):
-        _no_inputs(inputs)
+        _no_inputs(traced)
         if not os.fspath(model):
             raise ValueError("the path of the model is empty")
         path = Path(model)
         # `ORG/NAME` of a cache is not a path.
         source = str(path.absolute()) if path.exists() else str(os.fspath(model))
     elif isinstance(model, Mapping):
-        _no_inputs(inputs)
+        _no_inputs(traced)
         path = _beside(out) / "config.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(dict(model)), encoding="utf-8")
@@ -229,7 +235,7 @@ def _compiled(
         except ModuleNotFoundError as error:
             raise TypeError(f"a {type(model).__name__} is a model only with torch, which is not installed") from error
 
-        path = export(model, _beside(out), inputs, dynamic_shapes)
+        path = export(model, _beside(out), *traced)
         source = str(path)
         options = _frozen(model, options)
     args = ["compile", source, "-o", str(out), *flags(options, mesh)]
@@ -267,9 +273,10 @@ def _beside(out: Path) -> Path:
     return out.with_name(out.name + ".model")
 
 
-def _no_inputs(inputs: Optional[Inputs]) -> None:
-    if inputs is not None:
-        raise TypeError("inputs are those of a live module")
+def _no_inputs(traced: Tuple[Optional[Inputs], Any, Optional[Callable[..., Any]]]) -> None:
+    inputs, _, loss = traced
+    if inputs is not None or loss is not None:
+        raise TypeError("inputs and loss are those of a live module")
 
 
 def flags(options: Mapping[str, Any], mesh: Union[str, Mapping[str, int], None] = None) -> List[str]:

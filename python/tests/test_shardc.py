@@ -290,6 +290,61 @@ class Modules(unittest.TestCase):
             less = shardc.compile(still, mesh="tp=2", output=Path(folder) / "q", inputs=inputs)
             self.assertLess(less.memory["optimizer"] * 2, plan.memory["optimizer"])
 
+    def test_a_module_is_given_a_loss(self):
+        class Rows(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.fc1, self.fc2 = torch.nn.Linear(16, 32), torch.nn.Linear(32, 8)
+
+            def forward(self, x):
+                return self.fc2(torch.relu(self.fc1(x)))
+
+        def loss(output, y):
+            return torch.nn.functional.mse_loss(output, y)
+
+        model, inputs = Rows(), {"x": torch.randn(8, 16), "y": torch.randn(8, 8)}
+        plan = shardc.compile(model, mesh="tp=2", inputs=inputs, loss=loss)
+        self.assertEqual(set(plan.placements()), {name for name, _ in model.named_parameters()})
+        from safetensors.torch import save_file
+        batch = plan.path.parent / "batch.safetensors"
+        save_file(inputs, batch)
+        run = plan.run(weights=str(plan.model), batch=str(batch), steps=1, kernels="interpreted")
+        want = loss(model(inputs["x"]), inputs["y"]).item()
+        self.assertAlmostEqual(next(iter(run))["loss"], want, delta=1e-5)
+        # On PyTorch, too, from the archive.
+        step = shardc.compile(model, inputs=inputs, loss=loss, lr=1e-2).torch()
+        losses = [step(inputs)["loss"].item() for _ in range(3)]
+        self.assertAlmostEqual(losses[0], want, delta=1e-5)
+        self.assertLess(losses[2], losses[0])
+        for wrong, word in [(dict(inputs=(inputs["x"],)), "as a dict"), (dict(inputs={"x": inputs["x"]}), "takes 'y'"),
+                            (dict(inputs={**inputs, "z": inputs["y"]}), "takes 'z'")]:
+            with self.assertRaisesRegex(TypeError, word):
+                shardc.compile(model, loss=loss, **wrong)
+        with self.assertRaisesRegex(TypeError, "live module"):
+            shardc.compile(LLAMA, loss=loss, **SIZE)
+
+    def test_layers_are_compiled_once(self):
+        from functools import partial
+        from torch._dynamo.testing import CompileCounter
+        config = json.loads((LLAMA / "config.json").read_text())
+        torch.manual_seed(0)
+        found = []
+        for layers in (4, 7):
+            plan = shardc.compile({**config, "num_hidden_layers": layers}, **SIZE)
+            parameters = json.loads((plan.path / "weights.json").read_text())
+            weights = {w["tensor"]: 0.1 * torch.randn(w["tensor_shape"]) for w in parameters}
+            ids = torch.randint(0, 60, (8, 16))
+            torch._dynamo.reset()
+            graphs = CompileCounter()
+            with mock.patch("torch.compile", partial(torch.compile, backend=graphs)):
+                compiled, plain = (plan.torch(weights, compile=how) for how in (True, False))
+                losses = [[step({"input_ids": ids, "labels": ids})["loss"].item() for _ in range(2)] for step in (compiled, plain)]
+            for x, y in zip(*losses):
+                self.assertAlmostEqual(x, y, delta=1e-5)
+            found.append(graphs.frame_count)
+        self.assertEqual(found[0], found[1])
+        self.assertGreater(found[0], 0)
+
     def test_what_is_not_a_model(self):
         with self.assertRaisesRegex(TypeError, "inputs"):
             shardc.compile(torch.nn.Linear(2, 2), mesh="tp=2")

@@ -190,6 +190,35 @@ fn steps_in_python_save_and_load() {
     close("from Python's model", &[(5, hf[0].1)], &further[4..5], 2e-5);
 }
 
+/// An optimizer of torch's own on the gradients of a step trains as the plan's.
+#[test]
+fn optimizers_of_ones_own() {
+    if !has_torch() {
+        return skip(Tool::Torch, "optimizers of one's own");
+    }
+    let rows: [&[&str]; 4] = [
+        &["--mesh", "dp_shard=2", "--zero", "3"],
+        &["--mesh", "pp=2", "--microbatch", "1"],
+        &["--mesh", "dp_replicate=2"],
+        &["--mesh", "dp_shard=2", "--zero", "1", "--dtype", "bf16"],
+    ];
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let model = format!("{FIXTURES}/llama_gqa");
+    for (i, flags) in rows.iter().enumerate().filter(|(i, _)| taken(*i, 4)) {
+        let lab = Lab::new(&format!("engines-own-{i}"));
+        let size = ["compile", &model, "--seq", "16", "--global-batch", "8"];
+        let adamw = ["--lr", "1e-3", "--eps", "1e-5", "--weight-decay", "0.01", "--decay", "all"];
+        lab.ok(&[&size[..], &adamw, flags, &["--clip", "0.5", "-o", "p"]].concat());
+        lab.ok(&[&size[..], &["--mesh", "tp=2", "--optimizer", "muon", "-o", "muon"]].concat());
+        let mut c = Command::new(python());
+        c.arg("-B").arg(root.join("tests/torch/own.py"));
+        c.args([lab.path("p"), lab.path("muon"), PathBuf::from(&model), lab.path("")]);
+        c.env("SHARDC_BINARY", env!("CARGO_BIN_EXE_shardc")).env("PYTHONPATH", root.join("python"));
+        let out: Output = c.output().expect("Python starts");
+        assert!(out.status.success(), "{flags:?}: {}", String::from_utf8_lossy(&out.stderr));
+    }
+}
+
 /// A process on each of two hosts, both of which are this machine: the first prints and saves, the other has half of
 /// the ranks.
 #[test]

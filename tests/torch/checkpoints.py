@@ -4,11 +4,10 @@ OWN is a checkpoint of `shardc run`, of 2 steps; to FOLDER go what the ranks sav
 """
 
 import json
-import os
-import socket
 import sys
 from pathlib import Path
 
+import forked
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
@@ -65,26 +64,4 @@ def rank(number):
     dist.barrier()
 
 
-def main():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    children = []
-    for number in range(2):
-        pid = os.fork()
-        if pid == 0:
-            env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(number), "WORLD_SIZE": "2"}
-            os.environ.update(env, LOCAL_WORLD_SIZE="2")
-            try:
-                rank(number)
-            except BaseException:
-                import traceback
-
-                traceback.print_exc()
-                os._exit(1)
-            os._exit(0)
-        children.append(pid)
-    sys.exit(max(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children))
-
-
-main()
+sys.exit(forked.run(2, rank))

@@ -8,11 +8,9 @@ failed, whose error is printed.
 """
 
 import json
-import os
-import socket
 import sys
-import traceback
 
+import forked
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
@@ -35,47 +33,19 @@ def run(case):
     return dump
 
 
-def rank(number, ranks, port, cases):
-    env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(number), "WORLD_SIZE": str(ranks)}
-    os.environ.update(env)
+def rank(number, cases):
     torch.set_num_threads(1)
     for case in cases:
         try:
             dump = run(case)
-        except BaseException:
-            print(f"{case['program']} on rank {number}:\n{traceback.format_exc()}", file=sys.stderr, flush=True)
-            os._exit(1)
+        except BaseException as error:
+            raise RuntimeError(case["program"]) from error
         if number == 0:
             save_file({k: x.detach().clone() for k, x in dump.items()}, case["dump"])
             print(case["program"], flush=True)
     if dist.is_initialized():
         dist.destroy_process_group()
-    os._exit(0)
 
 
-def main():
-    ranks, cases = int(sys.argv[1]), json.load(open(sys.argv[2]))
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    children = []
-    for number in range(ranks):
-        pid = os.fork()
-        if pid == 0:
-            rank(number, ranks, port, cases)
-        children.append(pid)
-    failed = 0
-    for _ in children:
-        _, status = os.wait()
-        if status and not failed:
-            failed = 1
-            # The others wait for it.
-            for pid in children:
-                try:
-                    os.kill(pid, 15)
-                except ProcessLookupError:
-                    pass
-    sys.exit(failed)
-
-
-main()
+listed = json.load(open(sys.argv[2]))
+sys.exit(forked.run(int(sys.argv[1]), lambda number: rank(number, listed)))

@@ -88,7 +88,10 @@ class Inputs:
             rows = next((len(x) for x in batch.values()), 0)
             return torch.ones(rows, *row["sizes"], dtype=torch.int32)
         has = ", ".join(sorted(batch)) or "nothing"
-        raise wrong(f"the batch has no {name!r}: it has {has}", f"give a tensor of the name {name!r}")
+        way = f"give a tensor of the name {name!r}"
+        if fill == "labels" and reads == "":
+            way = "give 'labels', each at its own token: to train on all tokens, a copy of input_ids"
+        raise wrong(f"the batch has no {name!r}: it has {has}", way)
 
     def _checked(self, row: Mapping[str, Any], x: Tensor) -> Tensor:
         name, want = row["name"], list(row["sizes"])
@@ -104,7 +107,7 @@ class Inputs:
         if x.dtype.is_floating_point != dtype.is_floating_point:
             raise wrong(f"{name!r} is of {x.dtype}, the plan needs {dtype}", f"give {dtype}")
         below = row["below"]
-        if below is not None and x.device.type == "cpu" and x.numel():
+        if below is not None and not x.dtype.is_floating_point and x.device.type == "cpu" and x.numel():
             least, most = int(x.min()), int(x.max())
             low = 0 if row["fill"] != "labels" else least
             if most >= below or least < low:

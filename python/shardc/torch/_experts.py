@@ -75,21 +75,51 @@ def _runs(counts: Tensor) -> Iterator[Tuple[int, int, slice, int]]:
                 first += n
 
 
+def _has_kernel(*all: Tensor) -> bool:
+    """Whether torch multiplies groups of rows by one call: on devices of bf16, and where rows are of whole 16 bytes."""
+    fits = all[0].device.type == "cpu" or all[0].dtype == torch.bfloat16
+    return fits and not any(t.shape[-1] * t.element_size() % 16 for t in all)
+
+
+def _ends(counts: Tensor) -> Tensor:
+    """Where the rows of each expert end, `[g,z,e]`."""
+    return counts.permute(0, 2, 1).cumsum(-1, dtype=torch.int32)
+
+
+def _grouped(x: Tensor, counts: Tensor, w: Tensor, has_kernel: bool) -> Tensor:
+    """Rows times the weights `[(g e),i,o]` of their experts."""
+    if not has_kernel:
+        y = x.new_zeros(*x.shape[:3], w.shape[2])
+        for g, z, rows, e in _runs(counts):
+            y[g, z, rows] = x[g, z, rows] @ w[e]
+        return y
+    ends = _ends(counts)
+    own = list(enumerate(w.chunk(len(ends))))
+    parts = [torch._grouped_mm(x[g, z], of, offs=ends[g, z]) for g, of in own for z in range(ends.shape[1])]
+    y = (torch.stack(parts) if len(parts) > 1 else parts[0]).view(*x.shape[:3], w.shape[2])
+    # What is behind all experts' rows the kernel leaves as it was.
+    unfilled = torch.arange(x.shape[2], device=x.device) >= ends[..., -1:]
+    return y.masked_fill_(unfilled[..., None], 0.0)
+
+
 def grouped_dot(x: Tensor, counts: Tensor, w: Tensor) -> Tensor:
     """Rows times the weights `[(g e),o,i]` of their experts."""
-    y = x.new_zeros(*x.shape[:3], w.shape[1])
-    for g, z, rows, e in _runs(counts):
-        y[g, z, rows] = x[g, z, rows] @ w[e].t()
-    return y
+    return _grouped(x, counts, w.transpose(1, 2), _has_kernel(x, w))
 
 
 def grouped_dot_t(x: Tensor, counts: Tensor, w: Tensor) -> Tensor:
     """The same, summed over the weights' other dim."""
-    return grouped_dot(x, counts, w.transpose(1, 2))
+    return _grouped(x, counts, w, _has_kernel(x, w))
 
 
 def grouped_outer(y: Tensor, counts: Tensor, x: Tensor) -> Tensor:
     """For each expert the sum over its rows of outer products."""
+    if _has_kernel(y, x):
+        ends = _ends(counts)
+        shards = range(ends.shape[1])
+        return torch.cat([
+            sum(torch._grouped_mm(y[g, z].t(), x[g, z], offs=ends[g, z]) for z in shards) for g in range(len(ends))
+        ])
     w = y.new_zeros(counts.shape[0] * counts.shape[1], y.shape[3], x.shape[3])
     for g, z, rows, e in _runs(counts):
         w[e].addmm_(y[g, z, rows].t(), x[g, z, rows])

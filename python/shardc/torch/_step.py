@@ -7,6 +7,7 @@ import importlib.util
 import json
 import math
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -29,8 +30,10 @@ from ._store import Tensors, Values, Weights, whole_tensors
 
 #: What a value is to the world outside of its function, its name, and of what is made for each microbatch its number.
 Key = Tuple[str, str, Optional[int]]
+#: The optimizer of a step: that of its plan.
+PLANNED = "plan"
 #: The form of program.json that is read.
-FORMAT = 1
+FORMAT = 2
 #: Kinds of which there is one for each microbatch.
 _LOOPED = {"stash", "edge"}
 #: Kinds that functions do not take from each other.
@@ -56,7 +59,7 @@ class Function:
 
 
 def _fits(peak: int, free: Optional[int]) -> None:
-    """Refuses what does not fit, before anything is loaded. Temporaries of torch's calls come on top of a plan's peak."""
+    """Refuses what does not fit, before anything is loaded."""
     if free is not None and peak > free:
         have, need = (f"{n / 2**30:.2f} GiB" for n in (free, peak))
         raise wrong(
@@ -74,8 +77,14 @@ class Step:
 
     def __init__(
         self, module: Any, facts: Mapping[str, Any], weights: Weights, adapter: Union[str, Path, None] = None,
-        plan: Union[str, Path, None] = None,
+        plan: Union[str, Path, None] = None, optimizer: Optional[str] = PLANNED,
     ) -> None:
+        if optimizer not in (None, PLANNED):
+            raise TypeError(f'optimizer is "{PLANNED}", or None for one of your own, not {optimizer!r}')
+        # Whether somebody else updates parameters.
+        self._gives = optimizer is None
+        if self._gives:
+            self._hand_out(module, facts)
         #: The hash of the plan.
         self.plan: str = facts["plan"]
         self._plan, self._states = plan, facts["states"]
@@ -102,7 +111,7 @@ class Step:
         own = self._stages.place if self._stages is not None else 0
         classes = facts["classes"]
         self._lists = {k: classes[own][k] for k in ("step", "evaluation")}
-        _fits(classes[own]["peak_bytes"], free_memory())
+        _fits(classes[own]["program_bytes"], free_memory())
         self._ends = {k: self._last_uses(of) for k, of in self._lists.items()}
         # Which rank of the pipeline has what is shown of a step.
         self._shown = {k: [self._metrics(c[k]) for c in classes] for k in self._lists}
@@ -112,10 +121,17 @@ class Step:
         self._load(weights if isinstance(weights, Values) else Tensors(weights, adapter))
 
     def __call__(self, batch: Mapping[str, Tensor]) -> Dict[str, Tensor]:
-        """Trains on a batch; the loss, the norm of gradients and other metrics, on all ranks."""
+        """Trains on a batch; the loss, the norm of gradients and other metrics, on all ranks.
+
+        With `optimizer=None` it leaves gradients at the parameters, and updates none.
+        """
         self._inputs.begin(batch)
+        if self._gives:
+            for x in self.parameters().values():
+                x.grad = None
         update = max(self.steps + 1 - self._scale.skipped - self._before, 0)
-        out = self._run("step", self.steps + 1, {"lr": self.lr(self.steps + 1 - self._scale.skipped), "step": update, "loss_scale": self._scale.scale})
+        lr = self.lr(self.steps + 1 - self._scale.skipped)
+        out = self._run("step", self.steps + 1, {"lr": lr, "step": update, "loss_scale": self._scale.scale})
         self.steps += 1
         if self._scale.how is not None:
             self._scale.update(math.isfinite(float(out["grad_norm"])))
@@ -140,6 +156,8 @@ class Step:
         """Gives this rank's piece of a value that is kept, or was shown last."""
         kind, name = head["piece"]
         x = self._store.get((kind, name, None))
+        if x is not None and self._gives and kind.startswith("state["):
+            x = torch.full(self._layouts[kind, name].shape, float(self._init(kind)))
         link.send({"found": x is not None}, [] if x is None else [x])
 
     def save(self, folder: Union[str, Path], keep: int = 2) -> Path:
@@ -147,6 +165,15 @@ class Step:
 
         `shardc run --resume` and `load` go on from it. Of those in the folder as many stay as `keep` says. The path.
         """
+        if self._gives:
+            raise wrong(
+                "a checkpoint has the states of the plan's optimizer, which this step does not run",
+                "save_hf has the model; torch.distributed.checkpoint saves state_dict() beside your optimizer's states",
+                "optimizer",
+            )
+        return self._save(folder, keep)
+
+    def _save(self, folder: Union[str, Path], keep: int = 2) -> Path:
         scale = {**self._scale.state(), "before": self._before}
         args = ["--save", str(folder), "--step", str(self.steps), "--keep", str(keep), "--scale", json.dumps(scale)]
         said = ask(self, self._plan_folder(), args + self._base, lambda link: link.send({"ready": True}))
@@ -156,7 +183,6 @@ class Step:
         """Goes on from a checkpoint of a run or of `save`, on whatever mesh it was made; to be called on all ranks."""
 
         def fill(link: Link) -> None:
-            self._store.clear()
             self._load(Asked(link))
             link.send({"ready": True})
 
@@ -168,7 +194,7 @@ class Step:
         """Saves the model as a folder of transformers, as `shardc run --save DIR` does; to be called on all ranks."""
         made = shared(tempfile.mkdtemp(prefix="shardc-") if this_rank() == 0 else None)
         try:
-            saved = self.save(Path(made) / "checkpoint")
+            saved = self._save(Path(made) / "checkpoint")
             failed = None
             if this_rank() == 0:
                 base = ["--base", self._base[1]] if self._base and os.path.isdir(self._base[1]) else []
@@ -195,7 +221,7 @@ class Step:
             self._device_mesh = device_mesh(self.mesh)
         out: Dict[str, Tensor] = {}
         for (kind, name, _), x in self._store.items():
-            if _lasts(kind):
+            if kind == "param" or (_lasts(kind) and not self._gives):
                 key = name if kind == "param" else f"{kind[len('state['):-1]}.{name}"
                 layout = self._layouts[kind, name]
                 out[key] = dtensor(x, layout, self._device_mesh, placements(self.mesh, layout, name))
@@ -207,8 +233,35 @@ class Step:
         return str(self._plan)
 
     def parameters(self) -> Dict[str, Tensor]:
-        """What this rank has of each parameter."""
+        """What this rank has of each parameter: tensors that stay the same ones, for an optimizer of your own."""
         return {name: x for (kind, name, _), x in self._store.items() if kind == "param"}
+
+    def gradients(self) -> Dict[str, Tensor]:
+        """With `optimizer=None`, the gradient of what this rank has of each parameter that trains, after a step.
+
+        They are those of the whole batch, summed over ranks and clipped as the plan clips; parameters have them as `.grad`.
+        There are none after a step whose gradients overflowed.
+        """
+        if not self._gives:
+            raise wrong("the optimizer of the plan uses gradients up", "load the step with optimizer=None", "optimizer")
+        return {name: x.grad for name, x in self.parameters().items() if x.grad is not None}
+
+    def _hand_out(self, module: Any, facts: Mapping[str, Any]) -> None:
+        """Makes of updates of parameters the gradients that they would have used."""
+        if facts["programs"]:
+            raise wrong(
+                f"the plan updates {facts['programs'][0]!r} by a program, in which no gradient stands by itself",
+                "compile with --optimizer sgd, which keeps no state, for an optimizer of your own", "optimizer",
+            )
+
+        def sgd(p: Tensor, g: Tensor, lr: Tensor, scale: Tensor, applies: Optional[Tensor] = None, **how: Any) -> None:
+            if applies is None or bool(applies):
+                p.grad = (g * scale).to(p.dtype)
+
+        def adamw(p: Tensor, g: Tensor, m: Tensor, v: Tensor, lr: Tensor, step: Tensor, *rest: Tensor, **how: Any) -> None:
+            sgd(p, g, lr, *rest)
+
+        module.adamw, module.sgd = adamw, sgd
 
     def whole(self, kind: str) -> Dict[str, Tensor]:
         """All of what the ranks have of a kind, `param` or `grad_shown`, as tensors of a checkpoint; to be called on all ranks."""
@@ -253,14 +306,25 @@ class Step:
             for _, (kind, name), t in [*f.args, *f.results]:
                 self._layouts.setdefault((kind, name), self._types[t])
         called = {i[1] for of in self._lists.values() for i in of if i[0] == "call"}
+        filled = set()
         for f in (self._functions[c] for c in sorted(called)):
             for _, (kind, name), t in f.args:
                 key, layout = (kind, name, None), self._types[t]
-                if not _lasts(kind) or key in self._store:
+                if not _lasts(kind) or key in filled:
                     continue
-                init = "file" if kind == "param" else self._states[kind[len("state[") : -1]]
-                x = values.first(kind, name, by_name.get(name, {}), init, layout.extents())
-                self._store[key] = x.to(device=device, dtype=layout.dtype, copy=True).contiguous()
+                filled.add(key)
+                if key not in self._store:
+                    # Of an optimizer that does not run nothing is kept.
+                    shape = [0] if self._gives and kind != "param" else layout.shape
+                    self._store[key] = torch.empty(shape, dtype=layout.dtype, device=device)
+                if self._gives and kind != "param":
+                    continue
+                x = values.first(kind, name, by_name.get(name, {}), self._init(kind), layout.extents())
+                # In place: who holds a parameter goes on with it.
+                self._store[key].copy_(x)
+
+    def _init(self, kind: str) -> Any:
+        return "file" if kind == "param" else self._states[kind[len("state[") : -1]]
 
     def _accesses(self, i: List[Any]) -> Tuple[List[Key], List[Key]]:
         """What an instruction reads, and what it makes."""
@@ -389,11 +453,14 @@ def load(
     timeout: Optional[float] = None,
     adapter: Union[str, Path, None] = None,
     plan: Union[str, Path, None] = None,
+    optimizer: Optional[str] = PLANNED,
+    compile: bool = False,
 ) -> Step:
     """The step of a folder that `shardc export --to torch` wrote, on this rank of torch.distributed.
 
     Makes the default process group, if there is none. `timeout` is of its exchanges, in seconds. `adapter` is the folder
-    of an adapter, for a plan that has them; `plan` the folder of the plan, which checkpoints need.
+    of an adapter, for a plan that has them; `plan` the folder of the plan, which checkpoints need. With `optimizer=None` the step
+    updates no parameter and gives `gradients()`; with `compile` functions of layers are compiled by torch, each once.
     """
     folder = Path(folder)
     facts = json.loads((folder / "program.json").read_text(encoding="utf-8"))
@@ -416,7 +483,21 @@ def load(
     spec.loader.exec_module(module)
     if module.PLAN != facts["plan"]:
         raise wrong("program.py and program.json are of two plans", "export the plan again into a new folder", "plan")
-    return Step(module, facts, weights, adapter, plan)
+    if compile:
+        _compile(module)
+    return Step(module, facts, weights, adapter, plan, optimizer)
+
+
+def _compile(module: Any) -> None:
+    """Compiles what layers do forward and backward. Exchanges, attention and rows of experts are calls between compiled parts."""
+    from . import _attention, _exchange, _experts, _scan
+
+    for name, own in list(vars(module).items()):
+        if re.fullmatch(r"(forward|backward|weight)_layer(_\d+)?", name):
+            setattr(module, name, torch.compile(own, dynamic=False))
+        elif getattr(own, "__module__", None) in [m.__name__ for m in (_attention, _exchange, _experts, _scan)]:
+            if callable(own) and not isinstance(own, type):
+                setattr(module, name, torch.compiler.disable(own))
 
 
 def main(program: Union[str, Path]) -> None:
@@ -427,13 +508,14 @@ def main(program: Union[str, Path]) -> None:
     p.add_argument("--batch", required=True, metavar="FILE", help="safetensors with input_ids and labels")
     p.add_argument("--steps", type=int, default=1, help="steps on this batch [1]")
     p.add_argument("--dump", metavar="FILE", help="file for the loss, gradients (if the plan shows them) and parameters")
+    p.add_argument("--compile", action="store_true", help="compile each kind of layer by torch.compile")
     p.add_argument("--timeout", type=float, metavar="SECONDS", help="of exchanges")
     a = p.parse_args()
     first = this_rank() == 0
     try:
         from safetensors.torch import load_file, save_file
 
-        step = load(Path(program).parent, a.weights, a.timeout, a.adapter)
+        step = load(Path(program).parent, a.weights, a.timeout, a.adapter, compile=a.compile)
         batch = load_file(a.batch)
         dump: Dict[str, Tensor] = {}
         for n in range(1, a.steps + 1):

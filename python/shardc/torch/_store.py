@@ -12,7 +12,6 @@ from torch import Tensor
 from ._data import wrong
 
 
-
 class Values:
     """What a rank keeps, before its first step."""
 
@@ -26,7 +25,7 @@ Weights = Union[str, Path, Mapping[str, Tensor], Values]
 
 
 class Tensors(Values):
-    """Tensors of a folder of safetensors, of which pieces are read, or of a mapping."""
+    """Tensors of a folder of safetensors, of which pieces are read, of an archive of torch.export, or of a mapping."""
 
     def __init__(self, weights: Weights, adapter: Union[str, Path, None] = None) -> None:
         self._given: Mapping[str, Tensor] = {}
@@ -38,6 +37,10 @@ class Tensors(Values):
             self._given = weights
             return
         folder = Path(weights)
+        if folder.suffix == ".pt2":
+            archive = torch.export.load(folder)
+            self._given = {**archive.constants, **archive.state_dict}
+            return
         index = folder / "model.safetensors.index.json"
         if index.is_file():
             files = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))

@@ -36,8 +36,8 @@ impl<'a> Writer<'a> {
     }
 
     /// Writes a function, behind the functions of its layers that are not yet there.
-    pub fn function(&mut self, f: &'a Func) {
-        let seen = Seen::new(f, &self.plan.module.mesh);
+    pub fn function(&mut self, seen: &Seen<'a>) {
+        let f = seen.f;
         let name = f.name.replace('.', "_");
         let mut out = Lines::default();
         out.push(0, &format!("def {name}(v):"));
@@ -45,30 +45,27 @@ impl<'a> Writer<'a> {
         let mut scope = None;
         // Values that are in `v`: others are names of Python.
         let mut inside: BTreeSet<Value> = f.args.iter().map(|a| a.value).collect();
-        inside.extend(f.results.iter().map(|r| seen.same[r.value]));
-        let all = stretches(f, &self.plan.module.mesh, &seen.last);
+        let kept = f.results.iter().map(|r| seen.same[r.value]);
+        inside.extend(kept.filter(|v| seen.last[*v] == KEPT));
+        let all = stretches(seen, &self.plan.module.mesh);
         for s in &all {
-            if let Stretch::Layers { first, nodes, count } = *s {
-                let units = first..first + nodes * count;
+            if let Stretch::Layers { first, lines, count } = *s {
+                let units = first..first + lines * count;
                 inside.extend(seen.reads(units.clone()));
-                inside.extend(f.nodes[units.clone()].iter().flat_map(|n| n.outs.iter().copied()));
+                inside.extend(seen.lines[units].iter().flat_map(|l| l.outs.iter().copied()));
             }
         }
         let mut waits = Waits::default();
         for s in all {
             match s {
-                Stretch::Plain(range) => self.plain(
-                    &seen,
-                    range,
-                    &inside,
-                    (&mut words, &mut scope, &mut waits),
-                    &mut out,
-                ),
-                Stretch::Layers { first, nodes, count } => {
-                    for v in seen.reads(first..first + nodes * count) {
+                Stretch::Plain(range) => {
+                    self.plain(seen, range, &inside, (&mut words, &mut scope, &mut waits), &mut out)
+                }
+                Stretch::Layers { first, lines, count } => {
+                    for v in seen.reads(first..first + lines * count) {
                         waits.before(v, &mut out);
                     }
-                    self.units(&seen, (first, nodes, count), &mut out);
+                    self.units(seen, (first, lines, count), &mut out);
                     scope = None;
                 }
             }
@@ -80,7 +77,7 @@ impl<'a> Writer<'a> {
         self.texts.push(out.text());
     }
 
-    /// Lines of nodes that belong to no layer that repeats.
+    /// Lines that belong to no layer that repeats.
     fn plain(
         &mut self,
         seen: &Seen<'a>,
@@ -95,22 +92,18 @@ impl<'a> Writer<'a> {
             false => words.of(f, v, None),
         };
         for at in range {
-            let n = &f.nodes[at];
-            if ops::is_nothing(&n.op) {
-                continue;
-            }
             self.line(seen, at, (&mut spelled, None, scope), waits, out);
-            let unread = seen.own(n).filter(|o| seen.first[*o] == KEPT && seen.last[*o] == 0);
-            let dead = seen.dying(n, at).into_iter().chain(unread);
+            let unread = seen.own(at).filter(|o| seen.first[*o] == KEPT && seen.last[*o] == 0);
+            let dead = seen.dying(at).into_iter().chain(unread);
             let dead: Vec<String> = dead.filter(|v| !seen.small[*v]).map(&mut spelled).collect();
-            if !dead.is_empty() && at + 1 < f.nodes.len() {
+            if !dead.is_empty() && at + 1 < seen.lines.len() {
                 waits.settle(&dead, out);
                 out.code(1, &format!("del {}", dead.join(", ")));
             }
         }
     }
 
-    /// The line of a node, behind those that wait for what it reads.
+    /// A line, behind those that wait for what it reads.
     fn line(
         &mut self,
         seen: &Seen<'a>,
@@ -119,7 +112,8 @@ impl<'a> Writer<'a> {
         waits: &mut Waits,
         out: &mut Lines,
     ) {
-        let (f, n) = (seen.f, &seen.f.nodes[at]);
+        let (f, l) = (seen.f, &seen.lines[at]);
+        let n = l.n;
         let path = relative(&f.scope_info(n.scope).path, base);
         if scope.as_ref() != Some(&path) {
             if !path.is_empty() {
@@ -127,37 +121,38 @@ impl<'a> Writer<'a> {
             }
             *scope = Some(path);
         }
-        let ins: Vec<Value> = n.ins.iter().map(|v| seen.same[*v]).collect();
-        ins.iter().for_each(|v| waits.before(*v, out));
-        let x: Vec<String> = ins.iter().map(|v| spelled(*v)).collect();
+        l.ins.iter().for_each(|v| waits.before(*v, out));
+        let x: Vec<String> = l.ins.iter().map(|v| spelled(*v)).collect();
         let plan = self.plan;
         let origin = |v: Value| origin(plan, f, v, 0);
-        let over = seen.own(n).next().is_none();
+        let over = seen.own(at).next().is_none();
         let mut site = Site { f, n, x: &x, layouts: &mut self.layouts, over, origin: &origin };
-        let made = match ops::expression(&mut site) {
+        let made = match l.call {
+            Some(call) => Ok(call.text(&x.join(", "))),
+            None => ops::expression(&mut site),
+        };
+        let made = match made {
             Ok(made) => made,
             Err(refused) => {
                 self.refused.insert(refused);
                 return;
             }
         };
-        let outs: Vec<String> = seen.own(n).map(&mut *spelled).collect();
+        let outs: Vec<String> = seen.own(at).map(&mut *spelled).collect();
         if outs.is_empty() {
             return out.code(1, &made);
         }
         let types: Vec<String> =
-            n.outs.iter().map(|v| type_text(&self.plan.module.mesh, f.ty(*v))).collect();
+            l.outs.iter().map(|v| type_text(&self.plan.module.mesh, f.ty(*v))).collect();
         let note = types.join(", ");
         // An exchange goes on beside what does not read its result.
-        let first = n.outs.iter().map(|v| seen.first[*v]).min().unwrap_or(KEPT);
-        let between = |r: Range<usize>| {
-            f.nodes[r].iter().any(|n| !ops::is_nothing(&n.op) && !n.op.def().is_view())
-        };
-        let goes_on = ops::is_exchange(&n.op) && between(at + 1..first.min(f.nodes.len()));
+        let first = l.outs.iter().map(|v| seen.first[*v]).min().unwrap_or(KEPT);
+        let between = |r: Range<usize>| seen.lines[r].iter().any(|l| !l.n.op.def().is_view());
+        let goes_on = ops::is_exchange(&n.op) && between(at + 1..first.min(seen.lines.len()));
         if goes_on {
             let made = format!("{}, wait=False)", made.strip_suffix(')').unwrap_or(&made));
             out.assign(1, &outs[0], &made, &note);
-            waits.add(n.outs.to_vec(), outs);
+            waits.add(l.outs.clone(), outs);
         } else {
             out.assign(1, &outs.join(", "), &made, &note);
         }
@@ -167,16 +162,16 @@ impl<'a> Writer<'a> {
     fn units(
         &mut self,
         seen: &Seen<'a>,
-        (first, nodes, count): (usize, usize, usize),
+        (first, lines, count): (usize, usize, usize),
         out: &mut Lines,
     ) {
         let f = seen.f;
-        let unit = |k: usize| first + k * nodes..first + (k + 1) * nodes;
+        let unit = |k: usize| first + k * lines..first + (k + 1) * lines;
         // Where results stand that are read behind any of the units.
         let mut places: Vec<(usize, usize)> = vec![];
         for k in 0..count {
-            for (t, n) in f.nodes[unit(k)].iter().enumerate() {
-                for (o, v) in n.outs.iter().enumerate() {
+            for (t, l) in seen.lines[unit(k)].iter().enumerate() {
+                for (o, v) in l.outs.iter().enumerate() {
                     let own = seen.same[*v] == *v;
                     if seen.last[*v] >= unit(k).end && own && !places.contains(&(t, o)) {
                         places.push((t, o));
@@ -185,7 +180,7 @@ impl<'a> Writer<'a> {
             }
         }
         places.sort_unstable();
-        let all = first..first + nodes * count;
+        let all = first..first + lines * count;
         let reads: Vec<Vec<Value>> = (0..count).map(|k| seen.reads(unit(k))).collect();
         // What several units read is called by its own name, and dropped behind all of them.
         let own: Vec<Value> = seen.reads(all.clone());
@@ -204,7 +199,7 @@ impl<'a> Writer<'a> {
         // By unit its call, and the number of its layer.
         let mut calls: Vec<Call> = vec![];
         for (k, ins) in reads.iter().enumerate() {
-            let base = base(f, unit(k));
+            let base = base(seen, unit(k));
             let name = self.layer(seen, unit(k), &places, &popped);
             let text = |base: Option<u32>| {
                 let base = |v: Value| if common.contains(&v) { None } else { base };
@@ -217,7 +212,7 @@ impl<'a> Writer<'a> {
                 let outs: Vec<String> = places
                     .iter()
                     .map(|&(t, o)| {
-                        let v = f.nodes[unit(k).start + t].outs[o];
+                        let v = seen.lines[unit(k).start + t].outs[o];
                         let read = seen.last[v] >= unit(k).end;
                         unread |= !read;
                         if read { format!("v[{}]", at(v)) } else { "_".into() }
@@ -276,12 +271,12 @@ impl<'a> Writer<'a> {
         pops: &BTreeSet<usize>,
         mut words: Words,
     ) -> (Vec<String>, String) {
-        let (f, base) = (seen.f, base(seen.f, unit.clone()));
+        let (f, base) = (seen.f, base(seen, unit.clone()));
         let mut spelled = |v: Value| words.of(f, v, base);
         let reads = seen.reads(unit.clone());
         let ins: Vec<String> = reads.iter().map(|v| spelled(*v)).collect();
         let outs: Vec<Value> =
-            places.iter().map(|&(t, o)| f.nodes[unit.start + t].outs[o]).collect();
+            places.iter().map(|&(t, o)| seen.lines[unit.start + t].outs[o]).collect();
         let given = |v: Value| reads.iter().position(|r| *r == v);
         let kept = |v: Value| {
             outs.contains(&v) || given(v).is_some_and(|i| !pops.contains(&i)) || seen.small[v]
@@ -290,17 +285,11 @@ impl<'a> Writer<'a> {
         let mut waits = Waits::default();
         let mut scope = None;
         for at in unit.clone() {
-            let n = &f.nodes[at];
-            if ops::is_nothing(&n.op) {
-                continue;
-            }
             self.line(seen, at, (&mut spelled, base, &mut scope), &mut waits, &mut out);
             // What this unit reads for the last time, whether others read it or not.
-            let later = |v: Value| {
-                seen.written(at + 1..unit.end).any(|n| n.ins.iter().any(|i| seen.same[*i] == v))
-            };
+            let later = |v: Value| seen.lines[at + 1..unit.end].iter().any(|l| l.ins.contains(&v));
             let mut dead: Vec<Value> = vec![];
-            for v in n.ins.iter().map(|v| seen.same[*v]).chain(seen.own(n)) {
+            for v in seen.lines[at].ins.iter().copied().chain(seen.own(at)) {
                 if !later(v) && !kept(v) && !dead.contains(&v) {
                     dead.push(v);
                 }
@@ -350,11 +339,11 @@ fn loops(all: &[Call], out: &mut Lines) {
     }
 }
 
-/// The layer that most nodes are of.
-fn base(f: &Func, unit: Range<usize>) -> Option<u32> {
+/// The layer that most lines are of.
+fn base(seen: &Seen, unit: Range<usize>) -> Option<u32> {
     let mut by: BTreeMap<u32, usize> = BTreeMap::new();
-    for n in &f.nodes[unit] {
-        if let Some(l) = f.scope_info(n.scope).layer {
+    for l in &seen.lines[unit] {
+        if let Some(l) = seen.f.scope_info(l.n.scope).layer {
             *by.entry(l).or_default() += 1;
         }
     }

@@ -1,19 +1,45 @@
 //! `program.json`: what `shardc.torch` knows of a plan beside its functions.
 
+use super::norms::Raised;
 use super::seen::same;
 use serde_json::{Value as Json, json};
-use shardc_ir::func::{Fill, Func, Port, Role, inputs, sent};
+use shardc_ir::func::{Fill, Func, Port, Role, RoleKind, Value, inputs, sent};
 use shardc_ir::mesh::Mesh;
+use shardc_ir::ops::Op;
 use shardc_ir::plan::{Instr, Plan, Transfer};
 use shardc_ir::types::Type;
 
 /// The number of the form of `program.json`, and of what programs call: `shardc.torch` takes one alone.
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 2;
 
 /// What of a plan beside its ops cannot be run.
 pub(super) fn refused(plan: &Plan) -> Vec<String> {
     let random = inputs(&plan.module).into_iter().filter(|r| r.input.fill == Fill::Random);
     random.map(|r| format!("the input {:?}, of numbers at random", r.name.to_string())).collect()
+}
+
+/// The parameters with a gradient that no single op updates: those of optimizers that are programs.
+fn updated_by_programs(plan: &Plan) -> Vec<&str> {
+    let mut out = vec![];
+    for f in &plan.module.funcs {
+        let has_gradient = |name: &str| {
+            let of = |r: &Role| matches!(r.kind, RoleKind::Grad | RoleKind::GradSum);
+            f.args.iter().filter_map(|a| a.role.as_ref()).any(|r| of(r) && *r.name == *name)
+        };
+        let one_op = |v: Value| {
+            let n = f.nodes.iter().find(|n| n.outs.contains(&v));
+            n.is_none_or(|n| matches!(n.op, Op::AdamW(_) | Op::Sgd(_)))
+        };
+        for r in &f.results {
+            let Some(role) = r.role.as_ref().filter(|r| r.kind == RoleKind::Param) else {
+                continue;
+            };
+            if has_gradient(&role.name) && !one_op(r.value) {
+                out.push(&**role.name.text());
+            }
+        }
+    }
+    out
 }
 
 /// The types of a plan, each once.
@@ -48,12 +74,13 @@ fn role(r: &Role) -> Json {
 }
 
 /// The text of `program.json`, without line breaks but between functions.
-pub(super) fn json(plan: &Plan, hash: &str) -> String {
+pub(super) fn json(plan: &Plan, hash: &str, raised: &Raised, peaks: &[usize]) -> String {
     let m = &plan.module;
     let mut types = Types { mesh: &m.mesh, known: vec![] };
     let mut ports = |f: &Func, all: &[Port]| -> Vec<Json> {
         let same = same(f);
         let with_role = all.iter().filter_map(|p| Some((p, p.role.as_ref()?)));
+        let with_role = with_role.filter(|(_, r)| raised.is_kept(r));
         let one = |(p, r): (&Port, &Role)| {
             let name = f.name(same[p.value]).to_string();
             json!([name.trim_start_matches('%'), role(r), types.of(f.ty(p.value))])
@@ -90,9 +117,13 @@ pub(super) fn json(plan: &Plan, hash: &str) -> String {
     let classes: Vec<Json> = plan
         .classes
         .iter()
-        .map(|c| {
+        .zip(peaks)
+        .map(|(c, peak)| {
             let (step, evaluation) = (list(&c.step), list(&c.evaluation));
-            json!({ "step": step, "evaluation": evaluation, "peak_bytes": c.memory.peak_bytes })
+            let plan = c.memory.peak_bytes;
+            json!({
+                "step": step, "evaluation": evaluation, "peak_bytes": plan, "program_bytes": peak,
+            })
         })
         .collect();
     let input = |r: &shardc_ir::func::InputRow| {
@@ -119,6 +150,7 @@ pub(super) fn json(plan: &Plan, hash: &str) -> String {
         "mesh": axes,
         "settings": plan.settings,
         "states": states,
+        "programs": updated_by_programs(plan),
         "inputs": inputs(m).iter().map(input).collect::<Vec<_>>(),
         "weights": plan.weights,
         "functions": functions,

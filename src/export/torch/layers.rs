@@ -1,8 +1,7 @@
-//! Which nodes of a function are those of equal layers: a stretch of nodes that repeats, with numbers of layers that
+//! Which lines of a function are those of equal layers: a stretch of lines that repeats, with numbers of layers that
 //! go on by the same step.
 
-use super::ops::is_nothing;
-use shardc_ir::func::{Func, Node, ValueMap};
+use super::seen::{Line, Seen};
 use shardc_ir::mesh::Mesh;
 use shardc_ir::text::type_text;
 use std::collections::HashMap;
@@ -11,79 +10,79 @@ use std::ops::Range;
 /// Most layers that repeat together, as layers of sliding and of full attention do in turn.
 const MOST_TOGETHER: usize = 8;
 
-/// Nodes that follow each other.
+/// Lines that follow each other.
 pub(super) enum Stretch {
     /// Of no layer that repeats.
     Plain(Range<usize>),
-    /// `count` units of so many nodes each, one after the other.
-    Layers { first: usize, nodes: usize, count: usize },
+    /// `count` units of so many lines each, one after the other.
+    Layers { first: usize, lines: usize, count: usize },
 }
 
-/// What a node is, whatever layer it is of.
-fn kinds(f: &Func, mesh: &Mesh) -> Vec<usize> {
+/// What a line is, whatever layer it is of.
+fn kinds(seen: &Seen, mesh: &Mesh) -> Vec<usize> {
     let mut known: HashMap<String, usize> = HashMap::new();
-    let text = |n: &Node| {
+    let text = |l: &Line| {
         let mut t = String::new();
-        n.op.write(mesh, &mut t);
-        for v in n.ins.iter().chain(&n.outs) {
-            t.push(' ');
-            t += &type_text(mesh, f.ty(*v));
+        match l.call {
+            Some(call) => t += &call.text(""),
+            None => l.n.op.write(mesh, &mut t),
         }
-        for part in f.scope_info(n.scope).path.split('.') {
+        for v in l.ins.iter().chain(&l.outs) {
+            t.push(' ');
+            t += &type_text(mesh, seen.f.ty(*v));
+        }
+        for part in seen.f.scope_info(l.n.scope).path.split('.') {
             t.push('.');
             t += if part.bytes().all(|b| b.is_ascii_digit()) { "#" } else { part };
         }
         t
     };
-    f.nodes
+    seen.lines
         .iter()
-        .map(|n| {
+        .map(|l| {
             let next = known.len();
-            *known.entry(text(n)).or_insert(next)
+            *known.entry(text(l)).or_insert(next)
         })
         .collect()
 }
 
-/// The stretches of a function; `last` is the last node that reads a value.
-pub(super) fn stretches(f: &Func, mesh: &Mesh, last: &ValueMap<usize>) -> Vec<Stretch> {
-    let kinds = kinds(f, mesh);
-    let layers: Vec<Option<u32>> = f.nodes.iter().map(|n| f.scope_info(n.scope).layer).collect();
-    // The next node of the same kind.
+/// The stretches of a function.
+pub(super) fn stretches(seen: &Seen, mesh: &Mesh) -> Vec<Stretch> {
+    let kinds = kinds(seen, mesh);
+    let layers: Vec<Option<u32>> =
+        seen.lines.iter().map(|l| seen.f.scope_info(l.n.scope).layer).collect();
+    // The next line of the same kind.
     let mut next = vec![usize::MAX; kinds.len()];
-    let mut seen: HashMap<usize, usize> = HashMap::new();
+    let mut met: HashMap<usize, usize> = HashMap::new();
     for (i, k) in kinds.iter().enumerate().rev() {
-        next[i] = seen.insert(*k, i).unwrap_or(usize::MAX);
+        next[i] = met.insert(*k, i).unwrap_or(usize::MAX);
     }
     let mut out = vec![];
     let (mut plain, mut at) = (0, 0);
     while at < kinds.len() {
-        let Some((nodes, len)) = repeat(&kinds, &layers, &next, at) else {
+        let Some((lines, len)) = repeat(&kinds, &layers, &next, at) else {
             at += 1;
             continue;
         };
         // Where units are cut is free, as far as they repeat further than whole units: where least crosses.
-        let slack = (len % nodes).min(nodes - 1);
+        let slack = (len % lines).min(lines - 1);
         let crossing = |cut: usize| {
-            let unit = &f.nodes[cut..cut + nodes];
-            unit.iter().flat_map(|n| &n.outs).filter(|v| last[**v] >= cut + nodes).count()
+            let unit = &seen.lines[cut..cut + lines];
+            unit.iter().flat_map(|l| &l.outs).filter(|v| seen.last[**v] >= cut + lines).count()
         };
         // Then where it has least of other layers.
         let foreign = |cut: usize| {
-            let unit = &layers[cut..cut + nodes];
+            let unit = &layers[cut..cut + lines];
             unit.iter().filter(|l| **l != unit[0]).count()
         };
         let cuts = at..=at + slack;
         let first = cuts.min_by_key(|&cut| (crossing(cut), foreign(cut))).unwrap_or(at);
-        let count = (len - (first - at)) / nodes + 1;
-        if f.nodes[first..first + nodes].iter().all(|n| is_nothing(&n.op)) {
-            at += nodes;
-            continue;
-        }
+        let count = (len - (first - at)) / lines + 1;
         if plain < first {
             out.push(Stretch::Plain(plain..first));
         }
-        out.push(Stretch::Layers { first, nodes, count });
-        at = first + nodes * count;
+        out.push(Stretch::Layers { first, lines, count });
+        at = first + lines * count;
         plain = at;
     }
     if plain < kinds.len() {
@@ -92,7 +91,7 @@ pub(super) fn stretches(f: &Func, mesh: &Mesh, last: &ValueMap<usize>) -> Vec<St
     out
 }
 
-/// The number of nodes of a unit that repeats from here on, and how many nodes are like those a unit behind them.
+/// The number of lines of a unit that repeats from here on, and how many lines are like those a unit behind them.
 fn repeat(
     kinds: &[usize],
     layers: &[Option<u32>],
@@ -108,21 +107,21 @@ fn repeat(
         if !met.contains(&layer) {
             met.push(layer);
             tried += 1;
-            let nodes = other - at;
+            let lines = other - at;
             let step = i64::from(layer) - i64::from(own);
             let alike = |i: usize| {
                 let step_of = |a: u32, b: u32| i64::from(b) - i64::from(a) == step;
-                kinds[i] == kinds[i + nodes]
-                    && match (layers[i], layers[i + nodes]) {
+                kinds[i] == kinds[i + lines]
+                    && match (layers[i], layers[i + lines]) {
                         (Some(a), Some(b)) => step_of(a, b),
                         (None, None) => true,
                         (Some(_), None) | (None, Some(_)) => false,
                     }
             };
-            let len = (at..kinds.len() - nodes).take_while(|&i| alike(i)).count();
-            let covers = |(nodes, len): (usize, usize)| (len / nodes + 1) * nodes;
-            if len >= nodes && best.is_none_or(|b| covers((nodes, len)) > covers(b)) {
-                best = Some((nodes, len));
+            let len = (at..kinds.len() - lines).take_while(|&i| alike(i)).count();
+            let covers = |(lines, len): (usize, usize)| (len / lines + 1) * lines;
+            if len >= lines && best.is_none_or(|b| covers((lines, len)) > covers(b)) {
+                best = Some((lines, len));
             }
         }
         other = next[other];

@@ -7,12 +7,17 @@ mod facts;
 mod layers;
 mod layout;
 mod names;
+mod norms;
 mod ops;
+mod peak;
 mod seen;
 mod write;
 
 use super::{Export, File};
 use body::Writer;
+use norms::Raised;
+use peak::peaks;
+use seen::Seen;
 use shardc_ir::diag::Result;
 use shardc_ir::plan::Plan;
 use std::collections::BTreeSet;
@@ -21,6 +26,9 @@ use write::{Lines, comment};
 /// `program.py` and `program.json`.
 pub(super) fn files(e: &mut Export) -> Result<Vec<File>> {
     let made = program(&e.s.plan, e.s.called(), &e.s.hash());
+    if made.refused.is_empty() {
+        e.notes.push(needs(e.s.plan.peak_bytes(), made.peak_bytes));
+    }
     for what in made.refused {
         e.lack(true, what);
     }
@@ -31,20 +39,36 @@ pub(super) fn files(e: &mut Export) -> Result<Vec<File>> {
 pub struct Program {
     pub files: Vec<File>,
     pub refused: BTreeSet<String>,
+    /// The most bytes that tensors of a rank take at a time.
+    pub peak_bytes: usize,
+}
+
+/// What a rank needs, beside what the plan says.
+fn needs(plan: usize, program: usize) -> String {
+    let mb = |n: usize| format!("{:.1} MB", n as f64 / 1e6);
+    format!(
+        "a rank's tensors take at most {}, with what torch's calls take beside their results; in the plan {}",
+        mb(program),
+        mb(plan)
+    )
 }
 
 /// The program of a plan, of a model that is called so.
 pub fn program(plan: &Plan, called: &str, hash: &str) -> Program {
+    let raised = Raised::of(plan);
+    let seen: Vec<Seen> =
+        plan.module.funcs.iter().map(|f| Seen::new(f, &plan.module.mesh, &raised)).collect();
     let mut w = Writer::new(plan);
-    plan.module.funcs.iter().for_each(|f| w.function(f));
+    seen.iter().for_each(|s| w.function(s));
+    let peaks = peaks(plan, &seen);
     let mut refused: BTreeSet<String> =
         std::mem::take(&mut w.refused).into_iter().map(|op| format!("the op {op}")).collect();
     refused.extend(facts::refused(plan));
     let files = vec![
         File::new("program.py", text(plan, &w, called, hash)),
-        File::new("program.json", facts::json(plan, hash)),
+        File::new("program.json", facts::json(plan, hash, &raised, &peaks)),
     ];
-    Program { files, refused }
+    Program { files, refused, peak_bytes: peaks.into_iter().max().unwrap_or(0) }
 }
 
 /// The text of `program.py`.

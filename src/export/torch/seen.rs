@@ -1,17 +1,28 @@
-//! What is known of a function while it is written: which values are one, and who reads them first and last.
+//! What is known of a function while it is written: its lines, which values are one, and who reads them first and last.
 
+use super::norms::{Call, Raised};
 use super::ops;
-use shardc_ir::func::{Func, Node, Value, ValueMap};
+use shardc_ir::func::{Func, Node, Port, Value, ValueMap};
 use shardc_ir::mesh::Mesh;
 use std::collections::BTreeSet;
 use std::ops::Range;
 
+/// A line of a function: an op, or a call that stands for several.
+pub(super) struct Line<'a> {
+    /// The op; of a call that stands for several, the one in whose place it stands.
+    pub n: &'a Node,
+    pub call: Option<&'a Call>,
+    pub ins: Vec<Value>,
+    pub outs: Vec<Value>,
+}
+
 /// What is known of a function while it is written.
 pub(super) struct Seen<'a> {
     pub f: &'a Func,
+    pub lines: Vec<Line<'a>>,
     /// What a value is that an op passes on as it is.
     pub same: ValueMap<Value>,
-    /// The last node that reads a value; [`KEPT`] of a result.
+    /// The last line that reads a value; [`KEPT`] of a result.
     pub last: ValueMap<usize>,
     /// The first one.
     pub first: ValueMap<usize>,
@@ -48,54 +59,73 @@ fn is_accumulator(f: &Func, v: Value) -> bool {
 /// Later than all nodes.
 pub(super) const KEPT: usize = usize::MAX;
 
-impl<'a> Seen<'a> {
-    pub fn new(f: &'a Func, mesh: &Mesh) -> Seen<'a> {
-        let same = same(f);
-        let (mut last, mut first) = (f.per_value(0), f.per_value(KEPT));
-        for (i, n) in f.nodes.iter().enumerate().filter(|(_, n)| !ops::is_nothing(&n.op)) {
-            for v in n.ins.iter().map(|v| same[*v]) {
-                last[v] = i;
-                first[v] = first[v].min(i);
+/// The lines of a function. Nothing is written for ops whose result is their operand.
+fn lines<'a>(f: &'a Func, same: &ValueMap<Value>, raised: &'a Raised) -> Vec<Line<'a>> {
+    let calls = raised.of_func(f);
+    // What calls have made of several values: the others are not there.
+    let mut gone: BTreeSet<Value> = BTreeSet::new();
+    gone.extend(calls.keys().flat_map(|n| f.nodes[*n].outs.iter().copied()));
+    calls.values().flatten().flat_map(|c| &c.outs).for_each(|v| _ = gone.remove(v));
+    let mut out: Vec<Line> = vec![];
+    for (i, n) in f.nodes.iter().enumerate().filter(|(_, n)| !ops::is_nothing(&n.op)) {
+        match calls.get(&i) {
+            Some(None) => {}
+            Some(Some(call)) => {
+                let (ins, outs) = (call.ins.clone(), call.outs.clone());
+                out.push(Line { n, call: Some(call), ins, outs });
+            }
+            None => {
+                let ins = n.ins.iter().map(|v| same[*v]).filter(|v| !gone.contains(v));
+                out.push(Line { n, call: None, ins: ins.collect(), outs: n.outs.to_vec() });
             }
         }
-        f.results.iter().for_each(|r| last[same[r.value]] = KEPT);
+    }
+    out
+}
+
+impl<'a> Seen<'a> {
+    pub fn new(f: &'a Func, mesh: &Mesh, raised: &'a Raised) -> Seen<'a> {
+        let same = same(f);
+        let lines = lines(f, &same, raised);
+        let (mut last, mut first) = (f.per_value(0), f.per_value(KEPT));
+        for (i, l) in lines.iter().enumerate() {
+            for v in &l.ins {
+                last[*v] = i;
+                first[*v] = first[*v].min(i);
+            }
+        }
+        let kept = |r: &&Port| r.role.as_ref().is_none_or(|r| raised.is_kept(r));
+        f.results.iter().filter(kept).for_each(|r| last[same[r.value]] = KEPT);
         let bytes = |v: Value| f.ty(v).local_bytes(mesh);
         let most = f.values.ids().map(bytes).max().unwrap_or(0);
         let small = f.values.ids().map(|v| bytes(v) * SMALL <= most).collect();
-        Seen { f, same, last, first, small }
+        Seen { f, lines, same, last, first, small }
     }
 
-    /// The values that nodes read and do not make, in the order of their uses.
-    pub fn reads(&self, nodes: Range<usize>) -> Vec<Value> {
+    /// The values that lines read and do not make, in the order of their uses.
+    pub fn reads(&self, lines: Range<usize>) -> Vec<Value> {
         let mut out: Vec<Value> = vec![];
-        let made: BTreeSet<Value> =
-            self.f.nodes[nodes.clone()].iter().flat_map(|n| n.outs.to_vec()).collect();
-        for n in self.written(nodes) {
-            for v in n.ins.iter().map(|v| self.same[*v]) {
-                if !made.contains(&v) && !out.contains(&v) {
-                    out.push(v);
-                }
+        let all = &self.lines[lines];
+        let made: BTreeSet<Value> = all.iter().flat_map(|l| l.outs.iter().copied()).collect();
+        for v in all.iter().flat_map(|l| &l.ins) {
+            if !made.contains(v) && !out.contains(v) {
+                out.push(*v);
             }
         }
         out
     }
 
-    /// The nodes that lines are written for.
-    pub fn written(&self, nodes: Range<usize>) -> impl Iterator<Item = &'a Node> {
-        self.f.nodes[nodes].iter().filter(|n| !ops::is_nothing(&n.op))
+    /// The results of a line that are not its operands.
+    pub fn own(&self, line: usize) -> impl Iterator<Item = Value> {
+        self.lines[line].outs.iter().copied().filter(|v| self.same[*v] == *v)
     }
 
-    /// The results of a node that are not its operands.
-    pub fn own(&self, n: &'a Node) -> impl Iterator<Item = Value> {
-        n.outs.iter().copied().filter(|v| self.same[*v] == *v)
-    }
-
-    /// The values that nobody reads behind these nodes, of those that they read.
-    pub fn dying(&self, n: &Node, at: usize) -> Vec<Value> {
+    /// The values of a line that nobody reads behind it.
+    pub fn dying(&self, line: usize) -> Vec<Value> {
         let mut out: Vec<Value> = vec![];
-        for v in n.ins.iter().map(|v| self.same[*v]) {
-            if self.last[v] == at && !out.contains(&v) {
-                out.push(v);
+        for v in &self.lines[line].ins {
+            if self.last[*v] == line && !out.contains(v) {
+                out.push(*v);
             }
         }
         out

@@ -1,0 +1,307 @@
+//! The most memory that the tensors of a program take at a time: those that are alive at a line, and what the line takes beside
+//! its results.
+
+use super::layers::{Stretch, stretches};
+use super::ops::written_over;
+use super::seen::{KEPT, Line, Seen};
+use shardc_ir::func::{Func, Port, Role, RoleKind, Value, ValueMap, sent};
+use shardc_ir::ops::Op;
+use shardc_ir::plan::{Instr, Plan, RankClass, Transfer};
+use shardc_ir::types::DType;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// A value between functions; of what is made for each microbatch with its number.
+type Key = (Role, Option<usize>);
+/// The number of a storage.
+type Storage = usize;
+
+/// Storages, with who holds them.
+#[derive(Default)]
+struct Heap {
+    /// Bytes and holders.
+    all: Vec<(usize, usize)>,
+    live: usize,
+    most: usize,
+}
+
+impl Heap {
+    fn made(&mut self, bytes: usize) -> Storage {
+        self.live += bytes;
+        self.most = self.most.max(self.live);
+        self.all.push((bytes, 1));
+        self.all.len() - 1
+    }
+
+    fn held(&mut self, s: Storage) -> Storage {
+        self.all[s].1 += 1;
+        s
+    }
+
+    fn left(&mut self, s: Storage) {
+        let (bytes, holders) = &mut self.all[s];
+        *holders -= 1;
+        if *holders == 0 {
+            self.live -= *bytes;
+        }
+    }
+}
+
+/// A rank that runs a program, as far as memory goes.
+struct Rank<'a> {
+    plan: &'a Plan,
+    seen: &'a [Seen<'a>],
+    heap: Heap,
+    store: BTreeMap<Key, Storage>,
+    /// Inputs that are the same in each step.
+    fixed: BTreeMap<String, Storage>,
+}
+
+/// By class of ranks, the most bytes in a step of a program.
+pub(super) fn peaks(plan: &Plan, seen: &[Seen]) -> Vec<usize> {
+    let of = |c: &RankClass| {
+        let (heap, store, fixed) = Default::default();
+        let mut rank = Rank { plan, seen, heap, store, fixed };
+        rank.keep(c);
+        // From the second step on all is there that lasts.
+        (0..2).for_each(|_| rank.step(c));
+        rank.heap.most
+    };
+    plan.classes.iter().map(of).collect()
+}
+
+fn key(role: &Role, microbatch: Option<usize>) -> Key {
+    let looped = matches!(role.kind, RoleKind::Stash | RoleKind::Edge);
+    (role.clone(), microbatch.filter(|_| looped))
+}
+
+fn lasts(role: &Role) -> bool {
+    matches!(role.kind, RoleKind::Param | RoleKind::State(_))
+}
+
+impl Rank<'_> {
+    fn bytes(&self, f: &Func, v: Value) -> usize {
+        f.ty(v).local_bytes(&self.plan.module.mesh)
+    }
+
+    /// Parameters and states of what the class calls.
+    fn keep(&mut self, c: &RankClass) {
+        let plan = self.plan;
+        for f in c.calls().map(|call| &plan.module.funcs[call.func]) {
+            for a in &f.args {
+                let Some(role) = a.role.as_ref().filter(|r| lasts(r)) else { continue };
+                let bytes = self.bytes(f, a.value);
+                if !self.store.contains_key(&key(role, None)) {
+                    let made = self.heap.made(bytes);
+                    self.store.insert(key(role, None), made);
+                }
+            }
+        }
+    }
+
+    fn role_of(&self, t: &Transfer, sends: bool) -> Key {
+        let f = &self.plan.module.funcs[t.func];
+        let taken = || f.args.iter().find(|a| a.value == t.value).and_then(|a| a.role.as_ref());
+        let role = if sends { sent(&f.results, t.value) } else { taken() };
+        key(role.expect("what is sent has a role"), t.microbatch)
+    }
+
+    fn step(&mut self, c: &RankClass) {
+        let old: Vec<Key> = self.store.keys().filter(|k| !lasts(&k.0)).cloned().collect();
+        old.iter().for_each(|k| self.drop(k));
+        let ends = self.last_reads(&c.step);
+        for (i, ends) in c.step.iter().zip(ends) {
+            match i {
+                Instr::Call(call) => self.call(call.func, call.microbatch, &ends),
+                Instr::PostRecv(t) => self.receive(t),
+                Instr::Recv(t) if !self.store.contains_key(&self.role_of(t, false)) => {
+                    self.receive(t);
+                }
+                // What is sent is gone soon.
+                Instr::Send(_) => ends.iter().for_each(|k| self.drop(k)),
+                Instr::Recv(_) | Instr::Sent { .. } => {}
+            }
+        }
+    }
+
+    fn receive(&mut self, t: &Transfer) {
+        let made = self.heap.made(self.bytes(&self.plan.module.funcs[t.func], t.value));
+        self.store.insert(self.role_of(t, false), made);
+    }
+
+    fn drop(&mut self, k: &Key) {
+        if let Some(s) = self.store.remove(k) {
+            self.heap.left(s);
+        }
+    }
+
+    /// For each instruction what nothing reads behind it.
+    fn last_reads(&self, step: &[Instr]) -> Vec<BTreeSet<Key>> {
+        let mut later: BTreeMap<Key, bool> = BTreeMap::new();
+        let mut out = vec![BTreeSet::new(); step.len()];
+        for (at, i) in step.iter().enumerate().rev() {
+            let (reads, makes): (Vec<Key>, Vec<Key>) = match i {
+                Instr::Call(c) => {
+                    let f = &self.plan.module.funcs[c.func];
+                    let keys = |all: &[Port]| {
+                        all.iter()
+                            .filter_map(|p| Some(key(p.role.as_ref()?, c.microbatch)))
+                            .collect()
+                    };
+                    (keys(&f.args), keys(&f.results))
+                }
+                Instr::Send(t) => (vec![self.role_of(t, true)], vec![]),
+                Instr::Recv(t) => (vec![], vec![self.role_of(t, false)]),
+                Instr::PostRecv(_) | Instr::Sent { .. } => (vec![], vec![]),
+            };
+            later.extend(makes.into_iter().map(|k| (k, false)));
+            for k in reads {
+                if !later.get(&k).copied().unwrap_or(lasts(&k.0)) {
+                    out[at].insert(k.clone());
+                }
+                later.insert(k, true);
+            }
+        }
+        out
+    }
+
+    fn call(&mut self, func: usize, microbatch: Option<usize>, ends: &BTreeSet<Key>) {
+        let (plan, seen) = (self.plan, &self.seen[func]);
+        let f = seen.f;
+        let mut has: ValueMap<Option<Storage>> = f.per_value(None);
+        for a in &f.args {
+            let Some(role) = &a.role else { continue };
+            let bytes = self.bytes(f, a.value);
+            let stored = self.store.get(&key(role, microbatch)).copied();
+            has[a.value] = Some(match (stored, role.kind.input()) {
+                (Some(s), _) => self.heap.held(s),
+                (None, Some(_)) if role.is(role.kind, "positions") => {
+                    let text = format!("{} {bytes}", &*role.name);
+                    let known = self.fixed.get(&text).copied();
+                    let s = known.unwrap_or_else(|| self.heap.made(bytes));
+                    self.fixed.insert(text, s);
+                    self.heap.held(s)
+                }
+                (None, _) => self.heap.made(bytes),
+            });
+        }
+        ends.iter().for_each(|k| self.drop(k));
+        for s in stretches(seen, &plan.module.mesh) {
+            match s {
+                Stretch::Plain(range) => range.for_each(|at| self.line(seen, at, &mut has, None)),
+                Stretch::Layers { first, lines, count } => {
+                    for unit in (0..count).map(|k| first + k * lines..first + (k + 1) * lines) {
+                        let mut small = vec![];
+                        unit.for_each(|at| self.line(seen, at, &mut has, Some(&mut small)));
+                        small.into_iter().for_each(|s| self.heap.left(s));
+                    }
+                }
+            }
+        }
+        for r in &f.results {
+            let v = seen.same[r.value];
+            let (Some(role), Some(s)) = (&r.role, has[v]) else { continue };
+            if seen.last[v] == KEPT {
+                let held = self.heap.held(s);
+                if let Some(old) = self.store.insert(key(role, microbatch), held) {
+                    self.heap.left(old);
+                }
+            }
+        }
+        has.iter().flatten().for_each(|s| self.heap.left(*s));
+    }
+
+    /// A line; what is small and of one layer goes with its function.
+    fn line(
+        &mut self,
+        seen: &Seen,
+        at: usize,
+        has: &mut ValueMap<Option<Storage>>,
+        mut small: Option<&mut Vec<Storage>>,
+    ) {
+        let l = &seen.lines[at];
+        let before = self.heap.live;
+        for (o, v) in l.outs.iter().enumerate().filter(|(_, v)| seen.same[**v] == **v) {
+            has[*v] = match l.ins.first().and_then(|x| has[*x]).filter(|_| is_alias(seen, l, o)) {
+                Some(s) => Some(self.heap.held(s)),
+                None => Some(self.heap.made(self.bytes(seen.f, *v))),
+            };
+        }
+        let sizes = |v: &Value| self.bytes(seen.f, *v);
+        let beside = beside(seen, l, &sizes);
+        self.heap.most = self.heap.most.max(before + beside).max(self.heap.live);
+        let unread = seen.own(at).filter(|v| seen.first[*v] == KEPT && seen.last[*v] == 0);
+        for v in seen.dying(at).into_iter().chain(unread) {
+            let Some(s) = has[v] else { continue };
+            match (&mut small, seen.small[v]) {
+                (Some(small), true) => small.push(s),
+                (None, true) => continue,
+                (_, false) => self.heap.left(s),
+            }
+            has[v] = None;
+        }
+    }
+}
+
+/// True of a result that shares the memory of the first operand.
+fn is_alias(seen: &Seen, l: &Line, result: usize) -> bool {
+    if l.call.is_some() {
+        return false;
+    }
+    let op = &l.n.op;
+    let same = || seen.f.ty(l.ins[0]).dtype == seen.f.ty(l.outs[0]).dtype;
+    let views = matches!(
+        op,
+        Op::Transpose(_) | Op::Expand(_) | Op::Narrow(_) | Op::Slice(_) | Op::RingShard(_)
+    );
+    let over = written_over(op, result).is_some();
+    views || over || op.def().is_view() || (matches!(op, Op::Cast(_)) && same())
+}
+
+/// The most bytes that a line takes beside its operands, its results with them.
+fn beside(seen: &Seen, l: &Line, bytes: &dyn Fn(&Value) -> usize) -> usize {
+    let ins = |i: usize| l.ins.get(i).map_or(0, bytes);
+    let out: usize = l.outs.iter().filter(|v| seen.same[**v] == **v).map(bytes).sum();
+    let wide = |v: &Value| bytes(v) * DType::F32.bytes() / seen.f.ty(*v).dtype.bytes();
+    // Indices are of 8 bytes, and there are two of each and a mark.
+    let indices = |i: usize| l.ins.get(i).map_or(0, |v| wide(v) / 4 * 17);
+    if l.call.is_some() {
+        return out;
+    }
+    let repeated = |k: usize| {
+        let groups = seen.f.ty(l.ins[k]).dims[2].size;
+        let times = seen.f.ty(l.ins[0]).dims[2].size / groups.max(1);
+        if times > 1 { times * (ins(k) + ins(k + 1)) } else { 0 }
+    };
+    let op = &l.n.op;
+    if let Op::Dot(o) = op {
+        let (a, b, to) = (&o.rule.0.ins[0], &o.rule.0.ins[1], &o.rule.0.outs[0]);
+        // Two operands of the same dims are multiplied, and then summed, but along rows.
+        let rows = a.split_last().is_some_and(|(_, rows)| rows == &to[..]);
+        let summed = a == b && !to.is_empty() && !rows && to.iter().all(|g| a.contains(g));
+        return if summed { out + ins(0) } else { out };
+    }
+    // The sum so far, or what is gathered before it is put together.
+    let twice = (matches!(op, Op::Add(_)) && l.ins.len() > 2)
+        || (matches!(op, Op::AllReduce(_)) && l.ins.len() > 1)
+        || matches!(op, Op::AllGather(o) if o.dim > 0)
+        || matches!(op, Op::Take(_) | Op::Rope(_) | Op::AllToAll(_) | Op::Exchange(_));
+    let more = if matches!(op, Op::Take(_)) {
+        indices(1)
+    } else if matches!(op, Op::IndexAdd(_)) {
+        wide(&l.ins[0]) + indices(1)
+    } else if matches!(op, Op::Attention(_)) {
+        repeated(1)
+    } else if matches!(op, Op::AttentionGrad(_)) {
+        // The output is made up for the kernel; repeated heads have gradients of their own.
+        wide(&l.ins[4]) + 2 * repeated(1)
+    } else if matches!(op, Op::AdamW(_) | Op::Sgd(_)) {
+        wide(&l.ins[1])
+    } else if matches!(op, Op::AllToAll(_) | Op::Exchange(_))
+        || matches!(op, Op::ReduceScatter(o) if o.dim > 0)
+    {
+        ins(0)
+    } else {
+        0
+    };
+    out + more + if twice { out } else { 0 }
+}

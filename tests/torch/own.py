@@ -1,0 +1,68 @@
+"""Optimizers of one's own: `own.py PLAN PROGRAMS MODEL FOLDER`, on 2 ranks which this starts.
+
+PLAN trains by AdamW with the numbers below, PROGRAMS by an optimizer that is a program.
+"""
+
+import sys
+from pathlib import Path
+
+import forked
+import torch
+from safetensors.torch import load_file
+
+import shardc
+
+plan, programs, model, folder = (Path(a) for a in sys.argv[1:5])
+
+
+def refused(code, work):
+    try:
+        work()
+    except shardc.ShardcError as error:
+        assert error.code == code and error.help, str(error)
+    else:
+        raise AssertionError(f"{code} was not refused")
+
+
+def near(a, b, what):
+    off = max((x - b[k]).abs().max().item() for k, x in a.items())
+    assert a.keys() == b.keys() and off <= 1e-6, f"{what} are off by {off:.1e}"
+
+
+def rank(number):
+    torch.set_num_threads(1)
+    batch = load_file(str(model / "batch.safetensors"))
+    opened = shardc.Plan(plan)
+    planned = opened.torch(weights=str(model), timeout=60)
+    refused("optimizer", planned.gradients)
+    want = [planned(batch) for _ in range(3)]
+    step = opened.torch(weights=str(model), timeout=60, optimizer=None)
+    own = step.parameters()
+    begin = {k: x.clone() for k, x in own.items()}
+    adamw = torch.optim.AdamW(own.values(), lr=1e-3, betas=(0.9, 0.999), eps=1e-5, weight_decay=0.01, fused=True)
+    for n in range(3):
+        got = step(batch)
+        assert all(abs(got[k] - want[n][k]) <= 1e-6 * abs(want[n][k]) for k in want[n]), (n, got, want[n])
+        gradients = step.gradients()
+        assert gradients.keys() == own.keys() and all(gradients[k] is own[k].grad for k in own)
+        adamw.step()
+    assert all(not torch.equal(begin[k], x) for k, x in own.items()), "a parameter has not moved"
+    near(own, planned.parameters(), "parameters")
+    # What is left of checkpoints.
+    refused("optimizer", lambda: step.save(folder / "saved"))
+    assert step.state_dict().keys() == own.keys()
+    step.save_hf(folder / "hf")
+    whole = step.whole("param")
+    if number == 0:
+        near(load_file(str(folder / "hf/model.safetensors")), whole, "saved parameters")
+    # A checkpoint of a run goes into the tensors that an optimizer holds.
+    planned.save(folder / "planned")
+    step(batch)
+    adamw.step()
+    step.load(folder / "planned")
+    assert step.steps == 3 and all(x is own[k] for k, x in step.parameters().items())
+    near(own, planned.parameters(), "loaded parameters")
+    refused("optimizer", lambda: shardc.Plan(programs).torch(weights=str(model), timeout=60, optimizer=None))
+
+
+sys.exit(forked.run(2, rank))

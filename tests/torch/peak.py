@@ -1,0 +1,79 @@
+"""How much memory the tensors of a step take at most: `peak.py LIST RANKS`, as `walk.py` takes them.
+
+Prints a line for each program and rank: what was measured, and what the exporter has said. Counted are storages, from when an op
+makes them until the last tensor on them goes; not what kernels allocate within themselves.
+"""
+
+import json
+import sys
+import weakref
+from pathlib import Path
+
+import forked
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+import shardc.torch
+
+
+class Live(TorchDispatchMode):
+    """Bytes of storages that are alive, and the most of them."""
+
+    def __init__(self):
+        super().__init__()
+        self.now = self.most = 0
+        self._known = {}
+        self.where = None
+
+    def see(self, x):
+        storage = x.untyped_storage()
+        key, n = storage._cdata, storage.nbytes()
+        if key in self._known:
+            return
+        self.now += n
+        self._known[key] = weakref.ref(storage, lambda _: self._gone(key, n))
+
+    def _gone(self, key, n):
+        self.now -= n
+        del self._known[key]
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for x in tree_leaves(out):
+            if isinstance(x, torch.Tensor):
+                self.see(x)
+        if self.now > self.most:
+            self.most, self.where = self.now, str(func)
+        return out
+
+
+def measure(case, number):
+    step = shardc.torch.load(case["program"], case["weights"], timeout=60)
+    batch = load_file(case["batch"])
+    step(batch)
+    live = Live()
+    # What is known from the first step on, and parameters and states.
+    for x in step._store.values():
+        live.see(x)
+    with live:
+        step(batch)
+    facts = json.loads((Path(case["program"]) / "program.json").read_text())
+    own = facts["classes"][step._stages.place if step._stages is not None else 0]
+    step.close()
+    return {"name": case["name"], "rank": number, "measured": live.most, "plan": own["peak_bytes"],
+            "program": own.get("program_bytes"), "where": live.where}
+
+
+def rank(number, cases):
+    torch.set_num_threads(1)
+    for case in cases:
+        print(json.dumps(measure(case, number)), flush=True)
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+listed = json.load(open(sys.argv[1]))
+sys.exit(forked.run(int(sys.argv[2]), lambda number: rank(number, listed)))

@@ -17,8 +17,9 @@ fn case(model: &str, gpus: usize, batch: usize, ifs: Ifs) -> Case {
     let f = crate::facts(&path).expect("the config").expect("a family");
     let base = Options { dtype: DType::BF16, seq: 32, global_batch: batch, ..Options::default() };
     let device = Device::named("h100-sxm").expect("known").with("domain", 4.0).expect("a count");
-    let all = candidates(&f, &base, gpus, 4);
     let input = crate::read_model(&path, &base).expect("the config");
+    let sizes = crate::machine::sizes(&f, &input.config);
+    let all = candidates(&f, &sizes, &base, (gpus, 4));
     Case {
         form: Form::of(&f, &input, &base, ifs, &device).expect("nothing is frozen"),
         device,

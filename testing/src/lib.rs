@@ -25,6 +25,8 @@ pub enum Tool {
     Torch,
     /// The same with PEFT.
     Peft,
+    /// A C compiler for aarch64, and an emulator that runs what it makes (`aarch64-linux-gnu-gcc`, `qemu-aarch64-static`).
+    Aarch64,
     /// A user other than the tests' with a limit of threads (`setpriv`, as root).
     OtherUser,
 }
@@ -38,6 +40,7 @@ impl fmt::Display for Tool {
             Tool::Perfetto => "perfetto",
             Tool::Torch => "torch",
             Tool::Peft => "peft",
+            Tool::Aarch64 => "aarch64",
             Tool::OtherUser => "other-user",
         })
     }

@@ -360,6 +360,7 @@ int cuMemFreeHost(void* at) {
     return OK;
 }
 int cuMemcpyHtoDAsync_v2(uint64_t to, const void* from, size_t bytes, void* s) {
+    arrive("cuMemcpyHtoDAsync");
     if (!inside(to, bytes)) return INVALID_VALUE;
     // A graph reads it again in every launch.
     auto copy = ((Queue*)s)->graph ? nullptr : taken(from, bytes);
@@ -367,6 +368,7 @@ int cuMemcpyHtoDAsync_v2(uint64_t to, const void* from, size_t bytes, void* s) {
     return OK;
 }
 int cuMemcpyDtoHAsync_v2(void* to, uint64_t from, size_t bytes, void* s) {
+    arrive("cuMemcpyDtoHAsync");
     if (!inside(from, bytes)) return INVALID_VALUE;
     put((Queue*)s, [=] { memcpy(to, (void*)from, bytes); });
     return OK;

@@ -134,7 +134,11 @@ impl Rank {
             if !self.engine.queues() || !known.insert((c.func, c.frames.clone())) {
                 continue;
             }
-            for i in (0..self.program[c.func].len()).filter(|_| exchanges) {
+            for i in 0..self.program[c.func].len() {
+                self.engine.prepare(&self.program[c.func][i])?;
+                if !exchanges {
+                    continue;
+                }
                 let memory = self.memory(&w, c, i)?;
                 // SAFETY: as in `launch`.
                 unsafe { self.engine.rehearse(&self.program[c.func][i], &memory)? };

@@ -427,7 +427,9 @@ impl Job {
                 let given = self.control.share(own);
                 id.0.iter_mut().zip(&given).for_each(|(to, from)| *to = *from);
                 let devices = devices.expect("a job over NCCL runs on devices");
-                devices.join(plan, &id, (self.control.timeout(), timeout), &self.alarm)
+                let near = self.launched.locals.unwrap_or(1).max(1);
+                let limits = (self.control.timeout(), timeout);
+                devices.join(plan, &id, limits, (&self.alarm, near))
             }
         }
     }

@@ -184,8 +184,14 @@ int cuDeviceGetUuid_v2(char* uuid, int device) {
     uuid[0] = (char)device;
     return OK;
 }
-int cuStreamCreate(void** s, unsigned) {
+int cuCtxGetStreamPriorityRange(int* least, int* most) {
+    *least = 0;
+    *most = -5;
+    return state();
+}
+int cuStreamCreateWithPriority(void** s, unsigned, int priority) {
     if (int e = state()) return e;
+    if (priority > 0 || priority < -5) return INVALID_VALUE;
     *s = make_queue(current);
     return OK;
 }

@@ -282,10 +282,27 @@ unsafe impl Send for Stream {}
 unsafe impl Sync for Stream {}
 
 impl Stream {
+    /// One whose work begins behind that of others that waits, too.
     pub fn new(device: &Arc<Device>) -> Result<Arc<Stream>> {
+        Stream::with(device, |[least, _]| least)
+    }
+
+    /// One whose work comes first, where blocks of a device become free: others wait for what it brings.
+    pub fn first(device: &Arc<Device>) -> Result<Arc<Stream>> {
+        Stream::with(device, |[_, most]| most)
+    }
+
+    fn with(device: &Arc<Device>, priority: impl Fn([i32; 2]) -> i32) -> Result<Arc<Stream>> {
         device.bind()?;
-        let kind = result::stream::StreamKind::NonBlocking;
-        let stream = result::stream::create(kind).called("cuStreamCreate")?;
+        let ([mut least, mut most], mut stream) = ([0; 2], std::ptr::null_mut());
+        let plain = sys::CUstream_flags_enum::CU_STREAM_NON_BLOCKING as u32;
+        // SAFETY: they write two numbers, and a stream.
+        unsafe {
+            let range = sys::cuCtxGetStreamPriorityRange(&mut least, &mut most);
+            range.result().called("cuCtxGetStreamPriorityRange")?;
+            let made = sys::cuStreamCreateWithPriority(&mut stream, plain, priority([least, most]));
+            made.result().called("cuStreamCreateWithPriority")?;
+        }
         Ok(Arc::new(Stream { device: device.clone(), stream, watch: OnceLock::new() }))
     }
 

@@ -108,7 +108,7 @@ impl Devices {
     }
 
     /// The ends of the ranks that are here, of those of a plan, all of which have the same `id`. They wait for the
-    /// others so long, at the start and then in a step.
+    /// others so long, at the start and then in a step; so many ranks, which follow each other, are `near`: of a host.
     ///
     /// # Errors
     /// Those of NCCL and of the driver.
@@ -117,13 +117,16 @@ impl Devices {
         plan: &Plan,
         id: &Id,
         (start, timeout): (Duration, Duration),
-        alarm: &Arc<Alarm>,
+        (alarm, near): (&Arc<Alarm>, usize),
     ) -> Result<Vec<Box<dyn Transport>>> {
         let end = |(&rank, b): (&usize, &Berth)| {
-            let stream = Stream::new(&b.stream.device)?;
-            let mover = OnDevice::new(&stream, &b.modules, self.collective.clone())?;
-            let job = Job { id, start, timeout, alarm: alarm.clone() };
-            let end = Nccl::connect(plan, rank, &job, &b.stream, (stream, mover))?;
+            let lane = || {
+                let stream = Stream::first(&b.stream.device)?;
+                let mover = OnDevice::new(&stream, &b.modules, self.collective.clone())?;
+                Ok((stream, mover))
+            };
+            let job = Job { id, start, timeout, alarm: alarm.clone(), near };
+            let end = Nccl::connect(plan, rank, &job, &b.stream, &lane)?;
             b.stream.device.phase("NCCL")?;
             Ok(Box::new(end) as Box<dyn Transport>)
         };

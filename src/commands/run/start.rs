@@ -244,9 +244,9 @@ pub(super) fn launch(
     };
     if let Some(devices) = devices {
         let leads = job.is_none_or(|j| j.control.leads());
-        notes(leads.then(|| products(&devices, &programs)).into_iter().collect());
+        notes(leads.then(|| products(&devices, &programs)));
         if job.is_none() && programs.len() > 1 && Device::count()? > 1 {
-            note(THREADS.into());
+            note(THREADS);
         }
         notes(if how.memory_log { devices.memory() } else { vec![] });
     }

@@ -118,12 +118,12 @@ static void note(const std::vector<Call>& calls, char what) {
     fprintf(f, "\n");
     fflush(f);
 }
-// Of hosts with STANDIN_HOST ranks: what leaves one takes 5 ms longer.
+// Of hosts with STANDIN_HOST ranks: what leaves one takes 10 ms longer.
 static void far(const Comm* c) {
     const int host = setting("STANDIN_HOST", 0);
     for (int member : c->world)
         if (host && member / host != c->world[0] / host) {
-            usleep(5000);
+            usleep(10000);
             return;
         }
 }

@@ -342,8 +342,8 @@ fn attempt(
             Ok(met) => return Ok(met),
             Err(e) => why = why.or(Some(e)),
         }
-        // A host that does not answer does so at no port.
-        if why.as_ref().is_some_and(is_late) {
+        // A host that cannot be reached is so at no port; what listens and says nothing is somebody else.
+        if why.as_ref().is_some_and(|e| e.kind() == ErrorKind::TimedOut) {
             break;
         }
     }

@@ -348,7 +348,8 @@ fn table(o: &Options) -> Table {
 fn changes(a: &Stored, b: &Stored) -> Vec<Change> {
     let (first, second) = (table(&a.options), table(&b.options));
     let names: BTreeSet<&String> = first.keys().chain(second.keys()).collect();
-    let priced = a.options.auto || b.options.auto;
+    let by = |s: &Stored| s.options.auto || s.options.hardware.own.is_some();
+    let priced = by(a) || by(b);
     let one = |name: &String| Change {
         option: name.clone(),
         before: first.get(name).cloned(),

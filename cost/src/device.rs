@@ -3,7 +3,7 @@
 use crate::kernel::{Epilogue, QUERIES};
 use serde::{Deserialize, Serialize};
 use shardc_ir::diag::{Diag, Result};
-use shardc_ir::hardware::Hardware;
+use shardc_ir::hardware::{Hardware, OwnProducts};
 use shardc_ir::names::nearest;
 use shardc_ir::types::DType;
 use std::collections::BTreeMap;
@@ -166,7 +166,8 @@ pub struct Device {
     pub overlaps: bool,
     /// FLOP/s without sparsity, by element type.
     pub peak: BTreeMap<Precision, f64>,
-    /// Share of the peak that kernels of attention reach forward, by their generation.
+    /// Share of the peak that kernels of attention reach forward, by their generation; `own` that of the compiler's,
+    /// if it is not that of `flash2`.
     pub attention: BTreeMap<String, f64>,
     /// Products with an epilogue and products of experts, if they are unlike other products.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -428,15 +429,19 @@ impl Device {
             links.insert(name.clone(), speed);
             stride *= size;
         }
-        let start = self.fit.kernel.value;
+        let (start, peak) = (self.fit.kernel.value, self.peak(p)?);
         Hardware {
             link: self.nic_speed(),
             links,
             latency: self.fit.hop.value,
             memory: self.memory_speed(),
-            flops: self.peak(p)? * self.fit.gemm.value,
+            flops: peak * self.fit.gemm.value,
             start,
             line: Hardware::default().line,
+            own: self.epilogue.as_ref().map(|e| OwnProducts {
+                flops: peak * e.gemm.get(&p).copied().unwrap_or(self.fit.gemm.value),
+                memory: e.speed,
+            }),
         }
         .checked()
     }

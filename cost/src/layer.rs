@@ -111,7 +111,7 @@ impl Question<'_> {
         let (queries, wide) = (seq / l.cp as f64, self.job.precision.wide());
         let mut out = Times::default();
         let ring = if l.cp > 1 { self.stack.ring } else { 1.0 };
-        if let Kernels::Flash(_) | Kernels::Cudnn = self.job.attention {
+        if let Kernels::Flash(_) | Kernels::Cudnn | Kernels::Own = self.job.attention {
             let share = self.job.attention.share(d)? * ring;
             let blocks = if l.context == Context::Ring { l.cp as f64 } else { 1.0 };
             let (keys, cut) = (seq / blocks, if l.context == Context::Heads { l.cp } else { 1 });
@@ -231,10 +231,14 @@ impl Question<'_> {
         let up = Gemm { m, n: (s.mlp_products() - 1.0) * width, k: h, batch: local };
         let down = Gemm { m, n: h, k: width, batch: local };
         let mut out = Times::default();
+        let seconds = |g: Gemm| match self.job.attention {
+            Kernels::Own => g.seconds_then(d, p, 0.0),
+            _library => g.seconds(d, p),
+        };
         for g in [up, down] {
-            out.forward.products += g.seconds(d, p)?;
-            out.input.products += g.input_gradient().seconds(d, p)?;
-            out.weight.products += g.weight_gradient().seconds(d, p)?;
+            out.forward.products += seconds(g)?;
+            out.input.products += seconds(g.input_gradient())?;
+            out.weight.products += seconds(g.weight_gradient())?;
         }
         let wide = p.wide().bytes();
         let group = l.ep_group(d);

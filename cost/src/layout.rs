@@ -192,6 +192,8 @@ pub enum Kernels {
     Flash(u8),
     /// So they do in cuDNN's.
     Cudnn,
+    /// So they do in the compiler's own, whose products of experts are its own too.
+    Own,
 }
 
 impl Kernels {
@@ -204,6 +206,7 @@ impl Kernels {
             Kernels::Unfused | Kernels::Eager => return Ok(1.0),
             Kernels::Flash(last) => (None, last),
             Kernels::Cudnn => (d.attention.get("cudnn").copied(), u8::MAX),
+            Kernels::Own => (d.attention.get("own").copied(), 2),
         };
         let of = |n: u8| d.attention.get(&format!("flash{n}")).copied();
         named

@@ -24,6 +24,19 @@ pub struct Hardware {
     pub start: f64,
     /// Of a line that moves nothing, such as a view, in seconds.
     pub line: f64,
+    /// Of products by our own kernels, if they are unlike those of a library.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub own: Option<OwnProducts>,
+}
+
+/// Products of a device by our own kernels, which go on with work on their results.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct OwnProducts {
+    /// Floating-point operations per second.
+    pub flops: f64,
+    /// What that work moves beside the result, bytes per second.
+    pub memory: f64,
 }
 
 /// The device `generic`.
@@ -37,11 +50,22 @@ impl Default for Hardware {
             flops: 50e12,
             start: 1e-6,
             line: 50e-9,
+            own: None,
         }
     }
 }
 
 impl Hardware {
+    /// Whether a product of so many operations, with a result of so many bytes and work on it that moves these
+    /// beside, is faster as one kernel of ours than by a library, with that work as a kernel behind it, which reads
+    /// the result again.
+    pub fn joins(&self, flops: f64, result: f64, beside: f64) -> bool {
+        self.own.is_none_or(|own| {
+            let library = flops / self.flops + (2.0 * result + beside) / self.memory + self.start;
+            flops / own.flops + beside / own.memory <= library
+        })
+    }
+
     /// Bytes per second over an axis.
     pub fn link_of(&self, axis: &str) -> f64 {
         self.links.get(axis).copied().unwrap_or(self.link)
@@ -66,7 +90,10 @@ impl Hardware {
     pub fn checked(self) -> Result<Hardware> {
         let speeds = [("link", self.link), ("memory", self.memory), ("flops", self.flops)];
         let links = self.links.iter().map(|(name, &x)| (name.as_str(), x));
-        let slow = speeds.into_iter().chain(links).find(|x| !(x.1.is_finite() && x.1 > 0.0));
+        let own = self.own.into_iter();
+        let own = own.flat_map(|o| [("own.flops", o.flops), ("own.memory", o.memory)]);
+        let slow =
+            speeds.into_iter().chain(links).chain(own).find(|x| !(x.1.is_finite() && x.1 > 0.0));
         let times = [("latency", self.latency), ("start", self.start), ("line", self.line)];
         let early = times.into_iter().find(|x| !(x.1.is_finite() && x.1 >= 0.0));
         match slow.or(early) {

@@ -8,6 +8,7 @@ pub mod alike;
 pub mod attr;
 pub mod boxes;
 pub mod builder;
+pub mod cpu;
 pub mod diag;
 pub mod documents;
 pub mod files;

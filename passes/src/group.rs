@@ -19,13 +19,17 @@
 //! Updates of parameters that follow each other are one launch of several kernels, as many as have
 //! gradients of a bucket's size: threads share all of it, and a device begins it once.
 
+mod bucket;
+
 use crate::options::Fuse;
-use crate::step::bucket_grads::BUCKET_BYTES;
+use bucket::bucket;
 use shardc_ir::func::{Func, FuncKind, FusedWithNext, Node, Port, Role, RoleKind, Uses, Value};
-use shardc_ir::group::{HorizontalFusion, IterationSpace, Launch, Loops, Roles, launches};
+use shardc_ir::group::{IterationSpace, Loops, Roles};
+use shardc_ir::hardware::Hardware;
 use shardc_ir::maps::HashMap;
 use shardc_ir::mesh::Mesh;
 use shardc_ir::ops::{Facts, FusionClass, Kind};
+use shardc_ir::price;
 use smallvec::SmallVec;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -36,8 +40,6 @@ const MOST: usize = 24;
 const SPAN: usize = 64;
 /// Groups that are farther apart than this many others are not made one.
 const FAR: usize = 512;
-/// Most kernels of one launch.
-const MOST_KERNELS: usize = 32;
 
 /// Nodes: most groups have one, and most values one reader.
 type Members = SmallVec<[usize; 2]>;
@@ -45,6 +47,7 @@ type Members = SmallVec<[usize; 2]>;
 /// Groups of nodes while they are made.
 struct Groups<'a> {
     mesh: &'a Mesh,
+    hardware: &'a Hardware,
     f: &'a Func,
     roles: Roles<'a>,
     /// By node.
@@ -85,11 +88,11 @@ fn overwrites(f: &Func, uses: &Uses) -> HashMap<usize, Members> {
 }
 
 /// Joins the nodes of a function, as far as is asked for.
-pub fn group(mesh: &Mesh, f: &mut Func, fuse: Fuse) {
+pub fn group(mesh: &Mesh, f: &mut Func, fuse: Fuse, hardware: &Hardware) {
     if fuse == Fuse::No {
         return;
     }
-    let groups = Groups::of(mesh, f, fuse);
+    let groups = Groups::of(mesh, f, fuse, hardware);
     let order = groups.sorted();
     let mut nodes: Vec<Option<Node>> = std::mem::take(&mut f.nodes).into_iter().map(Some).collect();
     f.nodes.reserve(nodes.len());
@@ -105,44 +108,14 @@ pub fn group(mesh: &Mesh, f: &mut Func, fuse: Fuse) {
     bucket(mesh, f);
 }
 
-/// Joins updates of parameters that follow each other, bucket by bucket.
-fn bucket(mesh: &Mesh, f: &mut Func) {
-    if !f.nodes.iter().any(|n| n.op.facts().kind == Kind::Update) {
-        return;
-    }
-    let all = launches(f);
-    // Of a launch that updates a parameter, the bytes of its gradient.
-    let update = |x: &Launch| {
-        let mut nodes = f.nodes[x.nodes.clone()].iter();
-        let n = nodes.find(|n| n.op.facts().kind == Kind::Update)?;
-        Some(f.ty(n.ins[1]).local_bytes(mesh))
-    };
-    let mut joined = vec![];
-    // Of the bucket that is filled: its kernels, their number, and bytes of gradients.
-    let (mut open, mut count, mut sum) = (HorizontalFusion::of(f), 0, 0);
-    for x in &all {
-        let Some(bytes) = update(x) else {
-            count = 0;
-            continue;
-        };
-        if (1..MOST_KERNELS).contains(&count) && sum + bytes <= BUCKET_BYTES && open.add(x) {
-            joined.push(x.nodes.start - 1);
-            (count, sum) = (count + 1, sum + bytes);
-            continue;
-        }
-        open.clear();
-        (count, sum) = (usize::from(open.add(x)), bytes);
-    }
-    joined.into_iter().for_each(|n| f.nodes[n].fused = FusedWithNext::Launch);
-}
-
 impl<'a> Groups<'a> {
-    fn of(mesh: &'a Mesh, f: &'a Func, fuse: Fuse) -> Groups<'a> {
+    fn of(mesh: &'a Mesh, f: &'a Func, fuse: Fuse, hardware: &'a Hardware) -> Groups<'a> {
         let count = f.nodes.len();
         let uses = f.uses();
         let facts: Vec<Facts> = f.nodes.iter().map(|n| n.op.facts()).collect();
         let mut g = Groups {
             mesh,
+            hardware,
             f,
             roles: Roles::of(f),
             loops: (0..count).map(|_| None).collect(),
@@ -221,6 +194,7 @@ impl<'a> Groups<'a> {
             let both = [i, group];
             let used = self.outs(both).any(|v| self.seen(v, both));
             let fits = self.span(i, group) <= SPAN && used && !self.is_wide(both);
+            let fits = fits && self.pays(n, both);
             if fits && self.roles.epilogue(nodes()).is_some() && self.merge(i, group) {
                 // The product is the first, wherever it was.
                 self.members[group].sort_by_key(|&m| m != i);
@@ -355,6 +329,11 @@ impl<'a> Groups<'a> {
         if both.map(|g| self.named[g]).iter().sum::<usize>() <= MOST {
             return false;
         }
+        self.moved(both).count() > MOST
+    }
+
+    /// What a kernel of these groups reads, and what it writes.
+    fn moved(&self, both: [usize; 2]) -> impl Iterator<Item = Value> {
         let outside = |v: &Value| self.uses.maker(*v).is_none_or(|m| !both.contains(&self.of[m]));
         let mut ins: SmallVec<[Value; 32]> = SmallVec::new();
         for i in self.nodes(both) {
@@ -363,7 +342,19 @@ impl<'a> Groups<'a> {
         }
         ins.sort_unstable();
         ins.dedup();
-        ins.len() + self.outs(both).filter(|&v| self.seen(v, both)).count() > MOST
+        ins.into_iter().chain(self.outs(both).filter(move |&v| self.seen(v, both)))
+    }
+
+    /// True if a product is faster with what becomes of its result than alone, by a library.
+    fn pays(&self, n: &Node, both: [usize; 2]) -> bool {
+        if self.hardware.own.is_none() {
+            return true;
+        }
+        let bytes = |v: Value| self.f.ty(v).local_bytes(self.mesh) as f64;
+        let (ins, out) = (n.ins.iter().map(|v| self.f.ty(*v)), self.f.ty(n.outs[0]));
+        let flops = price::flops(self.mesh, &n.op, &ins.collect::<Vec<_>>(), out);
+        let beside = self.moved(both).filter(|v| !n.ins.contains(v)).map(bytes).sum();
+        self.hardware.joins(flops, bytes(n.outs[0]), beside)
     }
 
     /// True if others than the nodes of these groups see a value.

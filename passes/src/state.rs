@@ -418,7 +418,8 @@ impl<'a> State<'a> {
     }
 
     pub fn group(&mut self) -> Changed {
-        self.m.funcs.iter_mut().for_each(|f| group(&self.m.mesh, f, self.o.fuse));
+        let (mesh, o) = (&self.m.mesh, &self.o);
+        self.m.funcs.iter_mut().for_each(|f| group(mesh, f, o.fuse, &o.hardware));
         Ok(true)
     }
 

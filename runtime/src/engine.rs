@@ -70,6 +70,14 @@ pub(crate) trait Engine: Send {
         Ok(())
     }
 
+    /// Chooses how a kernel is done, if that is to be chosen, before the first step.
+    ///
+    /// # Errors
+    /// Those of the device.
+    fn prepare(&mut self, _kernel: &Kernel) -> Result<()> {
+        Ok(())
+    }
+
     /// Prepares what a kernel exchanges, before the first step.
     ///
     /// # Errors

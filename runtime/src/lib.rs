@@ -46,6 +46,8 @@ pub use attention::QUERIES;
 
 pub use batch::{Columns, Numbers, complete};
 pub use flight::{Done, Timing};
+pub use product::processor;
+
 pub use options::{First, LoadFn, Options, Wanted, fresh};
 pub use session::{Array, LowerFn, Process, Session, StepBatch, StepResult};
 

@@ -4,6 +4,16 @@
 use shardc_ir::kernel::{Binary, Half, Unary};
 use shardc_ir::types::Reduction;
 
+/// Whether the processor has all of these, and kernels may use them.
+#[cfg(target_arch = "x86_64")]
+macro_rules! has {
+    ($($feature:tt),*) => {
+        !shardc_ir::cpu::portable() $(&& std::arch::is_x86_feature_detected!($feature))*
+    };
+}
+#[cfg(target_arch = "x86_64")]
+pub(crate) use has;
+
 /// Defines a function whose body is compiled once more for AVX2.
 macro_rules! vectorised {
     ($(#[$doc:meta])* fn $name:ident($($a:ident: $t:ty),*) $(-> $r:ty)? $body:block) => {
@@ -15,7 +25,7 @@ macro_rules! vectorised {
             {
                 #[target_feature(enable = "avx2")]
                 fn avx2($($a: $t),*) $(-> $r)? { any($($a),*) }
-                if is_x86_feature_detected!("avx2") {
+                if has!("avx2") {
                     // SAFETY: the processor has AVX2.
                     return unsafe { avx2($($a),*) };
                 }

@@ -18,6 +18,15 @@ use shardc_ir::kernel::{Elem, Extents, Gemm, Matrix};
 use std::ops::Range;
 use then::Epilogue;
 
+/// What kernels on this processor are made for.
+pub fn processor() -> &'static str {
+    match Kernels::all(Elem::F32, Elem::F32).len() {
+        1 => "any processor of the target",
+        2 => "AVX2",
+        _all => "AVX-512",
+    }
+}
+
 /// A matrix in memory.
 #[derive(Clone, Copy)]
 pub(crate) struct Stored {

@@ -298,7 +298,7 @@ impl Transport for Progress {
         self.defers = true;
     }
 
-    fn finish(&mut self) -> Result<Option<Took>> {
+    fn finish(&mut self, _lane: usize) -> Result<Option<Took>> {
         let Some(oldest) = self.deferred.pop_front() else { return Ok(None) };
         // They are done in their order.
         let mut state = self.until(oldest);

@@ -99,9 +99,13 @@ pub trait Transport: Send {
     }
     /// Says that what follows the next collective does not wait for it before [`Transport::finish`].
     fn defer(&mut self) {}
-    /// Makes what follows wait for the oldest collective that was deferred; tells when that was done, if it
+    /// Where collectives of a group are done, one after the other; those of another lane are in nobody's way.
+    fn lane(&self, _axes: AtomSet) -> usize {
+        0
+    }
+    /// Makes what follows wait for the oldest collective of a lane that was deferred; tells when that was done, if it
     /// is.
-    fn finish(&mut self) -> Result<Option<Took>> {
+    fn finish(&mut self, _lane: usize) -> Result<Option<Took>> {
         Ok(None)
     }
     /// Waits until what was deferred is done, as the next operation would: so that its time is its own.

@@ -4,6 +4,7 @@
 use super::launcher::Launched;
 use super::store::Store;
 use super::{Patience, secret};
+use crate::terminal;
 #[cfg(feature = "mpi")]
 use shardc_ir::diag::count;
 use shardc_ir::diag::{Diag, Result};
@@ -14,6 +15,8 @@ use std::net::{IpAddr, Ipv4Addr, ToSocketAddrs};
 /// Where every process finds process 0.
 const ADDRESS: &str = "MASTER_ADDR";
 const PORT: &str = "MASTER_PORT";
+/// Ports behind it that are tried if others have it.
+const SPARE: u16 = 16;
 /// Set by torchrun if its own store is there.
 const STORE: &str = "TORCHELASTIC_USE_AGENT_STORE";
 /// Which start of the processes this is: torchrun's store outlives them.
@@ -30,6 +33,8 @@ pub struct Meeting {
     pub door: Option<Door>,
     pub leader: String,
     pub secret: Secret,
+    /// How many ports behind that it may be at instead.
+    pub spare: u16,
     #[cfg(feature = "mpi")]
     pub world: Option<shardc_runtime::mpi::World>,
 }
@@ -40,6 +45,7 @@ impl Meeting {
             door,
             leader,
             secret,
+            spare: 0,
             #[cfg(feature = "mpi")]
             world: None,
         }
@@ -69,9 +75,17 @@ pub fn meet(
     let ipv6 = host.contains(':') && !host.starts_with('[');
     let place = if ipv6 { format!("[{host}]:{number}") } else { format!("{host}:{number}") };
     if var(STORE).as_deref() != Some("True") {
-        // Process 0 is at the port itself.
-        let door = (l.rank == 0).then(|| Door::open(number, &places(l, &host))).transpose()?;
-        return Ok(Meeting::of(door, place, secret));
+        // Process 0 is at the port itself, or, as the secret tells others that it is, at one of the next.
+        let spare = if secret.is_secret() { SPARE.min(u16::MAX - number) } else { 0 };
+        let open = || Door::open_first(number..=number + spare, &places(l, &host));
+        let door = (l.rank == 0).then(open).transpose()?;
+        let moved = door.as_ref().map(|d| &d.addresses);
+        let ends = format!(":{number}");
+        if let Some(at) = moved.filter(|all| !all.split(' ').any(|a| a.ends_with(&ends))) {
+            let message = format!("port {number} is taken: process 0 listens at {at}");
+            terminal::warn(&[Diag::new("cluster", message)]);
+        }
+        return Ok(Meeting { spare, ..Meeting::of(door, place, secret) });
     }
     let door = (l.rank == 0).then(|| Door::open(0, &addresses(l))).transpose()?;
     let key = format!("/shardc/{}/leader", var(ATTEMPT).unwrap_or_default());
@@ -143,7 +157,7 @@ pub fn by_mpi(l: &Launched, patience: Patience) -> Result<Meeting> {
     drop(watch);
     let (leader, secret) = said.split_once('\n').unwrap_or((&said, ""));
     let (leader, secret) = (leader.to_string(), Secret::of(secret.as_bytes()));
-    Ok(Meeting { door, leader, secret, world: Some(world) })
+    Ok(Meeting { world: Some(world), ..Meeting::of(door, leader, secret) })
 }
 
 /// The address of processes of one host alone.

@@ -184,6 +184,9 @@ fn watch(l: &Launched, limit: Duration, what: String) -> Result<Watch> {
 /// The device of a process, and what only this device is called.
 fn device_of(l: &Launched) -> Result<(usize, String)> {
     shardc_runtime::cuda::version()?;
+    if l.world > 1 {
+        shardc_runtime::cuda::queues()?;
+    }
     let device = l.local.unwrap_or(l.rank) % Device::count()?;
     Ok((device, Device::open(device)?.name()?))
 }
@@ -235,7 +238,7 @@ fn start(
     let alarm = Arc::<Alarm>::default();
     let print = |message: &str| say_error(message);
     let me = Me { process: l.rank, processes: l.world, card };
-    let Meeting { door, leader, secret, .. } = meeting;
+    let Meeting { door, leader, secret, spare, .. } = meeting;
     let insecure = how.insecure_control && !secret.is_secret();
     if let Some(far) = door.as_ref().filter(|d| insecure && d.is_far()) {
         warn(&[no_secret(&far.addresses)
@@ -243,7 +246,7 @@ fn start(
     }
     let silence = Duration::from_secs(how.silence.unwrap_or(SILENCE));
     let Patience { began, limit: timeout } = patience;
-    let terms = Terms { secret, insecure, began, timeout, silence, warn: |d| warn(&[d]) };
+    let terms = Terms { secret, insecure, spare, began, timeout, silence, warn: |d| warn(&[d]) };
     let control = Control::join(&me, door, &leader, terms, alarm.clone(), Box::new(print))?;
     let (wish, end) = (control.clone(), control.clone());
     signals::handle(
@@ -424,7 +427,9 @@ impl Job {
                 let given = self.control.share(own);
                 id.0.iter_mut().zip(&given).for_each(|(to, from)| *to = *from);
                 let devices = devices.expect("a job over NCCL runs on devices");
-                devices.join(plan, &id, (self.control.timeout(), timeout), &self.alarm)
+                let near = self.launched.locals.unwrap_or(1).max(1);
+                let limits = (self.control.timeout(), timeout);
+                devices.join(plan, &id, limits, (&self.alarm, near))
             }
         }
     }

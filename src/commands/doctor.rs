@@ -7,6 +7,7 @@ use serde_json::json;
 use shardc_codegen::{cache, nvrtc};
 use shardc_ir::diag::{Diag, Result, bytes, count};
 use shardc_runtime::cuda::{Device, version};
+use shardc_runtime::processor;
 use std::path::PathBuf;
 use std::process::Command;
 
@@ -32,6 +33,7 @@ fn look() -> Vec<Found> {
         Ok(names?.join(", "))
     };
     vec![
+        found("processor", "run: products and attention", Ok(processor().into())),
         found("C compiler", "run: kernels over rows are compiled; else interpreted", compiler()),
         found("CUDA driver", "run --device cuda", devices().map_err(said)),
         found(

@@ -21,9 +21,10 @@ pub struct Measure {
     /// What is measured: the processor, or the first GPU, on one rank
     #[arg(long, value_enum, default_value_t)]
     pub device: On,
-    /// Matrix products on a GPU: own kernels, or NVIDIA's cuBLASLt
-    #[arg(long, value_enum, default_value_t)]
-    pub products: Products,
+    /// Matrix products on a GPU: own kernels, NVIDIA's cuBLASLt, or auto: cuBLASLt where it is installed [default:
+    /// auto]
+    #[arg(long, value_enum)]
+    pub products: Option<Products>,
     /// Machine that a GPU is like in what is not measured: links and peaks [default: by the GPU's name and memory]
     #[arg(long, value_name = "NAME|FILE.toml")]
     pub like: Option<String>,
@@ -61,7 +62,7 @@ pub fn measure(what: &Measure) -> Result<i32> {
         }
         On::Cuda => {
             let like = what.like.as_deref().map(machine::device).transpose()?;
-            let library = what.products.library();
+            let library = Products::library(what.products);
             let device = of_device(like, library, &mut |text| note(text))?;
             let by = if library { "cuBLASLt" } else { "own kernels" };
             (device, format!("a GPU, products by {by}"))
@@ -90,8 +91,9 @@ fn goes_together(what: &Measure) -> Result<()> {
                 .help("leave --ranks out")),
         };
     }
-    let own = format!("--products {}", what.products.word());
-    let on_gpu = [(own.as_str(), what.products != Products::Own), ("--like", what.like.is_some())];
+    let other = what.products.filter(|p| *p != Products::Own);
+    let own = format!("--products {}", other.map_or("", Products::word));
+    let on_gpu = [(own.as_str(), other.is_some()), ("--like", what.like.is_some())];
     match on_gpu.into_iter().find(|f| f.1) {
         None => Ok(()),
         Some((flag, _)) => {

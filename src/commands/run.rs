@@ -156,11 +156,15 @@ pub struct Run {
     #[arg(long)]
     pub trust_kernels: bool,
     /// Matrix products on a device: own kernels, NVIDIA's cuBLASLt (for two operands of the same type in plain
-    /// batches), or auto: cuBLASLt where it is installed
-    #[arg(long, value_enum, default_value_t)]
-    pub products: Products,
-    /// Row kernels on the CPU: compiled by the machine's C compiler, or interpreted, which is several times
-    /// slower [default: compiled; interpreted, with a warning, if there is no working compiler]
+    /// batches), or auto: cuBLASLt where it is installed [default: auto]
+    #[arg(long, value_enum)]
+    pub products: Option<Products>,
+    /// Say what of each device's memory the driver, code, NCCL, the plan's arena and the rest have taken, in bytes
+    #[arg(long)]
+    pub memory_log: bool,
+    /// Kernels: on the CPU, those of rows compiled by the machine's C compiler, or interpreted, which is several times
+    /// slower; on a device, own: no library's, so that all devices of an architecture give the same bits [default:
+    /// compiled; interpreted, with a warning, if there is no working compiler]
     #[arg(long, value_enum)]
     pub kernels: Option<Kernels>,
 }
@@ -237,11 +241,7 @@ fn check(how: &Run, transport: Transport) -> Result<()> {
         (Some(_), Some(_)) => how.saving.refuse_for(CHECKPOINTS, true)?,
         (Some(_), None) => {}
     }
-    if how.device == On::Cpu && how.products != Products::Own {
-        return Err(Diag::new("flag", "on the CPU, products use shardc's own kernels")
-            .at(format!("--products {}", how.products.word()))
-            .help("add --device cuda, or leave --products out"));
-    }
+    engine::checked(how)?;
     if how.device == On::Cpu && how.trust_kernels {
         return Err(Diag::new("flag", "the kernels in a plan's folder are for devices")
             .at("--trust-kernels")

@@ -1,6 +1,7 @@
 //! Options of passes that do not run, because a compilation begins behind them with `--from`.
 
 use super::spec::keys;
+use crate::compare::PRICES;
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::plan::Mode;
 use shardc_passes::options::Options;
@@ -19,7 +20,7 @@ pub fn begun(begin: &Begin, o: &Options) -> Result<()> {
         // Another mesh is refused by itself, and other options follow from it.
         return Ok(());
     }
-    let auto = made.auto;
+    let (auto, joins) = (made.auto, made.hardware.own != o.hardware.own);
     let [made, asked] = [made, o].map(|o| Table::try_from(o).expect("options are plain data"));
     let place = |name: &str| names().position(|n| n == name);
     let all: BTreeSet<&String> = made.keys().chain(asked.keys()).collect();
@@ -27,7 +28,12 @@ pub fn begun(begin: &Begin, o: &Options) -> Result<()> {
     for name in all.into_iter().filter(|n| made.get(*n) != asked.get(*n)) {
         let Some(key) = keys().find(|k| k.name == name) else { continue };
         let priced = auto && key.pass.is_empty() && key.priced;
-        let pass = if priced { "partition" } else { key.pass };
+        let pass = match (priced, joins && key.name == PRICES) {
+            (true, _) => "partition",
+            // Fusion goes by how fast our products are there, and this by what fusion leads to.
+            (_, true) => "early-sums",
+            (_, false) => key.pass,
+        };
         if place(pass).is_none_or(|at| Some(at) >= place(first)) {
             continue;
         }

@@ -10,6 +10,7 @@ use super::spec::{Idle, Kind, OptionSpec, Seen, TRAINERS, idle, key, lack, row};
 use crate::export::Target::{Deepspeed, HfTpPlan, Nanotron, Torchtitan};
 use shardc_passes::autodiff::chunks::LossChunks;
 use shardc_passes::autodiff::recompute::Recompute;
+use shardc_passes::options::Fuse;
 
 const NO_PP: &str = "the mesh has no pp";
 
@@ -169,9 +170,10 @@ pub const OPTIONS: &[OptionSpec] = &[
         flag: "hardware",
         value: "NAME|FILE.toml",
         help: "Hardware for choices by estimated cost (--shard auto, --schedule search, \
-               --recompute fit): a machine as for `shardc plan --device`, or a TOML file with any \
-               of: link (bytes/s, and by axis in a table `links`), memory (bytes/s), flops (1/s), \
-               latency, start, line (s)",
+               --recompute fit, and products with an epilogue, if it says how fast ours are): a \
+               machine as for `shardc plan --device`, or a TOML file with any of: link (bytes/s, \
+               and by axis in a table `links`), memory (bytes/s), flops (1/s), latency, start, \
+               line (s), own.flops and own.memory of products with an epilogue",
         default: "link = 50e9, memory = 1e12, flops = 50e12, latency = 10e-6, start = 1e-6, line = \
                   50e-9",
         keys: &[
@@ -183,7 +185,8 @@ pub const OPTIONS: &[OptionSpec] = &[
         idle: &[idle(
             |s| {
                 let is = |flag, word| s.flags.text(flag) == Some(word);
-                !(s.o.auto || is("schedule", "search") || is("recompute", "fit"))
+                let joins = s.o.hardware.own.is_some() && s.o.fuse == Fuse::Yes;
+                !(s.o.auto || is("schedule", "search") || is("recompute", "fit") || joins)
             },
             "nothing is chosen by price",
         )],

@@ -79,7 +79,7 @@ impl Form {
         let plain = Job {
             seq: o.seq,
             precision: precision(o),
-            attention: Kernels::Flash(2),
+            attention: Kernels::Own,
             overlap,
             compiled: true,
         };

@@ -103,6 +103,31 @@ static int connect(const std::vector<Call>& calls) {
     return OK;
 }
 
+// With STANDIN_LOG every rank writes when exchanges of collectives begin and end: `+` and `-`, with the
+// members.
+static void note(const std::vector<Call>& calls, char what) {
+    const char* dir = getenv("STANDIN_LOG");
+    if (!dir || calls[0].link != "c") return;
+    const Comm* c = calls[0].comm;
+    static std::mutex& own = *new std::mutex;
+    std::lock_guard<std::mutex> held(own);
+    const std::string file = std::string(dir) + "/order-" + std::to_string(c->world[c->rank]);
+    static FILE* f = fopen(file.c_str(), "a");
+    fprintf(f, "%c", what);
+    for (int member : c->world) fprintf(f, " %d", member);
+    fprintf(f, "\n");
+    fflush(f);
+}
+// Of hosts with STANDIN_HOST ranks: what leaves one takes 10 ms longer.
+static void far(const Comm* c) {
+    const int host = setting("STANDIN_HOST", 0);
+    for (int member : c->world)
+        if (host && member / host != c->world[0] / host) {
+            usleep(10000);
+            return;
+        }
+}
+
 static int add(Call c) {
     open_calls.push_back(std::move(c));
     if (depth) return OK;
@@ -114,6 +139,8 @@ static int add(Call c) {
     for (auto& x : by) {
         auto calls = x.second;
         put(x.first, [calls] {
+            note(calls, '+');
+            far(calls[0].comm);
             try {
                 for (auto& c : calls)
                     if (c.leave) c.leave();
@@ -123,6 +150,7 @@ static int add(Call c) {
                     if (c.left) c.left();
             } catch (Aborted) {
             }
+            note(calls, '-');
         });
     }
     return OK;
@@ -244,8 +272,18 @@ int ncclCommInitRank(Comm** made, int ranks, Id id, int rank) {
     *made = c;
     return OK;
 }
-int ncclCommSplit(Comm* c, int color, int key, Comm** made, void*) {
+// ncclConfig_t of 2.18, as nccl.h has it.
+struct Config {
+    size_t size;
+    unsigned magic, version;
+    int blocking, cluster, least, most;
+    const char* network;
+    int share;
+};
+int ncclCommSplit(Comm* c, int color, int key, Comm** made, const Config* config) {
     arrive("ncclCommSplit");
+    if (!config || config->size < sizeof *config - 4 || config->magic != 0xcafebeef) return INVALID_ARGUMENT;
+    if (config->version < 21800 || config->blocking == 0 || config->share || config->most == 0) return INVALID_ARGUMENT;
     const std::string name = c->path + "s" + std::to_string(c->splits++) + ".";
     const int own[2] = {color, key};
     give(name + std::to_string(c->rank), own, sizeof own);
@@ -266,6 +304,11 @@ int ncclCommSplit(Comm* c, int color, int key, Comm** made, void*) {
     }
     part->sent.resize(part->size());
     part->received.resize(part->size());
+    if (const char* dir = getenv("STANDIN_LOG")) {
+        FILE* f = fopen((std::string(dir) + "/split").c_str(), "a");
+        fprintf(f, "%d of %d: blocks %d\n", part->rank, part->size(), config->most);
+        fclose(f);
+    }
     *made = part;
     return OK;
 }

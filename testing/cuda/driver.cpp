@@ -184,8 +184,14 @@ int cuDeviceGetUuid_v2(char* uuid, int device) {
     uuid[0] = (char)device;
     return OK;
 }
-int cuStreamCreate(void** s, unsigned) {
+int cuCtxGetStreamPriorityRange(int* least, int* most) {
+    *least = 0;
+    *most = -5;
+    return state();
+}
+int cuStreamCreateWithPriority(void** s, unsigned, int priority) {
     if (int e = state()) return e;
+    if (priority > 0 || priority < -5) return INVALID_VALUE;
     *s = make_queue(current);
     return OK;
 }
@@ -360,6 +366,7 @@ int cuMemFreeHost(void* at) {
     return OK;
 }
 int cuMemcpyHtoDAsync_v2(uint64_t to, const void* from, size_t bytes, void* s) {
+    arrive("cuMemcpyHtoDAsync");
     if (!inside(to, bytes)) return INVALID_VALUE;
     // A graph reads it again in every launch.
     auto copy = ((Queue*)s)->graph ? nullptr : taken(from, bytes);
@@ -367,6 +374,7 @@ int cuMemcpyHtoDAsync_v2(uint64_t to, const void* from, size_t bytes, void* s) {
     return OK;
 }
 int cuMemcpyDtoHAsync_v2(void* to, uint64_t from, size_t bytes, void* s) {
+    arrive("cuMemcpyDtoHAsync");
     if (!inside(from, bytes)) return INVALID_VALUE;
     put((Queue*)s, [=] { memcpy(to, (void*)from, bytes); });
     return OK;

@@ -27,6 +27,8 @@ pub enum Tool {
     Peft,
     /// A package that plans are exported to, by its name, for the same Python.
     Target(&'static str),
+    /// A C compiler for aarch64, and an emulator that runs what it makes (`aarch64-linux-gnu-gcc`, `qemu-aarch64-static`).
+    Aarch64,
     /// A user other than the tests' with a limit of threads (`setpriv`, as root).
     OtherUser,
 }
@@ -41,6 +43,7 @@ impl fmt::Display for Tool {
             Tool::Torch => "torch",
             Tool::Peft => "peft",
             Tool::Target(name) => name,
+            Tool::Aarch64 => "aarch64",
             Tool::OtherUser => "other-user",
         })
     }

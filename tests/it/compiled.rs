@@ -1,11 +1,13 @@
 //! Kernels compiled by the machine's C compiler, against the interpreter: the same bits.
 
+mod aarch64;
 mod epilogues;
 
 use crate::fixture::{Fixture, options};
 use shardc::commands::run::{Kernels, Run, Start, session};
 use shardc_ir::func::{Func, FusedWithNext, Module, Role, RoleKind, Value};
 use shardc_ir::group::launches;
+use shardc_ir::hardware::Hardware;
 use shardc_ir::interp::{self, Precision};
 use shardc_ir::kernel::{Kernel, Program, Stage};
 use shardc_ir::mesh::Mesh;
@@ -240,7 +242,7 @@ const SIZES: [(usize, usize); 11] = [
 /// The nodes of a program, grouped.
 fn function(text: &str, size: (usize, usize)) -> Func {
     let mut f = parsed(text, size);
-    group(&Mesh::default(), &mut f, Fuse::Yes);
+    group(&Mesh::default(), &mut f, Fuse::Yes, &Hardware::default());
     f
 }
 
@@ -275,15 +277,8 @@ fn draw(f: &Func, cols: usize, rng: &mut impl FnMut() -> f64) -> Vec<Tensor> {
     f.args.iter().map(one).collect()
 }
 
-/// The results of a function by its kernels: bytes of every one. Some values lie on others.
-fn results(
-    f: &Func,
-    program: &[Kernel],
-    args: &[Tensor],
-    native: Option<Arc<Native>>,
-    threads: usize,
-    over: &[(Value, Value)],
-) -> Vec<Vec<f32>> {
+/// Memory of all values of a function, with its arguments in it.
+fn memory(f: &Func, args: &[Tensor]) -> Vec<Vec<f32>> {
     let mesh = Mesh::default();
     // 64 bytes more than a tensor has, all NaN: reading or writing them shows.
     let room =
@@ -303,6 +298,20 @@ fn results(
             }
         }
     }
+    memory
+}
+
+/// The results of a function by its kernels: bytes of every one. Some values lie on others.
+fn results(
+    f: &Func,
+    program: &[Kernel],
+    args: &[Tensor],
+    native: Option<Arc<Native>>,
+    threads: usize,
+    over: &[(Value, Value)],
+) -> Vec<Vec<f32>> {
+    let mesh = Mesh::default();
+    let mut memory = memory(f, args);
     let end = Threads::connect(&mesh, Duration::from_secs(20)).swap_remove(0);
     let mut executor = Executor::new(Box::new(end), threads).with(native);
     let base: Vec<*mut f32> = memory.iter_mut().map(|m| m.as_mut_ptr()).collect();

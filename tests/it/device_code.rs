@@ -27,7 +27,8 @@ fn printed(config: &str, o: &Options) -> Vec<Launch> {
 fn check(what: &str, config: &str, o: &Options) {
     let launches = printed(config, o);
     let entries: BTreeMap<&str, &Launch> = launches.iter().map(|l| (&*l.entry, l)).collect();
-    for arch in ["sm_80", "sm_90a"] {
+    // Of Blackwell's two one, by the name.
+    for arch in ["sm_80", "sm_90a", ["sm_100a", "sm_103a"][what.len() % 2]] {
         let since = Instant::now();
         let compiled = match nvrtc::compile(&launches[0].source, arch) {
             Ok(c) => c,
@@ -127,7 +128,7 @@ fn launches_of_plans_are_within_the_limits() {
             let done =
                 shardc::compile_config(&config, &o).unwrap_or_else(|e| panic!("{}", e.render()));
             let program = shardc_codegen::program(&done.stored.plan, 0).expect("kernels");
-            for arch in ["sm_80", "sm_89", "sm_90a", "sm_120"] {
+            for arch in ["sm_80", "sm_89", "sm_90a", "sm_100a", "sm_120"] {
                 let limits = Limits::of(arch);
                 let launches = cuda::program(&program, &limits);
                 for l in launches.iter().flatten().flatten() {

@@ -68,6 +68,7 @@ mod patience;
 mod pictures;
 mod pipelines;
 mod planner;
+mod portable;
 mod precision;
 mod programs;
 mod proofs;

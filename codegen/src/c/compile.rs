@@ -6,6 +6,7 @@
 
 use crate::cache::{self, Folder, MOST};
 use rustix::process::{Pid, Signal, kill_process_group};
+use shardc_ir::cpu;
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::files::{self, Undo, Unfinished, make, trust};
 use std::ffi::OsStr;
@@ -33,6 +34,16 @@ const WISHED: [&[&str]; 6] = [
     &["-fno-trapping-math"],
     &["-Wno-psabi"],
 ];
+
+/// Of these, what is for the processor that kernels are for.
+fn wished() -> [&'static [&'static str]; 6] {
+    let mut all = WISHED;
+    if cpu::portable() {
+        (all[0], all[1]) = (&[], &[]);
+    }
+    all
+}
+
 /// How much of what a compiler says is kept, in bytes.
 const SAID: u64 = 1 << 16;
 
@@ -86,7 +97,7 @@ pub fn compile(text: &str, limit: Duration) -> Result<PathBuf> {
     for part in [text, &version, &processor(), &cc.words] {
         hash.update(&(part.len() as u64).to_le_bytes()).update(part.as_bytes());
     }
-    for flag in NEEDED.iter().chain(WISHED.iter().copied().flatten()) {
+    for flag in NEEDED.iter().chain(wished().into_iter().flatten()) {
         hash.update(flag.as_bytes());
     }
     let name = format!("kernels-{}.so", &hash.finalize().to_hex()[..32]);
@@ -162,7 +173,7 @@ struct Ran {
 impl Compiler {
     /// Makes an object of a file, with the flags that the compiler knows; its bytes.
     fn build(&self, source: &Path, object: &Path) -> Result<Vec<u8>> {
-        let all = WISHED.map(|row| Some(row[0]));
+        let all = wished().map(|row| row.first().copied());
         let mut ran = self.make(&all, source, object)?;
         if !ran.status.success() {
             // It may be about the flags: those that it takes with a text that nothing is wrong with.
@@ -196,7 +207,7 @@ impl Compiler {
     /// The flags of [`WISHED`] that the compiler takes.
     fn known(&self, probe: &Path, made: &Path) -> Result<[Option<&'static str>; 6]> {
         let mut known = [None; 6];
-        for (to, row) in known.iter_mut().zip(WISHED) {
+        for (to, row) in known.iter_mut().zip(wished()) {
             for flag in row {
                 let one = [Some(*flag), None, None, None, None, None];
                 if self.make(&one, probe, made)?.status.success() {

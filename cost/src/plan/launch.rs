@@ -15,8 +15,8 @@ use shardc_ir::rule::{Letter, has_letter};
 use shardc_ir::types::Type;
 use std::collections::BTreeMap;
 
-/// The kernels of attention whose share of the peak is taken for ours.
-const KERNELS: Kernels = Kernels::Flash(2);
+/// Kernels of attention are ours.
+const KERNELS: Kernels = Kernels::Own;
 
 /// What a launch is, with its sizes on one rank.
 #[derive(Clone, Copy, PartialEq, Debug)]

@@ -8,6 +8,7 @@ mod sums;
 
 use shardc_ir::func::{Func, Module};
 use shardc_ir::group::{Launch, launches};
+use shardc_ir::hardware::Hardware;
 use shardc_ir::phase::Phase;
 use shardc_ir::text::{parse, print};
 use shardc_ir::verify::verify;
@@ -22,7 +23,7 @@ fn module(text: &str) -> Module {
 /// The launches of a function after the pass; their text is read as what it was printed from.
 fn grouped(text: &str, fuse: Fuse) -> (Func, Vec<Launch>) {
     let mut m = module(text);
-    group(&m.mesh, &mut m.funcs[0], fuse);
+    group(&m.mesh, &mut m.funcs[0], fuse, &Hardware::default());
     verify(&m, Phase::Ranked).unwrap_or_else(|all| panic!("{all:?}"));
     let text = print(&m);
     assert_eq!(print(&parse(&text).expect("what was printed")), text);

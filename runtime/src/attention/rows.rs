@@ -25,7 +25,7 @@ impl Seen<'_> {
 /// The largest score that is seen; -inf if there is none. A NaN need not be found.
 pub(super) fn largest(scores: &mut [f32], seen: Seen) -> f32 {
     #[cfg(target_arch = "x86_64")]
-    if is_x86_feature_detected!("avx512f") {
+    if math::has!("avx512f") {
         // SAFETY: the processor has it.
         return unsafe { wide::largest(scores, seen) };
     }
@@ -43,7 +43,7 @@ fn largest_of_slice(scores: &mut [f32], seen: Seen) -> f32 {
 /// Makes scores e^(score - shift) where a key is seen, else 0; returns the sum.
 pub(super) fn weigh(scores: &mut [f32], seen: Seen, shift: f32) -> f32 {
     #[cfg(target_arch = "x86_64")]
-    if is_x86_feature_detected!("avx512f") {
+    if math::has!("avx512f") {
         // SAFETY: the processor has it.
         return unsafe { wide::weigh(scores, seen, shift) };
     }
@@ -68,7 +68,7 @@ pub(super) fn grad(
     [shift, delta, scale]: [f32; 3],
 ) {
     #[cfg(target_arch = "x86_64")]
-    if is_x86_feature_detected!("avx512f") {
+    if math::has!("avx512f") {
         // SAFETY: the processor has it.
         return unsafe { wide::grad(scores, d_p, seen, [shift, delta, scale]) };
     }

@@ -1,13 +1,14 @@
 //! How the processes of a job find each other.
 
+use super::door::{Door, unreachable};
 use super::lobby::{AGAIN, Known, Lobby};
 use super::secret::{NONCE, Pair, Secret, random};
 use super::watch::late;
 use super::wire::{FrameKind, Incoming, MAGIC, Outgoing, calls, lines};
-use super::{AT_ONCE, BEAT, Me, Terms, is_late, system};
+use super::{AT_ONCE, BEAT, Me, Terms, is_late};
 use shardc_ir::diag::{Diag, Result};
 use std::io::{ErrorKind, Read, Write};
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
 /// How long the other side may take to show that it knows the secret.
@@ -16,8 +17,8 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// What waits behind others is dropped there, and would come again after a second only.
 const FIRST: Duration = Duration::from_millis(250);
 /// How long what listens in the place of process 0 may show another secret: a job before this one may be
-/// about to end.
-const ANOTHER: Duration = Duration::from_millis(1500);
+/// about to end. Where process 0 may be at another port, it may have to come yet.
+const ANOTHER: [Duration; 2] = [Duration::from_millis(1500), Duration::from_secs(5)];
 /// After so long process 0 says for whom it waits.
 const QUIET: Duration = Duration::from_secs(10);
 /// Missing processes that are listed.
@@ -36,60 +37,6 @@ pub(super) struct Met {
     pub links: Vec<Option<Link>>,
     pub hellos: Vec<Vec<String>>,
     pub listeners: Vec<TcpListener>,
-}
-
-fn unreachable(message: String) -> Diag {
-    Diag::new("cluster", message)
-        .rule("every process of a job can open a connection to process 0")
-        .help(
-            "check that 1 job runs per address and port, and that no firewall is between the hosts",
-        )
-}
-
-/// Where process 0 will be found: listeners, and how others find them.
-pub struct Door {
-    listeners: Vec<TcpListener>,
-    /// Where it listens, as text.
-    pub addresses: String,
-}
-
-impl Door {
-    /// Opens a port, any free one if it is 0, at each of these addresses of this host that there is.
-    ///
-    /// # Errors
-    /// `cluster` if it opens at none.
-    pub fn open(port: u16, hosts: &[IpAddr]) -> Result<Door> {
-        let (mut listeners, mut last) = (vec![], None);
-        for host in hosts {
-            match TcpListener::bind((*host, port)) {
-                Ok(l) => {
-                    system::lengthen(&l);
-                    listeners.push(l);
-                }
-                Err(e) => last = Some((host, e)),
-            }
-        }
-        let all = listeners.iter().filter_map(|l| l.local_addr().ok());
-        let addresses = all.map(|a| a.to_string()).collect::<Vec<_>>().join(" ");
-        match (listeners.is_empty(), last) {
-            (false, _) => Ok(Door { listeners, addresses }),
-            (true, Some((host, e))) => {
-                Err(unreachable(format!("port {port} of {host} cannot be opened: {e}")))
-            }
-            (true, None) => Err(unreachable("this host has no address".into())),
-        }
-    }
-
-    #[cfg(test)]
-    pub(super) fn listeners_for_test(self) -> Vec<TcpListener> {
-        self.listeners
-    }
-
-    /// Whether others than processes of this host can reach it.
-    pub fn is_far(&self) -> bool {
-        let near = |l: &TcpListener| l.local_addr().is_ok_and(|a| a.ip().is_loopback());
-        !self.listeners.iter().all(near)
-    }
 }
 
 /// Addresses in a text, names resolved.
@@ -181,13 +128,18 @@ struct Hello {
 
 impl Hello {
     /// Reads it; why it cannot join, if so.
-    fn read(known: &Known, leader: &str, n: usize) -> std::result::Result<Hello, String> {
+    fn read(
+        known: &Known,
+        leader: &str,
+        n: usize,
+    ) -> std::result::Result<Hello, (&'static str, String)> {
+        let wrong = |why: String| Err(("cluster", why));
         let mut said = lines(&known.data);
         if known.kind != FrameKind::Hello || said.len() < 4 {
-            return Err("this is not a hello of a process".into());
+            return wrong("this is not a hello of a process".into());
         }
         if said[0] != leader {
-            return Err(format!("this is process 0 of another job, at {leader}"));
+            return Err((OTHER, format!("this is process 0 of another job, at {leader}")));
         }
         let words: Vec<usize> = said[1].split(' ').filter_map(|w| w.parse().ok()).collect();
         match words[..] {
@@ -195,12 +147,15 @@ impl Hello {
                 Ok(Hello { number, said: said.split_off(2) })
             }
             [_, of] if of != n => {
-                Err(format!("process 0 leads {n} processes, this one is of {of}"))
+                wrong(format!("process 0 leads {n} processes, this one is of {of}"))
             }
-            _ => Err(format!("process 0 leads {n} processes, this one is `{}`", said[1])),
+            _ => wrong(format!("process 0 leads {n} processes, this one is `{}`", said[1])),
         }
     }
 }
+
+/// Why a process of another job is refused that has the same secret; it may look elsewhere.
+const OTHER: &str = "another-job";
 
 /// The processes that have not come, as text.
 fn listed(missing: &[usize]) -> String {
@@ -226,7 +181,7 @@ impl Waiting {
     fn enter(&mut self, mut known: Known, leader: &str, n: usize) {
         let hello = Hello::read(&known, leader, n).and_then(|h| match &self.links[h.number] {
             Some((out, _)) if !out.is_over() => {
-                Err(format!("two processes are number {} of {n}", h.number))
+                Err(("cluster", format!("two processes are number {} of {n}", h.number)))
             }
             _ => Ok(h),
         });
@@ -236,8 +191,8 @@ impl Waiting {
                 self.hellos[number] = said;
                 self.links[number] = Some((known.out, known.incoming));
             }
-            Err(why) => {
-                let _ = known.out.write(FrameKind::Refuse, format!("cluster\n{why}").as_bytes());
+            Err((code, why)) => {
+                let _ = known.out.write(FrameKind::Refuse, format!("{code}\n{why}").as_bytes());
                 self.refused = Some(why);
             }
         }
@@ -340,7 +295,7 @@ pub(super) fn knock(me: &Me, leader: &str, card: &str, terms: &Terms) -> Result<
         match last.kind() {
             ErrorKind::PermissionDenied => {
                 let since = *another.get_or_insert_with(Instant::now);
-                if since.elapsed() > ANOTHER {
+                if since.elapsed() > ANOTHER[usize::from(terms.spare > 0)] {
                     return Err(unreachable(format!("process 0 is not at {leader}: {last}"))
                         .help("give all processes the same secret: SHARDC_SECRET_FILE"));
                 }
@@ -379,8 +334,32 @@ fn attempt(
     if let Some(far) = far.filter(|_| !terms.trusts()) {
         return Ok(Err(no_secret(&far.to_string())));
     }
+    let mut why = None;
+    for next in 0..=terms.spare {
+        let moved = |a: &SocketAddr| Some(SocketAddr::new(a.ip(), a.port().checked_add(next)?));
+        let to: Vec<SocketAddr> = to.iter().filter_map(moved).collect();
+        match enter(me, (leader, &to), card, terms, each) {
+            Ok(met) => return Ok(met),
+            Err(e) => why = why.or(Some(e)),
+        }
+        // A host that cannot be reached is so at no port; what listens and says nothing is somebody else.
+        if why.as_ref().is_some_and(|e| e.kind() == ErrorKind::TimedOut) {
+            break;
+        }
+    }
+    Err(why.expect("a port was called"))
+}
+
+/// The same at one port.
+fn enter(
+    me: &Me,
+    (leader, to): (&str, &[SocketAddr]),
+    card: &str,
+    terms: &Terms,
+    each: Duration,
+) -> std::io::Result<Result<Met>> {
     let answer = PATIENCE.min(terms.left());
-    let (mut out, mut incoming) = call_within(&to, &terms.secret, (each, answer))?;
+    let (mut out, mut incoming) = call_within(to, &terms.secret, (each, answer))?;
     // Others reach this process where process 0 does.
     let door = match Door::open(0, &[incoming.own_address()?]) {
         Ok(door) => door,
@@ -424,6 +403,7 @@ fn table(
                 let text = String::from_utf8_lossy(&data).into_owned();
                 return match text.split_once('\n').unwrap_or(("", &text)) {
                     ("start-timeout", whom) => late(&format!("{whom} did not come")),
+                    (OTHER, _) if terms.spare > 0 => Err(ErrorKind::ConnectionRefused.into()),
                     (_, why) => Ok(Err(unreachable(why.to_string()))),
                 };
             }

@@ -10,6 +10,7 @@
 //! Who does not know the job's [`Secret`] is told nothing, delays nothing and ends nothing; what
 //! processes say to each other is sealed, not hidden.
 
+mod door;
 mod ending;
 mod join;
 mod lobby;
@@ -25,7 +26,8 @@ mod tests;
 #[cfg(test)]
 mod waits;
 
-pub use join::{Door, no_secret};
+pub use door::Door;
+pub use join::no_secret;
 pub use secret::{LEAST, Secret, draw};
 pub(crate) use system::end;
 pub use watch::{Watch, late};
@@ -67,6 +69,8 @@ pub struct Terms {
     pub secret: Secret,
     /// Connect over more than the loopback interface although there is no secret.
     pub insecure: bool,
+    /// How many ports behind that of process 0 it may be at, if others have that one: who calls tells it by the secret.
+    pub spare: u16,
     /// Since when this process waits for the others, and how long it may: until all have come, and again at
     /// the end, until all have gone.
     pub began: Instant,

@@ -18,7 +18,15 @@ pub(super) const PROMPT: Duration = Duration::from_secs(10);
 pub(super) fn terms(secret: &str, timeout: u64, silence: u64) -> Terms {
     let (timeout, silence) = (Duration::from_secs(timeout), Duration::from_secs(silence));
     let (secret, began) = (Secret::of(secret.as_bytes()), Instant::now());
-    Terms { secret, insecure: false, began, timeout, silence, warn: |d| eprintln!("warned: {d}") }
+    Terms {
+        secret,
+        insecure: false,
+        spare: 0,
+        began,
+        timeout,
+        silence,
+        warn: |d| eprintln!("warned: {d}"),
+    }
 }
 
 pub(super) fn join(

@@ -3,7 +3,7 @@
 use cudarc::driver::sys::CUdevice_attribute_enum as Is;
 use cudarc::driver::{DriverError, result, sys};
 use shardc_ir::diag::{Diag, Result, exact_bytes};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, Once, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 /// An open device. Threads that use it call [`Device::bind`] first.
@@ -73,25 +73,36 @@ impl Device {
         Ok(())
     }
 
+    /// What was taken in each phase of the start, in words, the last of which goes on; what is left, and all.
+    fn phases(&self, goes_on: &'static str) -> (String, usize, usize) {
+        let (left, all) = self.left().unwrap_or_default();
+        let taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        let ends = taken.iter().copied().chain([(goes_on, all - left)]);
+        let begins = std::iter::once(0).chain(taken.iter().map(|t| t.1));
+        let own = |((what, end), begin): ((&str, usize), usize)| {
+            format!("{what} {}", exact_bytes(end.saturating_sub(begin)))
+        };
+        (ends.zip(begins).map(own).collect::<Vec<_>>().join(", "), left, all)
+    }
+
+    /// The same as a line.
+    pub(super) fn held(&self) -> String {
+        let (taken, left, all) = self.phases("scratch and graphs");
+        format!("taken: {taken}; {} of {} are left", exact_bytes(left), exact_bytes(all))
+    }
+
     /// That so many bytes have no room, and who has taken what there is.
     fn full(&self, bytes: usize) -> Diag {
-        let (left, all) = self.left().unwrap_or_default();
+        let (taken, left, all) = self.phases("ranks");
         let message = format!(
             "a rank needs {} of its device's memory, {} of {} are left",
             exact_bytes(bytes),
             exact_bytes(left),
             exact_bytes(all)
         );
-        let taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
-        let ends = taken.iter().copied().chain([("ranks", all - left)]);
-        let begins = std::iter::once(0).chain(taken.iter().map(|t| t.1));
-        let own = |((what, end), begin): ((&str, usize), usize)| {
-            format!("{what} {}", exact_bytes(end.saturating_sub(begin)))
-        };
-        let phases: Vec<String> = ends.zip(begins).map(own).collect();
         Diag::new("out-of-memory", message)
             .rule("what a plan needs fits beside what the driver and NCCL hold")
-            .why(format!("taken: {}", phases.join(", ")))
+            .why(format!("taken: {taken}"))
             .help("compile for more ranks, with --recompute, or for less with --memory")
     }
 
@@ -129,8 +140,8 @@ impl Device {
                 .rule("--device cuda needs NVIDIA's driver")
                 .help("install the driver, or run with --device cpu"));
         }
-        static ASKED: OnceLock<Result<()>> = OnceLock::new();
-        ASKED.get_or_init(ask).clone()?;
+        static ASKED: Once = Once::new();
+        ASKED.call_once(ask);
         result::init().called("cuInit").map_err(no_device)
     }
 
@@ -222,23 +233,29 @@ const LOADING: &str = "CUDA_MODULE_LOADING";
 /// The most queues that there are.
 const MOST_QUEUES: usize = 32;
 
-/// Asks the driver for as many queues as there are: on a queue that streams share, a receive that waits for
-/// another rank holds up what that rank waits for.
-fn ask() -> Result<()> {
-    if let Ok(set) = std::env::var(QUEUES)
-        && set.trim().parse::<usize>().is_ok_and(|k| k < MOST_QUEUES)
-    {
-        return Err(Diag::new("cuda-driver", format!("{QUEUES} is {}", set.trim()))
-            .rule(format!("each stream of a rank has a queue of the device: {MOST_QUEUES} of them"))
-            .why("ranks wait for each other for ever where receives and what they wait for share one")
-            .help(format!("unset {QUEUES}: shardc asks for {MOST_QUEUES}")));
-    }
+/// Asks the driver for as many queues as there are, unless the user wants fewer.
+fn ask() {
     // SAFETY: the driver was not started, and has no threads that read it; Rust's own are held up.
     unsafe {
-        std::env::set_var(QUEUES, MOST_QUEUES.to_string());
+        if std::env::var_os(QUEUES).is_none() {
+            std::env::set_var(QUEUES, MOST_QUEUES.to_string());
+        }
         std::env::set_var(LOADING, "EAGER");
     }
-    Ok(())
+}
+
+/// Checks that there are queues for several processes: on one that streams share, a receive that waits for another
+/// rank holds up what that rank waits for. One process waits for nobody else.
+///
+/// # Errors
+/// `cuda-driver` if the user wants fewer.
+pub fn queues() -> Result<()> {
+    let few = |set: &String| set.trim().parse::<usize>().is_ok_and(|k| k < MOST_QUEUES);
+    let Some(set) = std::env::var(QUEUES).ok().filter(few) else { return Ok(()) };
+    Err(Diag::new("cuda-driver", format!("{QUEUES} is {}", set.trim()))
+        .rule(format!("each stream of a rank has a queue of the device: {MOST_QUEUES} of them"))
+        .why("ranks wait for each other for ever where receives and what they wait for share one")
+        .help(format!("unset {QUEUES}: shardc asks for {MOST_QUEUES}")))
 }
 
 /// Called while work is awaited, with how long it was: an error ends the wait. And with `None` when it is done.
@@ -248,7 +265,9 @@ pub(super) type Watch = Box<dyn Fn(Option<Duration>) -> Result<()> + Send + Sync
 /// time and no count: on a busy core a yield takes as long as others want.
 const SPINS: u32 = 1000;
 const OFFERED: Duration = Duration::from_millis(5);
-const NAP: Duration = Duration::from_micros(50);
+/// The longest sleep between two looks, and which part of the time waited so far a sleep is.
+const NAP: Duration = Duration::from_micros(500);
+const PART: u32 = 64;
 
 /// A queue of work on a device.
 pub struct Stream {
@@ -263,10 +282,27 @@ unsafe impl Send for Stream {}
 unsafe impl Sync for Stream {}
 
 impl Stream {
+    /// One whose work begins behind that of others that waits, too.
     pub fn new(device: &Arc<Device>) -> Result<Arc<Stream>> {
+        Stream::with(device, |[least, _]| least)
+    }
+
+    /// One whose work comes first, where blocks of a device become free: others wait for what it brings.
+    pub fn first(device: &Arc<Device>) -> Result<Arc<Stream>> {
+        Stream::with(device, |[_, most]| most)
+    }
+
+    fn with(device: &Arc<Device>, priority: impl Fn([i32; 2]) -> i32) -> Result<Arc<Stream>> {
         device.bind()?;
-        let kind = result::stream::StreamKind::NonBlocking;
-        let stream = result::stream::create(kind).called("cuStreamCreate")?;
+        let ([mut least, mut most], mut stream) = ([0; 2], std::ptr::null_mut());
+        let plain = sys::CUstream_flags_enum::CU_STREAM_NON_BLOCKING as u32;
+        // SAFETY: they write two numbers, and a stream.
+        unsafe {
+            let range = sys::cuCtxGetStreamPriorityRange(&mut least, &mut most);
+            range.result().called("cuCtxGetStreamPriorityRange")?;
+            let made = sys::cuStreamCreateWithPriority(&mut stream, plain, priority([least, most]));
+            made.result().called("cuStreamCreateWithPriority")?;
+        }
         Ok(Arc::new(Stream { device: device.clone(), stream, watch: OnceLock::new() }))
     }
 
@@ -308,7 +344,7 @@ impl Stream {
                 continue;
             }
             watch(Some(waited))?;
-            std::thread::sleep(NAP);
+            std::thread::sleep(NAP.min(waited / PART));
         }
     }
 

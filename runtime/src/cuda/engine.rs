@@ -6,7 +6,7 @@ use super::exec::Executor;
 use super::modules::{Code, Modules, Ready};
 use super::movement::OnDevice;
 use super::nccl::{Id, Job, Nccl};
-use super::products::Products;
+use super::products::{Chosen, Products, told};
 use crate::alarm::Alarm;
 use crate::engine::{Engine, Queued, out_of_arena};
 use crate::threads::Threads;
@@ -41,6 +41,8 @@ pub struct Devices {
     berths: BTreeMap<usize, Berth>,
     collective: Arc<Source>,
     library: bool,
+    /// How the library does products.
+    chosen: Chosen,
 }
 
 impl std::fmt::Debug for Devices {
@@ -76,7 +78,18 @@ impl Devices {
         };
         let berths = ranks.into_iter().enumerate().map(berth).collect::<Result<_>>()?;
         devices.iter().try_for_each(|(d, _)| d.phase("code"))?;
-        Ok(Devices { berths, collective, library })
+        Ok(Devices { berths, collective, library, chosen: Chosen::default() })
+    }
+
+    /// What of the memory of each rank's device who has taken, in words.
+    pub fn memory(&self) -> Vec<String> {
+        let line = |(rank, b): (&usize, &Berth)| format!("rank {rank}: {}", b.stream.device.held());
+        self.berths.iter().map(line).collect()
+    }
+
+    /// By whom products that nothing else is joined with are done, in words.
+    pub fn products(&self) -> String {
+        if self.library { told(&self.chosen) } else { "our own kernels do all".into() }
     }
 
     /// The ends of all ranks of a plan, which are here, in their order.
@@ -95,7 +108,7 @@ impl Devices {
     }
 
     /// The ends of the ranks that are here, of those of a plan, all of which have the same `id`. They wait for the
-    /// others so long, at the start and then in a step.
+    /// others so long, at the start and then in a step; so many ranks, which follow each other, are `near`: of a host.
     ///
     /// # Errors
     /// Those of NCCL and of the driver.
@@ -104,13 +117,16 @@ impl Devices {
         plan: &Plan,
         id: &Id,
         (start, timeout): (Duration, Duration),
-        alarm: &Arc<Alarm>,
+        (alarm, near): (&Arc<Alarm>, usize),
     ) -> Result<Vec<Box<dyn Transport>>> {
         let end = |(&rank, b): (&usize, &Berth)| {
-            let stream = Stream::new(&b.stream.device)?;
-            let mover = OnDevice::new(&stream, &b.modules, self.collective.clone())?;
-            let job = Job { id, start, timeout, alarm: alarm.clone() };
-            let end = Nccl::connect(plan, rank, &job, &b.stream, (stream, mover))?;
+            let lane = || {
+                let stream = Stream::first(&b.stream.device)?;
+                let mover = OnDevice::new(&stream, &b.modules, self.collective.clone())?;
+                Ok((stream, mover))
+            };
+            let job = Job { id, start, timeout, alarm: alarm.clone(), near };
+            let end = Nccl::connect(plan, rank, &job, &b.stream, &lane)?;
             b.stream.device.phase("NCCL")?;
             Ok(Box::new(end) as Box<dyn Transport>)
         };
@@ -133,8 +149,10 @@ impl Devices {
         let rank = transport.rank();
         let b = &self.berths[&rank];
         let arena = Arena::new(&b.stream, bytes, poison)?.staged()?;
-        let products = self.library.then(|| Products::open(&b.stream)).transpose()?;
+        let open = || Products::noted(&b.stream, self.chosen.clone());
+        let products = self.library.then(open).transpose()?;
         let executor = Executor::new(&b.stream, &b.modules, transport)?.with(products);
+        b.stream.device.phase("arena and libraries")?;
         let devices = self.clone();
         Ok(OnCuda { devices, rank, executor, arena, buffer: vec![], touched: 0 })
     }
@@ -152,11 +170,13 @@ pub(crate) struct OnCuda {
 }
 
 impl OnCuda {
-    /// Room for so many bytes, all zero.
+    /// Room for so many bytes, with whatever was there.
     fn room(&mut self, bytes: usize) -> &mut [u64] {
-        self.buffer.clear();
-        self.buffer.resize(bytes.div_ceil(8), 0);
-        &mut self.buffer
+        let words = bytes.div_ceil(8);
+        if self.buffer.len() < words {
+            self.buffer.resize(words, 0);
+        }
+        &mut self.buffer[..words]
     }
 }
 
@@ -229,6 +249,10 @@ impl Engine for OnCuda {
                 unsafe { executor.run(q.kernel, &own[func][launch], &q.memory) }
             })
         })
+    }
+
+    fn prepare(&mut self, kernel: &Kernel) -> Result<()> {
+        self.executor.prepare(kernel)
     }
 
     unsafe fn rehearse(&mut self, kernel: &Kernel, memory: &[*mut f32]) -> Result<()> {

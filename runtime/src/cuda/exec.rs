@@ -140,6 +140,17 @@ impl Executor {
         }
     }
 
+    /// Lets the library choose how to do a product.
+    ///
+    /// # Errors
+    /// Those of the library.
+    pub fn prepare(&mut self, kernel: &Kernel) -> Result<()> {
+        match (kernel, &mut self.products) {
+            (Kernel::Gemm(k), Some(library)) => library.prepare(k),
+            _ours => Ok(()),
+        }
+    }
+
     /// Prepares a collective before it is first run: see [`Transport::rehearse`].
     ///
     /// # Errors

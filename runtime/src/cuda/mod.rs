@@ -18,7 +18,7 @@ mod products;
 mod timing;
 
 pub use arena::Arena;
-pub use device::{Device, Stream};
+pub use device::{Device, Stream, queues};
 pub use engine::Devices;
 pub use exec::Executor;
 pub use modules::{Code, Modules, Ready};

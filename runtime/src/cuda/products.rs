@@ -6,14 +6,17 @@ use super::device::Stream;
 use cudarc::cublaslt::{result, sys};
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::kernel::{Elem, Gemm, Matrix};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ffi::c_void;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Bytes of the library's own memory, as its maker advises for Hopper.
 const WORKSPACE: usize = 32 << 20;
 /// What the library says if it has no way to do a product.
 const NONE: sys::cublasStatus_t = sys::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED;
+/// What an algorithm is called by.
+const ALGORITHM: sys::cublasLtMatmulAlgoConfigAttributes_t =
+    sys::cublasLtMatmulAlgoConfigAttributes_t::CUBLASLT_ALGO_CONFIG_ID;
 /// Places in an arena begin at multiples of this.
 const ALIGN: usize = shardc_ir::plan::ALIGN;
 
@@ -24,6 +27,28 @@ pub struct Products {
     workspace: Arena,
     /// `None` for products that the library cannot be told of, or has no way to do.
     known: HashMap<Gemm, Option<Known>>,
+    chosen: Chosen,
+}
+
+/// The numbers of the ways in which the library does products of ranks of this process; `None` for those that it
+/// does not do.
+pub(super) type Chosen = Arc<Mutex<HashMap<Gemm, Option<i32>>>>;
+
+/// By whom products are done, in words: how many sizes in which of the library's ways.
+pub(super) fn told(chosen: &Chosen) -> String {
+    let chosen = chosen.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut ways: BTreeMap<i32, usize> = BTreeMap::new();
+    chosen.values().flatten().for_each(|way| *ways.entry(*way).or_default() += 1);
+    let done: usize = ways.values().sum();
+    let ways: Vec<String> = ways.iter().map(|(way, n)| format!("{way} for {n}")).collect();
+    let version = Products::version().unwrap_or_default();
+    let all = chosen.len();
+    match done {
+        0 => format!("cuBLASLt {version} does none of {all} sizes"),
+        _ => {
+            format!("cuBLASLt {version} does {done} of {all} sizes, algorithms {}", ways.join(", "))
+        }
+    }
 }
 
 // SAFETY: a handle and descriptors may be used from any thread, and are a rank's own.
@@ -61,6 +86,20 @@ struct Known {
     product: sys::cublasLtMatmulDesc_t,
     layouts: [sys::cublasLtMatrixLayout_t; 3],
     algorithm: sys::cublasLtMatmulAlgo_t,
+}
+
+impl Known {
+    /// The number of the library's way to do it.
+    fn way(&self) -> Result<i32> {
+        let (of, mut way, mut written) = (ALGORITHM, 0i32, 0);
+        // SAFETY: the algorithm is the library's, and writes one number.
+        let code = unsafe {
+            let to = (&raw mut way).cast();
+            sys::cublasLtMatmulAlgoConfigGetAttribute(&self.algorithm, of, to, 4, &mut written)
+        };
+        called(code.result(), "cublasLtMatmulAlgoConfigGetAttribute")?;
+        Ok(way)
+    }
 }
 
 /// Names the call in an error of the library.
@@ -155,9 +194,21 @@ impl Products {
         unsafe { sys::is_culib_present() }
     }
 
+    /// The library's version, as `13.1.0`, if it is here.
+    pub fn version() -> Option<String> {
+        // SAFETY: looks for the library by name, and asks it for a number.
+        let n = Products::are_here().then(|| unsafe { sys::cublasLtGetVersion() })?;
+        Some(format!("{}.{}.{}", n / 10_000, n / 100 % 100, n % 100))
+    }
+
     /// # Errors
     /// `missing-library` without the library.
     pub fn open(stream: &Arc<Stream>) -> Result<Products> {
+        Products::noted(stream, Chosen::default())
+    }
+
+    /// The same; how products are done is noted.
+    pub(super) fn noted(stream: &Arc<Stream>, chosen: Chosen) -> Result<Products> {
         if !Products::are_here() {
             return Err(Diag::new("missing-library", "libcublasLt.so.13 is not here")
                 .rule("--products cublaslt needs NVIDIA's library of products")
@@ -166,7 +217,19 @@ impl Products {
         stream.device.bind()?;
         let workspace = Arena::new(stream, WORKSPACE, false)?;
         let handle = called(result::create_handle(), "cublasLtCreate")?;
-        Ok(Products { stream: stream.clone(), handle, workspace, known: HashMap::new() })
+        Ok(Products { stream: stream.clone(), handle, workspace, known: HashMap::new(), chosen })
+    }
+
+    /// Lets the library choose how to do a product, once.
+    pub(super) fn prepare(&mut self, k: &Gemm) -> Result<()> {
+        if self.known.contains_key(k) {
+            return Ok(());
+        }
+        let made = tell(k).map(|told| self.make(k, told)).transpose()?.flatten();
+        let way = made.as_ref().map(Known::way).transpose()?;
+        self.chosen.lock().unwrap_or_else(PoisonError::into_inner).insert(k.clone(), way);
+        self.known.insert(k.clone(), made);
+        Ok(())
     }
 
     /// Queues a product on the memory of its operands; false if the library cannot be told of it, or has no way to do it.
@@ -174,10 +237,7 @@ impl Products {
     /// # Safety
     /// As for [`super::Executor::run`].
     pub(super) unsafe fn run(&mut self, k: &Gemm, memory: &[u64]) -> Result<bool> {
-        if !self.known.contains_key(k) {
-            let made = tell(k).map(|told| self.make(k, told)).transpose()?;
-            self.known.insert(k.clone(), made.flatten());
-        }
+        self.prepare(k)?;
         let Some(Some(p)) = self.known.get(k) else { return Ok(false) };
         let (one, add) = (1.0f32, if k.accumulate { 1.0f32 } else { 0.0 });
         let matrices = [&k.a, &k.b, &k.out];

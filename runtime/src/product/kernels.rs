@@ -109,18 +109,16 @@ impl Kernels {
         #[cfg(target_arch = "x86_64")]
         {
             use super::avx512;
-            if is_x86_feature_detected!("avx512f")
-                && is_x86_feature_detected!("avx512bw")
-                && is_x86_feature_detected!("avx512vl")
-            {
-                let pairs = half && is_x86_feature_detected!("avx512bf16");
+            use crate::math::has;
+            if has!("avx512f", "avx512bw", "avx512vl") {
+                let pairs = half && has!("avx512bf16");
                 match pairs.then(avx512::pairs_are_fast) {
                     Some(true) => all.extend([&avx512::PAIRS, &avx512::HALVES]),
                     Some(false) => all.extend([&avx512::HALVES, &avx512::PAIRS]),
                     None => all.push(&avx512::WORDS),
                 }
             }
-            if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+            if has!("avx2", "fma") {
                 all.push(of([&portable::avx2::WORDS, &portable::avx2::HALVES]));
             }
         }

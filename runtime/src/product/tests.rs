@@ -86,9 +86,10 @@ fn product(
 fn families_are_those_of_the_processor() {
     #[cfg(target_arch = "x86_64")]
     {
-        let has512 = is_x86_feature_detected!("avx512vl") && is_x86_feature_detected!("avx512bw");
-        let pairs = has512 && is_x86_feature_detected!("avx512bf16");
-        let has2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
+        use crate::math::has;
+        let has512 = has!("avx512vl", "avx512bw");
+        let pairs = has512 && has!("avx512bf16");
+        let has2 = has!("avx2", "fma");
         let all = 1 + usize::from(has2) + usize::from(has512);
         assert_eq!(Kernels::all(Elem::F32, Elem::F32).len(), all);
         assert_eq!(Kernels::all(Elem::F32, Elem::BF16).len(), all);

@@ -20,6 +20,8 @@ struct Open {
     until: usize,
     func: usize,
     launch: usize,
+    /// Those of a lane are done in their order.
+    lane: usize,
     /// Among the operations of the transport.
     number: Option<Number>,
 }
@@ -32,7 +34,8 @@ impl Rank {
         let mut runs = course.runs.iter().peekable();
         let mut i = 0;
         while i < w.bound[c.func].len() {
-            while let Some(o) = open.pop_front_if(|o| o.until <= i) {
+            while let Some(at) = open.iter().position(|o| o.until <= i) {
+                let o = open.remove(at).expect("it is there");
                 self.finish(w, &o)?;
             }
             if let Some(run) = runs.next_if(|r| r.launches.start == i) {
@@ -41,8 +44,11 @@ impl Rank {
                 continue;
             }
             let until = course.awaited.get(i).copied().unwrap_or(i + 1);
-            let collective = matches!(self.program[c.func][i], Kernel::Collective(_));
-            let deferred = until > i + 1 && collective;
+            let axes = match &self.program[c.func][i] {
+                Kernel::Collective(k) => Some(k.axes),
+                _alone => None,
+            };
+            let deferred = until > i + 1 && axes.is_some();
             let number = match self.launch(w, c, i, deferred) {
                 // It may be one of those under way that failed.
                 Err(f) if !f.own => {
@@ -52,10 +58,10 @@ impl Rank {
                 done => done?,
             };
             if deferred {
-                open.push_back(Open { until, func: c.func, launch: i, number });
-                // They are done in their order.
+                let lane = axes.map_or(0, |axes| self.engine.transport().lane(axes));
+                open.push_back(Open { until, func: c.func, launch: i, lane, number });
                 let mut least = until;
-                for earlier in open.iter_mut().rev() {
+                for earlier in open.iter_mut().rev().filter(|o| o.lane == lane) {
                     least = least.min(earlier.until);
                     earlier.until = least;
                 }
@@ -134,7 +140,11 @@ impl Rank {
             if !self.engine.queues() || !known.insert((c.func, c.frames.clone())) {
                 continue;
             }
-            for i in (0..self.program[c.func].len()).filter(|_| exchanges) {
+            for i in 0..self.program[c.func].len() {
+                self.engine.prepare(&self.program[c.func][i])?;
+                if !exchanges {
+                    continue;
+                }
                 let memory = self.memory(&w, c, i)?;
                 // SAFETY: as in `launch`.
                 unsafe { self.engine.rehearse(&self.program[c.func][i], &memory)? };
@@ -175,7 +185,7 @@ impl Rank {
     /// Waits for the oldest collective under way.
     fn finish(&mut self, w: &Wiring, o: &Open) -> std::result::Result<(), Failed> {
         let n = w.launches[o.func][o.launch].nodes.start;
-        let done = self.engine.transport().finish();
+        let done = self.engine.transport().finish(o.lane);
         let placed = |cause| Failed { own: false, cause: self.placed(w, o.func, n, cause) };
         let took = done.map_err(placed)?;
         self.flight.ended(o.number);

@@ -1,19 +1,20 @@
 //! How the ranks of a run are started, and from which values.
 
-use super::{Kernels, On, Run};
+use super::{Kernels, On, Run, engine};
 use crate::checkpoint::{BaseModel, OptimResume, Saved};
 use crate::cluster::Job;
 use crate::device;
 use crate::plan_dir::Stored;
-use crate::terminal::{note, warn};
+use crate::terminal::{note, notes, warn};
 use crate::torch;
 use shardc_codegen::{c, program};
 use shardc_frontends::Checkpoint;
 use shardc_frontends::import::Opened;
 use shardc_ir::diag::{Diag, Result};
-use shardc_ir::kernel::Program;
+use shardc_ir::kernel::{Kernel, Program};
 use shardc_ir::plan::Plan;
 use shardc_ir::weights::Weight;
+use shardc_runtime::cuda::{Device, Devices};
 use shardc_runtime::native::Native;
 use shardc_runtime::{First, Options, Session, Wanted};
 use std::ops::Range;
@@ -23,6 +24,10 @@ use std::time::Duration;
 
 /// Where the last instructions of every rank are written to if one fails.
 const RECORDS: &str = "shardc-failure";
+/// What several devices are not used well by.
+const THREADS: &str = "ranks are threads of 1 process, whose exchanges have no other work beside \
+    them: for several devices compile with --transport nccl, and start 1 process for each \
+    (shardc launch-script)";
 /// Most ranks run as threads of one process.
 const MAX_LOCAL_RANKS: usize = 256;
 
@@ -192,7 +197,7 @@ pub(super) fn launch(
     let (threads, cores) = threads(how, ranks);
     let programs: Vec<Program> = own.clone().map(|r| program(plan, r)).collect::<Result<_>>()?;
     let native = match (how.device, how.kernels) {
-        (On::Cuda, _) | (_, Some(Kernels::Interpreted)) => None,
+        (On::Cuda, _) | (_, Some(Kernels::Interpreted | Kernels::Own)) => None,
         (On::Cpu, asked) => match native(&programs, how) {
             Ok(made) => Some(Arc::new(made)),
             Err(d) if asked.is_none() => {
@@ -205,10 +210,14 @@ pub(super) fn launch(
     let devices = match how.device {
         On::Cpu => None,
         On::Cuda => {
+            if let Some(job) = job {
+                // Bits of the library and of ours differ.
+                job.same("products by", &engine::multiplies(how))?;
+            }
             let one = job.and_then(Job::device);
             let trusted = dir.filter(|_| how.trust_kernels);
             let opened =
-                device::open(plan, &programs, (own.start, one), trusted, how.products.library());
+                device::open(plan, &programs, (own.start, one), trusted, engine::library(how));
             Some(opened.map_err(|d| device::without(d, dir, trusted))?)
         }
     };
@@ -223,14 +232,38 @@ pub(super) fn launch(
     };
     let load = loads(plan, start);
     let lower = |_: &Plan, rank: usize| Ok(programs[rank - own.start].clone());
-    match job {
-        None => Session::new(plan, options, &lower, &load),
+    let devices = options.devices.clone();
+    let session = match job {
+        None => Session::new(plan, options, &lower, &load)?,
         Some(job) => {
             let records = PathBuf::from(RECORDS);
             let devices = options.devices.as_deref();
             let process = job.process(plan, options.timeout, records, devices)?;
-            Session::join(plan, options, process, &lower, &load)
+            Session::join(plan, options, process, &lower, &load)?
         }
+    };
+    if let Some(devices) = devices {
+        let leads = job.is_none_or(|j| j.control.leads());
+        notes(leads.then(|| products(&devices, &programs)));
+        if job.is_none() && programs.len() > 1 && Device::count()? > 1 {
+            note(THREADS);
+        }
+        notes(if how.memory_log { devices.memory() } else { vec![] });
+    }
+    Ok(session)
+}
+
+/// By whom products are done, in words.
+fn products(devices: &Devices, programs: &[Program]) -> String {
+    let all = || programs[0].iter().flatten();
+    let joined = all().filter(|k| matches!(k, Kernel::GemmThen(_))).count();
+    let grouped = all().filter(|k| matches!(k, Kernel::Grouped(_))).count();
+    let ours = [(joined, "products with work on their result"), (grouped, "of experts")];
+    let ours: Vec<String> =
+        ours.iter().filter(|o| o.0 > 0).map(|(n, what)| format!("{n} {what}")).collect();
+    match ours.is_empty() {
+        true => format!("products: {}", devices.products()),
+        false => format!("products: {}; ours: {}", devices.products(), ours.join(", ")),
     }
 }
 

@@ -125,6 +125,45 @@ fn few_hardware_queues_are_refused() {
         ended.with("cuda-driver", &[], &[&set, "unset CUDA_DEVICE_MAX_CONNECTIONS"]);
     }
     job(&m, 4, &["--timeout", "20"], &[(None, "CUDA_DEVICE_MAX_CONNECTIONS", "32")]).well();
+    // One rank waits for nobody.
+    let Some(m) = plan("alone", "llama_mha", &["--global-batch", "2"]) else { return };
+    let one = [(None, "CUDA_DEVICE_MAX_CONNECTIONS", "1")];
+    job(&m, 1, &["--timeout", "20"], &one).well();
+    job(&m, 1, &["--transport", "threads"], &one).well();
+}
+
+/// What a rank says of the memory of its device.
+#[test]
+fn memory_is_told_by_phase() {
+    let Some(m) = pair() else { return };
+    let lazy = [(None, "STANDIN_LAZY", "4194304")];
+    let ended = job(&m, 2, &["--timeout", "20", "--memory-log"], &lazy);
+    ended.well();
+    let of = |rank: usize| format!("rank {rank}: taken: others and the driver 0 B");
+    let phases =
+        ["code ", "NCCL 4.00 MiB", "arena and libraries ", "scratch and graphs ", "are left"];
+    for (rank, said) in ended.said.iter().enumerate() {
+        let line = said.lines().find(|l| l.contains(&of(rank)));
+        let line = line.unwrap_or_else(|| panic!("no line of rank {rank} in {said}"));
+        assert!(phases.iter().all(|p| line.contains(p)), "{line}");
+    }
+}
+
+/// A transfer between stages takes few blocks of a device, which may wait long; collectives as many as NCCL likes.
+#[test]
+fn posted_receives_take_few_blocks() {
+    let Some(m) = stages() else { return };
+    let log = m.dir.join("splits");
+    let _ = std::fs::remove_dir_all(&log);
+    std::fs::create_dir_all(&log).expect("a folder");
+    let dir = log.display().to_string();
+    job(&m, 4, &["--timeout", "20"], &[(None, "STANDIN_LOG", &dir)]).well();
+    let said = std::fs::read_to_string(log.join("split")).expect("a log");
+    // Of each rank a communicator of tp, and one each way between stages.
+    let few = said.lines().filter(|l| l.ends_with("blocks 4")).count();
+    let any = said.lines().filter(|l| l.ends_with(&format!("blocks {}", i32::MIN))).count();
+    assert_eq!((few, few + any), (8, said.lines().count()), "{said}");
+    assert!(any >= 4, "{said}");
 }
 
 /// What the driver and NCCL have taken leaves too little for a rank: it is said before the first step.
@@ -180,7 +219,39 @@ fn a_busy_driver_is_no_silence() {
     job(&m, 2, &["--timeout", "20", "--silence", "2"], &busy).well();
 }
 
-/// A port of the job that somebody else listens at is named, and all end.
+/// A rank that waits leaves its core to others.
+#[test]
+fn a_waiting_rank_leaves_its_core() {
+    let Some(m) = pair() else { return };
+    let run = ["run", "plan", "--device", "cuda", "--steps", "2", "--timeout", "5"];
+    let mut all = ranks_of(&m, 2, &run, &[("STANDIN_HANG", "6")]);
+    let mut all: Vec<Child> = all.iter_mut().map(|c| c.spawn().expect("shardc starts")).collect();
+    // Hundredths of a second on cores, of user and system.
+    let ticks = |c: &Child| -> Option<u64> {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", c.id())).ok()?;
+        let words: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
+        Some(words[11].parse::<u64>().ok()? + words[12].parse::<u64>().ok()?)
+    };
+    let (since, mut seen) = (Instant::now(), vec![]);
+    while all[0].try_wait().expect("it is ours").is_none() && since.elapsed() < LIMIT {
+        seen.extend(ticks(&all[0]).map(|t| (since.elapsed().as_secs_f64(), t)));
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    for c in &mut all {
+        let _ = c.kill();
+        c.wait().expect("it ends");
+    }
+    let end = seen.last().expect("it ran").0;
+    let at = |before: f64| seen.iter().find(|s| s.0 >= end - before).expect("it ran for long");
+    // Before it gives up, and what comes then.
+    let (from, to) = (at(3.5), at(0.5));
+    let share = (to.1 - from.1) as f64 / 100.0 / (to.0 - from.0);
+    println!("{:.1} % of a core", 100.0 * share);
+    assert!(share < 0.08, "a rank that waits takes {share:.2} of a core: {seen:?}");
+}
+
+/// A port of the job that somebody else listens at is named, and all end; with a secret, by which others tell
+/// process 0, it takes another one.
 #[test]
 fn a_taken_port() {
     let Some(m) = pair() else { return };
@@ -189,6 +260,39 @@ fn a_taken_port() {
     let ended = job(&m, 2, &["--start-timeout", "4"], &[(None, "MASTER_PORT", &port)]);
     assert!(ended.status.iter().all(|s| s.is_some_and(|s| s > 0)), "{ended:?}");
     assert!(ended.said[0].contains(&port), "{ended:?}");
+    let secret = (None, "SHARDC_SECRET", "a secret of sixteen bytes");
+    let ended = job(&m, 2, &["--start-timeout", "20"], &[(None, "MASTER_PORT", &port), secret]);
+    ended.well();
+    let said = format!("port {port} is taken: process 0 listens at 127.0.0.1:");
+    assert!(ended.said[0].contains(&said), "{ended:?}");
+}
+
+/// The same while parameters are loaded, and while a checkpoint is written, where a device that says nothing more has no
+/// limit yet.
+#[test]
+fn loads_and_checkpoints_have_limits() {
+    let Some(m) = pair() else { return };
+    let flags = ["--start-timeout", "10", "--timeout", "5", "--silence", "2", "--save-every", "1"];
+    let table = [
+        ("cuMemcpyHtoDAsync:6", "kill", "process 1 ("),
+        ("cuMemcpyHtoDAsync:6", "stop", "process 1 ("),
+        ("cuMemcpyHtoDAsync:6", "deaf", "rank 0 waited 5 s for its device"),
+        ("cuMemcpyDtoHAsync:30", "kill", "process 1 ("),
+        ("cuMemcpyDtoHAsync:30", "stop", "process 1 ("),
+    ];
+    let one = |&(call, how, words): &(&str, &str, &str)| {
+        let (at, dir) = (format!("{call}:{how}"), format!("save-{call}-{how}").replace(':', "-"));
+        let _ = std::fs::remove_dir_all(m.dir.join(&dir));
+        let fault = [(Some(1), "STANDIN_AT", &*at)];
+        let gone: &[usize] = if how == "deaf" { &[] } else { &[1] };
+        let ended = job(&m, 2, &[&flags[..], &["--save", &dir]].concat(), &fault);
+        ended.with("rank-failed", gone, &[words]);
+    };
+    std::thread::scope(|s| {
+        for part in table.chunks(3) {
+            s.spawn(|| part.iter().for_each(one));
+        }
+    });
 }
 
 /// A rank that is killed, stopped or silent in a call of some phase: the others end within their

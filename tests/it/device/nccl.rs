@@ -451,3 +451,50 @@ fn a_device_that_hangs_ends_the_job() {
         "{said}"
     );
 }
+
+/// On two hosts of two ranks each, what leaves a host is not in the way of what does not: collectives of tp begin and
+/// end while one of ZeRO is on its way. Where NCCL does not start kernels in the order of calls there is one stream.
+#[test]
+fn what_leaves_a_host_is_in_nobodys_way() {
+    let Some(m) = machine("lanes", true) else { return };
+    let model = format!("{HERE}/tests/fixtures/llama_gqa");
+    let compile = ["compile", &model, "--global-batch", "4", "--seq", "8", "-o", "plan"];
+    let mesh = ["--mesh", "dp=2,tp=2", "--zero", "3", "--transport", "nccl"];
+    m.ok(&[&compile[..], &mesh, &CODE].concat(), &[]);
+    let run = ["run", "plan", "--device", "cuda", "--steps", "2", "--format", "json"];
+    let beside = |in_order: &str| {
+        let log = m.dir.join(format!("order-{in_order}"));
+        std::fs::create_dir_all(&log).expect("a folder");
+        let dir = log.display().to_string();
+        let also = [
+            ("STANDIN_LOG", &*dir),
+            ("STANDIN_HOST", "2"),
+            ("LOCAL_WORLD_SIZE", "2"),
+            ("NCCL_MULTI_RANK_GPU_ENABLE", "1"),
+            ("NCCL_LAUNCH_ORDER_IMPLICIT", in_order),
+        ];
+        let mut all = ranks_of(&m, 4, &run, &also);
+        for (rank, c) in all.iter_mut().enumerate() {
+            c.env("LOCAL_RANK", (rank % 2).to_string());
+        }
+        let all: Vec<_> = all.iter_mut().map(|c| c.spawn().expect("shardc starts")).collect();
+        let all: Vec<_> = all.into_iter().map(|c| c.wait_with_output().expect("it ends")).collect();
+        succeeded(&all);
+        let order = std::fs::read_to_string(log.join("order-0")).expect("a log");
+        // Of groups within the host of rank 0, those that ended while one that leaves it was open.
+        let (mut open, mut count) = (0, [0; 2]);
+        for line in order.lines() {
+            let near = line.ends_with(" 0 1");
+            match (near, line.starts_with('+')) {
+                (false, true) => open += 1,
+                (false, false) => open -= 1,
+                (true, begins) => count[usize::from(!begins && open > 0)] += usize::from(!begins),
+            }
+        }
+        (numbers(&text(&all[0].stdout)), count)
+    };
+    let ((apart, [_, some]), (one, [all, none])) = (beside("1"), beside("0"));
+    println!("{some} collectives of tp ended beside one of ZeRO, of {all}");
+    assert!(some > 0 && none == 0 && all > some, "{some}, {none} of {all}");
+    assert_eq!(apart, one);
+}

@@ -148,7 +148,9 @@ fn over_nccl(plan: &Plan, programs: &[Program], dir: &Path) -> Result<Vec<[f32; 
     let options = Options { devices: Some(devices.clone()), timeout: LIMIT, ..Options::default() };
     steps(plan, programs, options, |options| {
         let alarm = Arc::default();
-        let ends = devices.join(plan, &cuda::id()?, (LIMIT, options.timeout), &alarm)?;
+        // As if two ranks were on each host.
+        let limits = (LIMIT, options.timeout);
+        let ends = devices.join(plan, &cuda::id()?, limits, (&alarm, 2))?;
         Ok(Some(Process { ends, alarm, control: None, records: PathBuf::new() }))
     })
 }

@@ -2,7 +2,7 @@
 //! that are compiled for devices and run on the CPU, is what the node means.
 
 use super::emulator::{self, Mode};
-use super::resources::compile;
+use super::resources::{ARCHS, compile};
 use shardc_codegen::cuda::limits::Limits;
 use shardc_codegen::{cuda, launch};
 use shardc_ir::func::Func;
@@ -88,7 +88,7 @@ fn check(from: &str, op: &str, to: &str) {
     );
     let m = text::parse(&text).unwrap_or_else(|e| panic!("{}", e.render()));
     let (mesh, f) = (&m.mesh, &m.funcs[0]);
-    compile(&what, &["sm_80", "sm_90a"], |l| all(mesh, f, l), 64);
+    compile(&what, &ARCHS, |l| all(mesh, f, l), 64);
     if emulator::compiler().is_none() {
         return skip(Tool::Cpp, &format!("{what} would have been run on the CPU"));
     }

@@ -14,9 +14,13 @@ use shardc_testing::{Tool, skip, taken, taken_within};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, OnceLock};
 
+/// Architectures that are compiled for: where warps multiply, where groups of warps do (Hopper), and Blackwell's with
+/// what is special to them, of which our kernels use nothing yet: they are those of warps.
+pub const ARCHS: [&str; 4] = ["sm_80", "sm_90a", "sm_100a", "sm_103a"];
+
 /// Compiles what a sample runs.
 fn check(text: &str, most: u32) {
-    check_for(&["sm_80", "sm_90a"], text, most);
+    check_for(&ARCHS, text, most);
 }
 
 fn check_for(archs: &[&str], text: &str, most: u32) {
@@ -86,7 +90,7 @@ fn compiled(source: &Arc<Source>, arch: &str) -> Made {
 
 /// Where heads are wide, tiles are smaller on sm_89.
 fn archs(width: usize) -> &'static [&'static str] {
-    if width < 128 { &["sm_80", "sm_90a"] } else { &["sm_80", "sm_89", "sm_90a"] }
+    if width < 128 { &ARCHS } else { &["sm_80", "sm_89", "sm_90a", "sm_100a", "sm_103a"] }
 }
 
 /// Attention with heads of these widths, without and with a softcap.
@@ -180,9 +184,13 @@ fn groups_multiply_on_hopper() {
         let case = cases(text, |_| {}).swap_remove(0);
         for l in launches(&case.kernel, &Limits::of("sm_80")).expect("a written kernel") {
             // Of a virtual architecture there is a text alone.
-            for (arch, groups) in
-                [("compute_80", false), ("compute_90", false), ("compute_90a", true)]
-            {
+            for (arch, groups) in [
+                ("compute_80", false),
+                ("compute_90", false),
+                ("compute_90a", true),
+                ("compute_100a", false),
+                ("compute_103a", false),
+            ] {
                 let made = nvrtc::instructions(&l.source, arch);
                 if made.as_ref().is_err_and(|d| d.code == "missing-library") {
                     skip(Tool::Nvrtc, &format!("products of {text} would have been looked at"));
@@ -251,7 +259,7 @@ fn epilogues_fit() {
             let f = function(text, size);
             let kernel = launch(&Mesh::default(), &f, &groups(&f)[0], &[]).expect("a kernel");
             let made = |l: &Limits| launches(&kernel, l).expect("a launch");
-            compile(text, &["sm_80", "sm_90a"], made, 128);
+            compile(text, &ARCHS, made, 128);
         }
     }
 }
@@ -267,7 +275,7 @@ fn collectives_fit() {
         words: vec![],
     };
     let made = |_: &Limits| ["copy_region", "fold_regions"].map(one).to_vec();
-    compile("collectives", &["sm_80", "sm_90a"], made, 64);
+    compile("collectives", &ARCHS, made, 64);
 }
 
 #[test]

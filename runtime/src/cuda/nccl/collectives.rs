@@ -87,21 +87,25 @@ impl Nccl {
         to: &[&[Region]],
         f: impl FnOnce(&Group, &[Laid], &[Laid], Queue) -> Result<()>,
     ) -> Result<()> {
-        let places = self.lay(&[from, to].concat())?;
-        if self.scratch.rehearses {
+        let lane = self.group(axes)?.lane;
+        let places = self.lanes[lane].lay(&[from, to].concat(), self.rehearses)?;
+        if self.rehearses {
             return Ok(());
         }
         let begun = self.main.mark()?;
-        self.stream.after(&begun)?;
+        let on = &mut self.lanes[lane];
+        on.stream.after(&begun)?;
+        let queue = on.stream.stream.cast();
         let (operands, results) = places.split_at(from.len());
         // SAFETY: by the caller.
-        unsafe { self.copy(from, operands, false)? };
-        f(self.group(axes)?, operands, results, self.stream.stream.cast())?;
+        unsafe { on.copy(from, operands, false)? };
+        f(self.group(axes)?, operands, results, queue)?;
+        let on = &mut self.lanes[lane];
         // SAFETY: by the caller.
-        unsafe { self.copy(to, results, true)? };
-        let done = self.stream.mark()?;
+        unsafe { on.copy(to, results, true)? };
+        let done = on.stream.mark()?;
         if std::mem::take(&mut self.defers) {
-            self.deferred.push_back(self.stream.mark()?);
+            on.deferred.push_back(on.stream.mark()?);
             self.begun(done);
             return Ok(());
         }
@@ -329,9 +333,9 @@ impl Transport for Nccl {
     }
 
     fn rehearse(&mut self, does: bool) -> Result<bool> {
-        self.scratch.rehearses = does;
-        if !does && self.scratch.bytes > 0 {
-            self.scratch.room = Some(Arena::new(&self.stream, self.scratch.bytes, false)?);
+        self.rehearses = does;
+        for lane in self.lanes.iter_mut().filter(|l| !does && l.scratch.bytes > 0) {
+            lane.scratch.room = Some(Arena::new(&lane.stream, lane.scratch.bytes, false)?);
         }
         Ok(true)
     }
@@ -344,8 +348,13 @@ impl Transport for Nccl {
         self.defers = true;
     }
 
-    fn finish(&mut self) -> Result<Option<Took>> {
-        self.deferred.pop_front().map_or(Ok(()), |done| self.main.after(&done))?;
+    fn lane(&self, axes: AtomSet) -> usize {
+        self.groups.get(&axes).map_or(0, |g| g.lane)
+    }
+
+    fn finish(&mut self, lane: usize) -> Result<Option<Took>> {
+        let done = self.lanes[lane].deferred.pop_front();
+        done.map_or(Ok(()), |done| self.main.after(&done))?;
         Ok(None)
     }
 

@@ -1,7 +1,7 @@
 //! How a rank's communicators are made: one per group, and one per direction of the pipeline.
 
-use super::library::{Comm, Data, DataType};
-use super::{Edge, Group, Job, Nccl, Scratch, UnderWay, warm};
+use super::library::{Comm, Config, Data, DataType, Library};
+use super::{Edge, Group, Job, Lane, Nccl, Scratch, UnderWay, warm};
 use crate::alarm::Alarm;
 use crate::cuda::arena::Arena;
 use crate::cuda::device::Stream;
@@ -10,9 +10,12 @@ use crate::transport::failure;
 use shardc_ir::diag::Result;
 use shardc_ir::mesh::AtomSet;
 use shardc_ir::plan::Plan;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
+
+/// Blocks of the device that a transfer between stages takes, which may be posted long before it comes.
+const BLOCKS: i32 = 4;
 
 /// A rank's communicators by what they are for, and all of them in the order in which they were made.
 #[derive(Default)]
@@ -24,8 +27,8 @@ struct Parts {
 }
 
 impl Nccl {
-    /// The end of a rank of a plan; all ranks call it. `main` is the stream of the rank's kernels, and
-    /// `mover` moves what is on `stream`, that of collectives.
+    /// The end of a rank of a plan; all ranks call it. `main` is the stream of the rank's kernels, and `lane` makes
+    /// one of collectives with what moves what is on it.
     ///
     /// # Errors
     /// Those of NCCL and of the driver.
@@ -34,14 +37,23 @@ impl Nccl {
         rank: usize,
         job: &Job,
         main: &Arc<Stream>,
-        (stream, mover): (Arc<Stream>, OnDevice),
+        lane: &dyn Fn() -> Result<(Arc<Stream>, OnDevice)>,
     ) -> Result<Nccl> {
         let ranks = plan.module.mesh.ranks();
         main.device.bind()?;
         job.alarm.begin(format!(", making the communicator of all {ranks} ranks"));
         let all = Comm::of_all(job.id, rank, ranks, &job.alarm)?;
         let mut parts = Parts::default();
-        parts.split_groups(plan, rank, &all, &job.alarm)?;
+        // Groups are in a host or not: on all ranks alike, as ranks of hosts follow each other.
+        let mesh = &plan.module.mesh;
+        let near = |axes: AtomSet| {
+            let same = |r: usize| mesh.group(axes, r).iter().all(|m| m / job.near == r / job.near);
+            (0..ranks).all(same)
+        };
+        let near: BTreeSet<AtomSet> = plan.groups().into_iter().filter(|&g| near(g)).collect();
+        let apart = Library::get()?.launches_in_order()? && near.len() < plan.groups().len();
+        let lane_of = |axes: AtomSet| usize::from(apart && near.contains(&axes));
+        parts.split_groups(plan, rank, &all, (&job.alarm, &lane_of))?;
         let room = Arena::new(main, warm::room(plan), false)?;
         main.wait()?;
         let connected = parts
@@ -66,19 +78,21 @@ impl Nccl {
             ended.iter().filter_map(Weak::upgrade).for_each(|c| c.abort());
         }));
         watch(main, rank, job, comms, under_way.clone());
+        let lanes = (0..1 + groups.values().map(|g| g.lane).max().unwrap_or(0)).map(|_| {
+            let ((stream, mover), deferred) = (lane()?, VecDeque::new());
+            Ok(Lane { stream, mover, scratch: Scratch::default(), deferred })
+        });
         Ok(Nccl {
             rank,
             ranks,
             main: main.clone(),
-            stream,
-            mover,
+            lanes: lanes.collect::<Result<_>>()?,
             groups,
             to,
             from,
-            scratch: Scratch::default(),
+            rehearses: false,
             alarm: job.alarm.clone(),
             defers: false,
-            deferred: VecDeque::new(),
             under_way,
             calls: 0,
         })
@@ -87,16 +101,24 @@ impl Nccl {
 
 impl Parts {
     /// Makes the communicators of groups: every rank splits for all of them, in one order.
-    fn split_groups(&mut self, plan: &Plan, rank: usize, all: &Comm, alarm: &Alarm) -> Result<()> {
+    fn split_groups(
+        &mut self,
+        plan: &Plan,
+        rank: usize,
+        all: &Comm,
+        (alarm, lane): (&Alarm, &dyn Fn(AtomSet) -> usize),
+    ) -> Result<()> {
         let mesh = &plan.module.mesh;
         for axes in plan.groups() {
             let members = mesh.group(axes, rank);
             let me = members.iter().position(|&r| r == rank).expect("a rank is in its group");
             let name = format!("rank {rank} of {}", mesh.names(axes, "+"));
             alarm.begin(format!(", making the communicator of {}", mesh.names(axes, "+")));
-            let comm = Arc::new(all.part(Some(members[0]), me, name)?.expect("it has a number"));
+            let comm = Arc::new(
+                all.part((Some(members[0]), me), Config::of(None), name)?.expect("it has a number"),
+            );
             self.comms.push(comm.clone());
-            self.groups.insert(axes, Group { comm, me, ways: members.len() });
+            self.groups.insert(axes, Group { comm, me, ways: members.len(), lane: lane(axes) });
         }
         Ok(())
     }
@@ -121,9 +143,12 @@ impl Parts {
             };
             let key = usize::from(class == receiver);
             job.alarm.begin(format!(", making the communicator of stages {sender} and {receiver}"));
-            let Some(comm) = all.part(number, key, name)?.map(Arc::new) else { continue };
+            let Some(comm) = all.part((number, key), Config::of(Some(BLOCKS)), name)?.map(Arc::new)
+            else {
+                continue;
+            };
             self.comms.push(comm.clone());
-            let stream = Stream::new(&main.device)?;
+            let stream = Stream::first(&main.device)?;
             let queue = stream.stream.cast();
             let first = Data { at: byte.address(0), count: 1, kind: DataType::Byte };
             // SAFETY: `first` is the first byte of an arena, which `connect` keeps until the streams are

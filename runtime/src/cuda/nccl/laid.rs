@@ -1,6 +1,6 @@
 //! Rows of elements as NCCL takes them: one after the other, where they are or in scratch memory.
 
-use super::Nccl;
+use super::Lane;
 use crate::region::Region;
 use crate::threads::Mover;
 use crate::transport::failure;
@@ -18,10 +18,14 @@ pub(super) struct Laid {
     own: bool,
 }
 
-impl Nccl {
+impl Lane {
     /// Elements of regions that lie together, and scratch memory for those that do not: each list as
     /// one row of elements.
-    pub(super) fn lay(&mut self, rows: &[&[Region]]) -> Result<SmallVec<[Laid; 4]>> {
+    pub(super) fn lay(
+        &mut self,
+        rows: &[&[Region]],
+        rehearses: bool,
+    ) -> Result<SmallVec<[Laid; 4]>> {
         let mut end = 0;
         let mut places: SmallVec<[Laid; 4]> = SmallVec::new();
         for row in rows {
@@ -33,7 +37,7 @@ impl Nccl {
             end += row.iter().map(bytes).sum::<usize>().next_multiple_of(ALIGN);
         }
         let scratch = &mut self.scratch;
-        if scratch.rehearses {
+        if rehearses {
             scratch.bytes = scratch.bytes.max(end);
         } else if end > scratch.bytes {
             let message = format!("an exchange of {end} B was not rehearsed");

@@ -3,11 +3,16 @@
 use crate::alarm::Alarm;
 use libloading::Library as Object;
 use shardc_ir::diag::{Diag, Result};
-use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::{Arc, OnceLock};
 
 /// Names of the library: with the version of its interface, and as a developer's link.
 const NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
+
+/// The variable by which it starts kernels of several communicators in the order of their calls, and the first version
+/// that does.
+const IN_ORDER: &str = "NCCL_LAUNCH_ORDER_IMPLICIT";
+const SINCE: i32 = 22_600;
 
 /// A communicator of the library.
 pub(super) type Handle = *mut c_void;
@@ -52,6 +57,44 @@ pub(super) const NO_PART: c_int = -1;
 
 type Code = c_int;
 
+/// `ncclConfig_t` of 2.18, which later versions take as such; what is `UNSET` is the library's choice.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(super) struct Config {
+    size: usize,
+    magic: c_uint,
+    version: c_uint,
+    blocking: c_int,
+    cluster: c_int,
+    least_blocks: c_int,
+    most_blocks: c_int,
+    network: *const c_char,
+    share: c_int,
+    /// Where later versions have something else, which they do not read of this one.
+    rest: c_int,
+}
+
+const UNSET: c_int = c_int::MIN;
+
+impl Config {
+    /// Of a communicator whose calls take this many blocks of the device at most, if that is not the library's choice.
+    /// Nothing is shared with others: of communicators that share, calls follow each other.
+    pub fn of(most_blocks: Option<c_int>) -> Config {
+        Config {
+            size: size_of::<Config>(),
+            magic: 0xcafe_beef,
+            version: 21_800,
+            blocking: UNSET,
+            cluster: UNSET,
+            least_blocks: UNSET,
+            most_blocks: most_blocks.unwrap_or(UNSET),
+            network: std::ptr::null(),
+            share: 0,
+            rest: UNSET,
+        }
+    }
+}
+
 /// Declares the table of functions, and loads it.
 macro_rules! functions {
     ($($name:ident: $symbol:literal ($($arg:ty),*)),* $(,)?) => {
@@ -77,7 +120,7 @@ functions! {
     version: "ncclGetVersion" (*mut c_int),
     unique_id: "ncclGetUniqueId" (*mut Id),
     init: "ncclCommInitRank" (*mut Handle, c_int, Id, c_int),
-    split: "ncclCommSplit" (Handle, c_int, c_int, *mut Handle, *mut c_void),
+    split: "ncclCommSplit" (Handle, c_int, c_int, *mut Handle, *mut Config),
     destroy: "ncclCommDestroy" (Handle),
     abort: "ncclCommAbort" (Handle),
     async_error: "ncclCommGetAsyncError" (Handle, *mut c_int),
@@ -132,7 +175,20 @@ impl Library {
         LOADED.get_or_init(Library::load).as_ref().map_err(Clone::clone)
     }
 
+    /// Whether kernels of several communicators start in the order of their calls, on all ranks.
+    ///
+    /// # Errors
+    /// Those of NCCL.
+    pub fn launches_in_order(&self) -> Result<bool> {
+        let asked = std::env::var(IN_ORDER).is_ok_and(|on| on == "1");
+        Ok(asked && self.version()? >= SINCE)
+    }
+
     fn load() -> Result<Library> {
+        if std::env::var_os(IN_ORDER).is_none() {
+            // SAFETY: NCCL was not loaded, and has no threads that read it; Rust's own are held up.
+            unsafe { std::env::set_var(IN_ORDER, "1") };
+        }
         let missing = |what: String| {
             Diag::new("missing-library", what)
                 .rule("--transport nccl needs NVIDIA's NCCL, 2.18 or later")
@@ -215,14 +271,18 @@ impl Comm {
 
     /// The part of this communicator whose members give the same number, in the order of `key`; `None`
     /// for those that give none. All members call it.
-    pub fn part(&self, number: Option<usize>, key: usize, name: String) -> Result<Option<Comm>> {
+    pub fn part(
+        &self,
+        (number, key): (Option<usize>, usize),
+        mut config: Config,
+        name: String,
+    ) -> Result<Option<Comm>> {
         let mut handle = std::ptr::null_mut();
         let color = number.map_or(NO_PART, |n| n as c_int);
-        let like_this = std::ptr::null_mut();
-        // SAFETY: writes one handle.
+        // SAFETY: writes one handle; the configuration is read meanwhile.
         let code = unsafe {
             let split = self.library.functions.split;
-            split(self.handle, color, key as c_int, &mut handle, like_this)
+            split(self.handle, color, key as c_int, &mut handle, &mut config)
         };
         self.library.check(code, || format!("ncclCommSplit on {name}"))?;
         let alarm = self.alarm.clone();

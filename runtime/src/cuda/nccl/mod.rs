@@ -2,8 +2,11 @@
 //!
 //! Every group of the plan has a communicator, split from that of all ranks, and so has every
 //! direction in which two ranks of a pipeline send, with a stream of its own: what waits for one rank
-//! is not in the way of another. Nothing here waits: calls queue work, on the stream of collectives or
-//! of a direction, behind what the rank's stream has so far, and that goes on behind them, at once or
+//! is not in the way of another. Collectives of groups that leave a host have a stream, and those of groups
+//! within hosts another one: what is on its way between hosts for long is not in the way of what does not leave one.
+//! NCCL starts kernels of several communicators in the order in which they are called, which is that of the plan, on
+//! all ranks (`NCCL_LAUNCH_ORDER_IMPLICIT`); versions that do not have one stream for all. Nothing here waits: calls
+//! queue work, on a stream of collectives or of a direction, behind what the rank's stream has so far, and that goes on behind them, at once or
 //! where it needs them. What is not adjacent in memory passes through scratch memory.
 //!
 //! NCCL connects ranks when they first exchange something, waits there for all of them, and takes memory: so
@@ -54,6 +57,17 @@ struct Group {
     comm: Arc<Comm>,
     me: usize,
     ways: usize,
+    /// Which stream of collectives it has.
+    lane: usize,
+}
+
+/// A stream of collectives.
+struct Lane {
+    stream: Arc<Stream>,
+    mover: OnDevice,
+    scratch: Scratch,
+    /// Collectives that were deferred, the oldest first.
+    deferred: VecDeque<Event>,
 }
 
 /// One direction between two ranks.
@@ -102,18 +116,18 @@ impl UnderWay {
 pub struct Nccl {
     rank: usize,
     ranks: usize,
-    /// Of the rank's kernels, and of collectives.
+    /// Of the rank's kernels.
     main: Arc<Stream>,
-    stream: Arc<Stream>,
-    mover: OnDevice,
+    /// Of collectives: of groups that leave a host, and, if those are apart, of groups that do not.
+    lanes: Vec<Lane>,
     groups: BTreeMap<AtomSet, Group>,
     to: BTreeMap<usize, Edge>,
     from: BTreeMap<usize, Edge>,
-    scratch: Scratch,
+    /// Operations only say how much memory they need.
+    rehearses: bool,
     alarm: Arc<Alarm>,
-    /// The next collective is deferred; and those that were, the oldest first.
+    /// The next collective is deferred.
     defers: bool,
-    deferred: VecDeque<Event>,
     under_way: Arc<UnderWay>,
     /// Operations so far.
     calls: Call,
@@ -124,8 +138,6 @@ pub struct Nccl {
 struct Scratch {
     room: Option<Arena>,
     bytes: usize,
-    /// Operations only say how much they need.
-    rehearses: bool,
 }
 
 /// A job's ends: how long they wait, and whom they tell.
@@ -135,6 +147,8 @@ pub(super) struct Job<'a> {
     pub start: Duration,
     pub timeout: Duration,
     pub alarm: Arc<Alarm>,
+    /// Ranks of a host, which follow each other.
+    pub near: usize,
 }
 
 impl Nccl {

@@ -21,7 +21,7 @@
 
 mod bucket;
 
-use crate::options::Fuse;
+use crate::options::{Fuse, Options};
 use bucket::bucket;
 use shardc_ir::func::{Func, FuncKind, FusedWithNext, Node, Port, Role, RoleKind, Uses, Value};
 use shardc_ir::group::{IterationSpace, Loops, Roles};
@@ -88,11 +88,11 @@ fn overwrites(f: &Func, uses: &Uses) -> HashMap<usize, Members> {
 }
 
 /// Joins the nodes of a function, as far as is asked for.
-pub fn group(mesh: &Mesh, f: &mut Func, fuse: Fuse, hardware: &Hardware) {
-    if fuse == Fuse::No {
+pub fn group(mesh: &Mesh, f: &mut Func, o: &Options) {
+    if o.fuse == Fuse::No {
         return;
     }
-    let groups = Groups::of(mesh, f, fuse, hardware);
+    let groups = Groups::of(mesh, f, o.fuse, &o.hardware);
     let order = groups.sorted();
     let mut nodes: Vec<Option<Node>> = std::mem::take(&mut f.nodes).into_iter().map(Some).collect();
     f.nodes.reserve(nodes.len());

@@ -28,7 +28,7 @@ use crate::stages::{not_too_many, stages};
 use crate::step;
 use crate::step::assemble::assemble;
 use crate::step::bucket_grads::bucket_grads;
-use crate::step::early_sums::{PARTS, early_sums};
+use crate::step::early_sums::{TRIES, early_sums};
 use crate::step::instructions::{Index, Lists};
 use crate::warnings::warnings;
 use crate::window::ragged::ragged;
@@ -46,9 +46,6 @@ use shardc_ir::types::Type;
 use shardc_ir::verify::verify;
 use std::collections::BTreeSet;
 use std::sync::Arc;
-
-/// How many of [`PARTS`] of a function start no sums, in the order in which it is tried.
-const TRIES: [usize; 4] = [0, 1, 2, PARTS / 2];
 
 /// Whether a pass may have changed the module.
 pub(crate) type Changed = Result<bool>;
@@ -223,7 +220,6 @@ impl<'a> State<'a> {
         Ok(half)
     }
 
-    /// Of a source that has been through it, it changes nothing.
     pub fn states(&mut self) -> Changed {
         crate::states::cut(&self.m.mesh, &mut self.m.funcs[0], self.o.axis("cp"))
     }
@@ -365,8 +361,7 @@ impl<'a> State<'a> {
         Ok(true)
     }
 
-    /// As many sums begin early as a step can have without needing more memory: which those are is known once the
-    /// passes behind this one have placed them, so that is tried here.
+    /// As many sums begin early as need no more memory, which is known once the passes behind have placed them.
     pub fn early_sums(&mut self) -> Changed {
         if !self.overlaps() || !self.trains() {
             return Ok(false);
@@ -418,8 +413,7 @@ impl<'a> State<'a> {
     }
 
     pub fn group(&mut self) -> Changed {
-        let (mesh, o) = (&self.m.mesh, &self.o);
-        self.m.funcs.iter_mut().for_each(|f| group(mesh, f, o.fuse, &o.hardware));
+        self.m.funcs.iter_mut().for_each(|f| group(&self.m.mesh, f, self.o));
         Ok(true)
     }
 

@@ -38,7 +38,10 @@ struct Sum {
 }
 
 /// Parts of a function's nodes, of which the first have no sums started.
-pub const PARTS: usize = 8;
+const PARTS: usize = 8;
+
+/// How many of these parts start no sums, in the order in which it is tried.
+pub const TRIES: [usize; 4] = [0, 1, 2, PARTS / 2];
 
 /// Moves the sums, but those of gradients that the first of [`PARTS`] of their function make, so many; whether there
 /// were some.

@@ -9,7 +9,7 @@ use shardc_ir::mesh::Mesh;
 use shardc_ir::text::parse;
 use shardc_ir::types::DType;
 use shardc_passes::group::group;
-use shardc_passes::options::Fuse;
+use shardc_passes::options::Options;
 use shardc_runtime::exec::Executor;
 use shardc_runtime::native::Native;
 use shardc_runtime::threads::Threads;
@@ -123,7 +123,7 @@ fn case(name: &'static str, text: &str) -> Case {
         .unwrap_or_else(|e| panic!("{name}: {}", e.render()));
     let mut f = m.funcs.into_iter().next().expect("a function");
     let mesh = Mesh::default();
-    group(&mesh, &mut f, Fuse::Yes);
+    group(&mesh, &mut f, &Options::default());
     let all = launches(&f);
     let [x] = &all[..] else { panic!("{name} is {} kernels", all.len()) };
     let kernel = shardc_codegen::launch(&mesh, &f, x, &[]).unwrap_or_else(|e| panic!("{e}"));

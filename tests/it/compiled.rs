@@ -7,7 +7,6 @@ use crate::fixture::{Fixture, options};
 use shardc::commands::run::{Kernels, Run, Start, session};
 use shardc_ir::func::{Func, FusedWithNext, Module, Role, RoleKind, Value};
 use shardc_ir::group::launches;
-use shardc_ir::hardware::Hardware;
 use shardc_ir::interp::{self, Precision};
 use shardc_ir::kernel::{Kernel, Program, Stage};
 use shardc_ir::mesh::Mesh;
@@ -242,7 +241,7 @@ const SIZES: [(usize, usize); 11] = [
 /// The nodes of a program, grouped.
 fn function(text: &str, size: (usize, usize)) -> Func {
     let mut f = parsed(text, size);
-    group(&Mesh::default(), &mut f, Fuse::Yes, &Hardware::default());
+    group(&Mesh::default(), &mut f, &Options::default());
     f
 }
 

@@ -175,7 +175,8 @@ fn what_is_not_built_is_refused_by_name() {
     assert!(said.contains("layers of type `mamba`"), "{said}");
     let uneven = lab.config("qwen3_next", json!({"linear_num_value_heads": 3}));
     lab.refuses(&flags(&uneven, &[]), 2, "config");
-    let split = flags(&lab.model("mamba2"), &["--mesh", "tp=4"]);
+    let mamba2 = lab.model("mamba2");
+    let split = flags(&mamba2, &["--mesh", "tp=4"]);
     let said = lab.refuses(&split, 2, "heads-not-divisible");
     assert!(said.contains("key_heads % tp == 0"), "{said}");
     let wide = lab.config("mamba2", json!({"head_dim": 16}));

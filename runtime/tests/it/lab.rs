@@ -203,7 +203,7 @@ fn one_rank(
     executor.transport().defer();
     // SAFETY: the kernel's reach was compared with the buffers, which live until the end.
     unsafe { executor.run(&kernel, &pointers) }?;
-    executor.transport().finish()?;
+    executor.transport().finish(0)?;
     let out = |(o, t): (usize, &&Type)| unlay(mesh, t, &coords, &memory[at[ins.len() + o]]);
     Ok(outs.iter().enumerate().map(out).collect())
 }

@@ -68,10 +68,10 @@ fn what_is_deferred_is_not_waited_for() {
             end.defer();
             sum(&mut end, &mut x);
             say.send(()).unwrap();
-            let took = end.finish().unwrap().expect("when it was done");
+            let took = end.finish(0).unwrap().expect("when it was done");
             assert!(before <= took.begun && took.begun <= took.done && took.done <= Instant::now());
             assert!(x == vec![3.0; 5000]);
-            assert!(end.finish().unwrap().is_none(), "nothing is left");
+            assert!(end.finish(0).unwrap().is_none(), "nothing is left");
         },
         move |mut end| {
             hear.lock().unwrap().recv().unwrap();
@@ -101,7 +101,7 @@ fn operations_keep_their_order() {
                 end.all_gather(TP, &[Gathered { from: region(&mut x), to }]).unwrap();
                 assert_eq!((a, b), (vec![3.0; 3], vec![3.0; 3]));
                 assert!(y == vec![30.0; 3000]);
-                (0..2).for_each(|_| assert_eq!(end.finish().unwrap().is_some(), defers));
+                (0..2).for_each(|_| assert_eq!(end.finish(0).unwrap().is_some(), defers));
             }
         }
     };
@@ -140,7 +140,7 @@ fn what_fails_is_told_where_it_is_waited_for() {
     let mut x = vec![1.0; 3];
     end.defer();
     sum(end, &mut x);
-    let why = end.finish().map(|_| ()).expect_err("nobody came");
+    let why = end.finish(0).map(|_| ()).expect_err("nobody came");
     assert!(why.message.contains("for ranks [1]"), "{}", why.message);
     let later = end.barrier(TP).expect_err("it has failed");
     assert_eq!(later.message, why.message);
@@ -208,7 +208,7 @@ fn nothing_is_done_after_a_failure() {
     });
     let queued = queued.count();
     assert!(end.barrier(TP).is_err() && end.send(1, &region(&mut x)).is_err());
-    assert!(queued > 0 && (0..queued).all(|_| end.finish().is_err()));
+    assert!(queued > 0 && (0..queued).all(|_| end.finish(0).is_err()));
     assert_eq!(asked.load(Ordering::Relaxed), 1);
 }
 
@@ -220,7 +220,7 @@ fn a_panic_is_passed_on() {
     let mut x = vec![1.0; 3];
     end.defer();
     sum(&mut end, &mut x);
-    let passed = catch_unwind(AssertUnwindSafe(|| end.finish().map(|_| ())));
+    let passed = catch_unwind(AssertUnwindSafe(|| end.finish(0).map(|_| ())));
     let text = passed.expect_err("a panic");
     assert_eq!(text.downcast_ref::<&str>(), Some(&"the end is broken"));
     assert!(end.barrier(TP).is_err());
@@ -240,7 +240,7 @@ fn nobody_waits_for_a_job_that_has_ended() {
             drop(end);
         } else {
             end.abort(Diag::new("rank-failed", "rank 0 gave up"));
-            let why = end.finish().map(|_| ()).expect_err("it was told to stop");
+            let why = end.finish(0).map(|_| ()).expect_err("it was told to stop");
             assert_eq!(why.message, "another rank failed");
         }
         assert!(alarm.is_rung());

@@ -160,8 +160,8 @@ fn epilogues_give_the_bits_of_products_alone() {
             let p: String = p.split_inclusive(']').map(dims).collect();
             let mut alone = parsed(&p, (rows, cols));
             let mut fused = alone.clone();
-            group(&mesh, &mut alone, Fuse::Rows, &Hardware::default());
-            group(&mesh, &mut fused, Fuse::Yes, &Hardware::default());
+            group(&mesh, &mut alone, &Options { fuse: Fuse::Rows, ..Options::default() });
+            group(&mesh, &mut fused, &Options::default());
             assert_eq!(launches(&fused).len(), want, "{}", text_of(&fused));
             all.push((alone, fused));
         }

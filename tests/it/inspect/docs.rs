@@ -204,7 +204,10 @@ fn the_picture_of_schedules_is_current() {
         std::fs::write(&kept, &drawn).expect("docs/pipeline.svg");
     }
     let kept = std::fs::read_to_string(kept).unwrap_or_default();
-    assert!(kept == drawn, "UPDATE_DOCS=1 cargo test --test it schedules_is_current draws it again");
+    assert!(
+        kept == drawn,
+        "UPDATE_DOCS=1 cargo test --test it schedules_is_current draws it again"
+    );
 }
 
 /// Words of a command or of flags as a shell has them: quotes hold together.

@@ -92,9 +92,12 @@ pub fn gains_by_zigzag(f: &Func, seq: usize) -> bool {
 }
 
 /// The options with tokens dealt to ranks of cp in zigzag, if nobody asked for a split, the model gains by it, and the length
-/// allows it. In Ulysses' attention a rank has all tokens of its heads.
+/// allows it; in their order in a ring, where places of tokens count elsewhere, too. In Ulysses' attention a rank has all tokens of its heads.
 pub fn balanced(f: &Func, o: &Options) -> Options {
     let asked = o.cp_split.is_some() || o.auto || o.cp_mode == CpMode::Ulysses;
+    if !asked && o.cp_mode == CpMode::Ring && o.axis("cp") > 1 && by_place(f, o.seq).is_some() {
+        return Options { cp_split: Some(CpSplit::Contiguous), ..o.clone() };
+    }
     let dealt = Options { cp_split: Some(CpSplit::Zigzag), ..o.clone() };
     let fits = o.axis("cp") > 1 && dealt.tokens().fits(o.seq);
     if !asked && fits && gains_by_zigzag(f, o.seq) { dealt } else { o.clone() }

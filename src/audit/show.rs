@@ -71,7 +71,9 @@ impl Audit {
     /// What was found, in a line.
     pub(super) fn verdict(&self) -> String {
         match self.findings.len() {
-            0 => "no finding: the rules sum, scale and count each gradient as types do".into(),
+            0 => {
+                "no finding: each gradient is summed, scaled and counted as by types (shapes are not checked)".into()
+            },
             n => count(n, "finding", "findings"),
         }
     }

@@ -54,8 +54,12 @@ fn best(dir: &Path) -> Result<PathBuf> {
 pub(super) fn last(dir: &Path) -> Result<PathBuf> {
     let mut found = all(dir).map_err(|e| broken(dir, e.to_string()))?;
     found.pop().map(|f| f.1).ok_or_else(|| {
-        Diag::new("file", "no checkpoint is here")
-            .at(dir.display().to_string())
-            .help("write some with shardc run PLAN --save DIR --save-every 100")
+        let d = Diag::new("file", "no checkpoint is here").at(dir.display().to_string());
+        if dir.join("adapter_config.json").exists() {
+            return d.why("an adapter is here, without the model that it belongs to").help(
+                "for text with it: shardc generate MODEL --adapter DIR, or the checkpoint that it was written from",
+            );
+        }
+        d.help("write some with shardc run PLAN --save DIR --save-every 100")
     })
 }

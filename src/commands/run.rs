@@ -417,7 +417,7 @@ fn run_in(dir: &Path, how: &Run, job: Option<&Job>, as_json: bool) -> Result<i32
     let left = LeftOut::of(stored, start.base(plan)?)?;
     let done = if let Start::Resumed(s, _) = &start { s.step } else { 0 };
     let keeps = place.as_ref().filter(|_| leads);
-    let mut run = how.given.begin(stored, &start, how.data.as_deref(), (job, !how.eval_only))?;
+    let mut run = how.given.begin(stored, &start, how, (job, !how.eval_only))?;
     if how.data_restart {
         run.rows = 0;
     }

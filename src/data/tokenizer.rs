@@ -63,8 +63,11 @@ pub fn open(place: &Path) -> Result<(Bounded, Option<u32>)> {
 pub fn open_whole(place: &Path) -> Result<Opened> {
     let path = if place.is_dir() { &place.join("tokenizer.json") } else { place };
     if !path.exists() {
-        return Err(wrong(path, "the file does not exist")
-            .help("or train on bytes, which need no tokenizer: --data 'bytes:GLOB'"));
+        let mut d = wrong(path, "the file does not exist");
+        if !place.exists() {
+            d.help = vec!["check the path".into()];
+        }
+        return Err(d.help("or train on bytes, which need no tokenizer: --data 'bytes:GLOB'"));
     }
     let bytes = files::read(path, MOST_BYTES)?;
     growth::check(path, &bytes)?;

@@ -190,18 +190,6 @@ fn parts(s: &Sizes) -> Vec<Again> {
     all.filter(|m| modules(*m).next().is_some()).map(Again::Modules).collect()
 }
 
-/// Parts of the layers of a stage that are tried for being computed again as a whole: of so many.
-const PARTS: usize = 4;
-
-/// Numbers of a stage's layers, of which there are at most so many, that may be computed again.
-fn some_of(layers: usize) -> impl Iterator<Item = Again> {
-    let counts = (1..PARTS).map(move |part| (layers * part).div_ceil(PARTS));
-    let mut last = 0;
-    let new = move |n: &usize| *n < layers && std::mem::replace(&mut last, *n) != *n;
-    let of = |n: usize| u16::try_from(n).unwrap_or(u16::MAX);
-    counts.filter(new).map(move |n| Again::Layers(of(n), of(layers)))
-}
-
 /// Names that [`Candidate::number`] knows.
 pub const NUMBERS: [&str; 10] = ["tp", "cp", "pp", "dp", "ep", "etp", "v", "mb", "zero", "sp"];
 
@@ -402,7 +390,6 @@ fn outer(
             });
             let mut again = vec![Again::None];
             again.extend(parts);
-            again.extend(some_of(f.layers.div_ceil(pp * chunks)));
             again.push(Again::Full);
             for zero in zeros {
                 for &recompute in &again {

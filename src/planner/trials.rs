@@ -26,7 +26,7 @@ const FEW: usize = 10;
 /// although formulas are believed to be too high, while nothing has fitted.
 const LATE: usize = 1;
 const HOPES: usize = 2;
-/// Layouts of the budget that are for fewer layers of the fastest plan that computes some again.
+/// Most layouts of the budget that are for fewer layers of the fastest plan that computes some again.
 const FOR_LAYERS: usize = 3;
 /// Layouts that are looked at to find faster ones than those that fit.
 const MOST_LOOKED_AT: usize = 4096;
@@ -96,6 +96,10 @@ impl<'a> Search<'a> {
         let mut put_off: Vec<Guess> = vec![];
         let mut late = vec![].into_iter();
         while self.fitting().count() < self.asked.top && self.goes_on() {
+            // Of what fits there is one with fewer layers that are computed again.
+            if self.spent() + self.for_layers() >= self.asked.budget && !self.fits.is_empty() {
+                break;
+            }
             let mut some: Vec<Guess> = vec![];
             while some.len() < self.at_once() {
                 if let Some(g) = guesses.next() {
@@ -129,6 +133,9 @@ impl<'a> Search<'a> {
             self.compile_all(some, say);
         }
         let mut left: Vec<Guess> = put_off.into_iter().chain(late).collect();
+        if self.bound().is_none() {
+            self.fewer_layers(guesses, say);
+        }
         let Some(bound) = self.bound() else { return left.len() + guesses.left() };
         // None that is left is faster by formula alone; but plans of one kind are faster than their formula.
         let least = self.times.values().map(|r| r * TIME_MARGIN).fold(FIRST_TIME, f64::min);
@@ -136,7 +143,7 @@ impl<'a> Search<'a> {
         let firsts = &self.firsts;
         let new = |g: &Guess| !firsts.contains(&g.candidate);
         left.extend(near.take_while(|g| g.seconds * least < bound).filter(new));
-        self.faster(&mut left, FOR_LAYERS, say);
+        self.faster(&mut left, self.for_layers(), say);
         self.fewer_layers(guesses, say);
         self.faster(&mut left, 0, say);
         left.len()
@@ -260,6 +267,11 @@ impl<'a> Search<'a> {
         let is_over = self.asked.end.is_some_and(|end| Instant::now() >= end);
         self.cut = signals::asked().map(Cut::Signal).or(is_over.then_some(Cut::Time));
         self.cut.is_none() && self.spent() < self.asked.budget
+    }
+
+    /// How much of the budget is for fewer layers.
+    fn for_layers(&self) -> usize {
+        FOR_LAYERS.min(self.asked.budget / 4)
     }
 
     /// How much of the budget was used.

@@ -156,7 +156,7 @@ fn lines_that_are_no_examples_are_errors() {
         (r#"{"messages": [{"role": "user"}]}"#, "`messages[0]` has no `content`"),
         (
             r#"{"messages": [{"role": "human", "content": "a"}]}"#,
-            "role `human`: user, assistant, system or tool",
+            "role `human`: user, assistant, system, tool, developer",
         ),
         (
             r#"{"messages": [{"from": "human", "value": "a"}]}"#,

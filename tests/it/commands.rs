@@ -84,7 +84,7 @@ fn the_version_and_what_the_machine_has() {
     let all = json["found"].as_array().expect("a list");
     let names: Vec<&str> = all.iter().filter_map(|f| f["name"].as_str()).collect();
     let launchers = ["srun", "mpirun", "torchrun"];
-    let want = ["C compiler", "CUDA driver", "NVRTC", "NCCL", "MPI"];
+    let want = ["processor", "C compiler", "CUDA driver", "NVRTC", "NCCL", "MPI"];
     let rest = ["kernel cache", "model cache", "tokenizers"];
     assert_eq!(names, [&want[..], &launchers, &rest].concat());
     // A cache says what it holds.

@@ -492,8 +492,11 @@ def _compile(module: Any) -> None:
     """Compiles what layers do forward and backward. Exchanges, attention and rows of experts are calls between compiled parts."""
     from . import _attention, _exchange, _experts, _scan
 
+    layers = [name for name in vars(module) if re.fullmatch(r"(forward|backward|weight)_layer(_\d+)?", name)]
+    if not layers:
+        raise wrong("no layer of this program is a function of its own, so there is nothing to compile", "load it without compile", "torch")
     for name, own in list(vars(module).items()):
-        if re.fullmatch(r"(forward|backward|weight)_layer(_\d+)?", name):
+        if name in layers:
             setattr(module, name, torch.compile(own, dynamic=False))
         elif getattr(own, "__module__", None) in [m.__name__ for m in (_attention, _exchange, _experts, _scan)]:
             if callable(own) and not isinstance(own, type):

@@ -53,8 +53,12 @@ pub(super) fn opened(
             done + usize::try_from(left.div_ceil(batch)).unwrap_or(usize::MAX)
         }
     };
-    if how.epochs.is_some() {
+    if let Some(n) = how.epochs {
         run.lr = how.given.over(run.lr, steps)?;
+        if leads {
+            let all = count(steps - done, "step", "steps");
+            note(format!("--epochs {n}: {all}, {} {}", settings::RATE, run.lr));
+        }
     }
     if leads {
         words::random(stored, start, (&feed, steps > done), table).iter().for_each(note);

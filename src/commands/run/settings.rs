@@ -1,8 +1,8 @@
 //! What a run trains with where that is not as its plan says: the learning rate, and the order of data. The
 //! plan stays as it is; checkpoints say what it was.
 
-use super::Start;
 use super::feed::Feed;
+use super::{Run, Start};
 use crate::checkpoint::RunState;
 use crate::cluster::Job;
 use crate::data::{Order, Picks, Recipe, default_order};
@@ -89,7 +89,7 @@ impl Given {
         &self,
         stored: &Stored,
         start: &Start,
-        data: Option<&str>,
+        how: &Run,
         (job, trains): (Option<&Job>, bool),
     ) -> Result<RunState> {
         let s = &stored.plan.settings;
@@ -100,7 +100,7 @@ impl Given {
         let rows = (done as u64).saturating_mul(s.global_batch as u64);
         let plan = RunState {
             lr: s.lr,
-            order: default_order(data),
+            order: default_order(how.data.as_deref()),
             seed: s.seed,
             rows,
             data: None,
@@ -129,7 +129,9 @@ impl Given {
                 None => "in the plan",
                 Some(_) => "in the plan; a run goes on as its checkpoint or its flags say",
             };
-            run.differs(&plan, when).iter().for_each(note);
+            // What the rate is at the end of epochs is told when it is known how many steps they are.
+            let now = |line: &&String| how.epochs.is_none() || !line.starts_with(RATE);
+            run.differs(&plan, when).iter().filter(now).for_each(note);
             let mut other: Vec<String> =
                 saved.iter().flat_map(|was| run.differs(was, WRITTEN)).collect();
             if let Start::Resumed(saved, _) = start {
@@ -148,6 +150,9 @@ pub(super) fn otherwise(what: String) -> Diag {
     Diag::new("resume", format!("it goes on with {what}"))
         .help("resume with the plan, the data and the flags of the run that saved, to train as it would have")
 }
+
+/// What a run says first of a learning rate.
+pub(super) const RATE: &str = "learning rate";
 
 /// When a checkpoint had what a run has not.
 const WRITTEN: &str = "when the checkpoint was written";
@@ -223,7 +228,7 @@ impl RunState {
         let seeds = (self.seed.to_string(), was.seed.to_string());
         let orders = (self.order.name().to_string(), was.order.name().to_string());
         let rates = (self.lr.to_string(), was.lr.to_string());
-        let all = [("learning rate", rates), ("order of data", orders), ("seed of data", seeds)];
+        let all = [(RATE, rates), ("order of data", orders), ("seed of data", seeds)];
         let other = all.into_iter().filter(|(_, (now, then))| now != then);
         other.map(|(what, (now, then))| format!("{what} {now} ({then} {when})")).collect()
     }

@@ -66,9 +66,9 @@ impl Start {
                 (_, false) => "this is a file: give its folder",
                 _ => "the folder has no model.safetensors and no index",
             };
-            Diag::new("missing-weights", what)
-                .at(dir.display().to_string())
-                .help("leave --weights out to start from random weights")
+            let d = Diag::new("missing-weights", what).at(dir.display().to_string());
+            let d = if dir.exists() { d } else { d.help("check the path") };
+            d.help("leave --weights out to start from random weights")
         };
         let c = match (is_archive, dir.is_dir()) {
             (true, _) => Opened::read(dir)?.checkpoint(),

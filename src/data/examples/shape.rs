@@ -267,9 +267,14 @@ fn messages(key: &str, v: Json) -> Result<Vec<Json>> {
         match m["role"].as_str() {
             Some(role) if ROLES.contains(&role) => {}
             Some(role) => {
-                return Err(wrong(format!("role `{role}`: user, assistant, system or tool"))
+                let lower = role.to_lowercase();
+                let help = match ROLES.contains(&&*lower) {
+                    true => format!("write it in lower case: {lower}"),
+                    false => "rename the role".into(),
+                };
+                return Err(wrong(format!("role `{role}`: {}", ROLES.join(", ")))
                     .why(format!("it is that of {at}"))
-                    .help("rename the role"));
+                    .help(help));
             }
             None if m.get("from").is_some() => {
                 return Err(wrong(format!("{at} has `from`, and no `role`"))

@@ -237,7 +237,7 @@ fn place(pass: &str) -> usize {
     pipeline::names().position(|p| p == pass).unwrap_or_default()
 }
 
-/// The file of `--dump-all` for a pass: `07-partition.ir`.
+/// The file of `--dump-all` for a pass: `08-partition.ir`.
 fn file(pass: &str) -> String {
     format!("{:02}-{pass}.ir", place(pass) + 1)
 }

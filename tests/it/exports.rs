@@ -74,7 +74,7 @@ const CASES: [Case; 9] = [
             ("torchtitan", "without sharded weights"),
             ("nanotron", "experts"),
             ("deepspeed", "expert parallelism"),
-            ("hf-tp-plan", "ep over replicas"),
+            ("hf-tp-plan", "without sharded weights"),
         ],
     ),
     (

@@ -65,7 +65,7 @@ fn programs_go_on_with_their_own_flags() {
     assert!(said.contains("nothing says with which flags the program of --from group"), "{said}");
     // Nor is it said then of what comes of it; what a program shows is seen all the same.
     lab.ok(&[&args[..], &["--dump-all", "new"]].concat());
-    assert!(lab.path("new/19-overlap.ir").exists() && !lab.path("new/options.toml").exists());
+    assert!(lab.path("new/20-overlap.ir").exists() && !lab.path("new/options.toml").exists());
     let half = [&base[..], &["--from", "group", "one.ir", "-o", "q", "--dtype", "bf16"]].concat();
     assert!(lab.refuses(&half, 2, "flag").contains("starts behind `precision`: --dtype"));
     // A file of somebody else is no answer, and stays; a broken one of ours is said.
@@ -75,13 +75,13 @@ fn programs_go_on_with_their_own_flags() {
     lab.ok(&args);
     lab.write("new/options.toml", "mine = 1");
     lab.refuses(&[&base[..], &["--dump-all", "new"]].concat(), 2, "output");
-    assert!(lab.path("new/19-overlap.ir").exists() && lab.path("new/options.toml").exists());
+    assert!(lab.path("new/20-overlap.ir").exists() && lab.path("new/options.toml").exists());
     lab.write("options.toml", format!("{head}\nzero = \"many\"\n"));
     assert!(lab.refuses(&args, 2, "file").contains("options.toml"));
     // What is refused leaves the programs.
-    let args = ["--from", "schedule", "dump/19-overlap.ir", "--zero", "3", "--dump-all", "dump"];
+    let args = ["--from", "schedule", "dump/20-overlap.ir", "--zero", "3", "--dump-all", "dump"];
     lab.refuses(&[&base[..], &args].concat(), 2, "flag");
-    assert!(lab.path("dump/19-overlap.ir").exists() && lab.path("dump/options.toml").exists());
+    assert!(lab.path("dump/20-overlap.ir").exists() && lab.path("dump/options.toml").exists());
 }
 
 /// The flags of lines such as `use --sp --microbatch 2: a rank then needs 9.07 MiB`.

@@ -86,19 +86,19 @@ fn passes_refuse_what_they_do_not_take() {
             refused(&["opt", &file(n), "--pass", p.name], "phase");
         }
     }
-    refused(&["opt", "dump/07-partition.ir", "--pass", "grup"], "unknown-pass");
+    refused(&["opt", "dump/08-partition.ir", "--pass", "grup"], "unknown-pass");
     refused(&["opt", "dump/99-none.ir", "--pass", "group"], "file");
     let from = |args: &[&str], code: &str| {
         refused(&[&["compile", &model, "-o", "plan"][..], &flags, args].concat(), code);
     };
-    from(&["--from", "group", "dump/07-partition.ir"], "phase");
-    from(&["--from", "annotate", "dump/04-stages.ir"], "pass");
-    from(&["--from", "split", "dump/11-ragged.ir", "--dump-after", "partition"], "unknown-pass");
+    from(&["--from", "group", "dump/08-partition.ir"], "phase");
+    from(&["--from", "annotate", "dump/05-stages.ir"], "pass");
+    from(&["--from", "split", "dump/12-ragged.ir", "--dump-after", "partition"], "unknown-pass");
     let other = ["compile", &model, "--mesh", "dp=2", "--seq", "8", "--from"];
-    refused(&[&other[..], &["split", "dump/11-ragged.ir"]].concat(), "mesh");
+    refused(&[&other[..], &["split", "dump/12-ragged.ir"]].concat(), "mesh");
     assert!(!lab.path("plan").exists());
     // What a text has already is not asked for again.
-    let opt = ["opt", "dump/11-ragged.ir", "--pass", "split"];
+    let opt = ["opt", "dump/12-ragged.ir", "--pass", "split"];
     let said = lab.refuses(&[&opt[..], &["--mesh", "tp=2"]].concat(), 2, "mesh");
     assert!(
         said.contains("--> --mesh tp=2") && said.contains("give --mesh dp_shard=2,tp=2"),
@@ -109,7 +109,7 @@ fn passes_refuse_what_they_do_not_take() {
         let said = lab.refuses(&[&opt[..], &["--shard", word]].concat(), 2, "flag");
         assert!(said.contains(&format!("--> --shard {word}")), "{said}");
     }
-    let ranked = std::fs::read_to_string(lab.path("dump/07-partition.ir")).expect("a dump");
+    let ranked = std::fs::read_to_string(lab.path("dump/08-partition.ir")).expect("a dump");
     let layout = "layout \"model.norm.weight\"";
     for (from, to, code) in [
         ("phase ranked", "phase cooked", "syntax"),
@@ -140,7 +140,7 @@ fn passes_refuse_what_they_do_not_take() {
         refused(&["compile", "bad.ir"], code);
     }
     // What verifies and is still nothing for a pass is said so, without a word of bugs.
-    let staged = std::fs::read_to_string(lab.path("dump/14-ring.ir")).expect("a dump");
+    let staged = std::fs::read_to_string(lab.path("dump/15-ring.ir")).expect("a dump");
     lab.write("bad.ir", staged.replace("@backward(", "@backward.7("));
     let said = lab.refuses(&[&["opt", "bad.ir", "--pass", "step"][..], &flags].concat(), 2, "pass");
     assert!(!said.contains("please report"), "{said}");
@@ -174,7 +174,7 @@ fn what_inspect_shows_of_a_pass_is_taken() {
     let programs = text(&lab.ok(&["inspect", "plan"]).stdout);
     assert!(programs.contains("\nphase step\n"), "{programs}");
     lab.write("programs.ir", programs);
-    for file in ["programs.ir", "plan/model.ir", "dump/07-partition.ir"] {
+    for file in ["programs.ir", "plan/model.ir", "dump/08-partition.ir"] {
         lab.ok(&["opt", file, "--pass", "verify"]);
     }
 }
@@ -187,7 +187,7 @@ fn a_changed_program_is_refuted_as_changed() {
     lab.write("toy.ir", toy);
     let base = ["compile", "toy.ir", "--mesh", "dp=2"];
     lab.ok(&[&base[..], &["--dump-all", "dump"]].concat());
-    let program = std::fs::read_to_string(lab.path("dump/07-partition.ir")).expect("a dump");
+    let program = std::fs::read_to_string(lab.path("dump/08-partition.ir")).expect("a dump");
     assert!(program.contains("scale[0.025]"), "{program}");
     lab.write("new.ir", program.replace("scale[0.025]", "scale[0.004]"));
     let from = [&base[..], &["--from", "differentiate", "new.ir", "-o", "plan"]].concat();
@@ -216,7 +216,7 @@ fn a_large_changed_program_is_refuted() {
     let model = format!("{FIXTURES}/../../examples/tiny-llama");
     let base = ["compile", &model, "--mesh", "dp=2,tp=2", "--seq", "64"];
     lab.ok(&[&base[..], &["--dump-all", "dump"]].concat());
-    let program = std::fs::read_to_string(lab.path("dump/07-partition.ir")).expect("a dump");
+    let program = std::fs::read_to_string(lab.path("dump/08-partition.ir")).expect("a dump");
     lab.write("same.ir", &program);
     assert!(program.contains("= silu "), "{program}");
     lab.write("new.ir", program.replace("= silu ", "= gelu "));
@@ -237,7 +237,7 @@ fn a_program_that_cannot_be_planned_is_named() {
     let model = format!("{FIXTURES}/llama_mha");
     let base = ["compile", &model, "--mesh", "dp=2", "--microbatch", "1", "--seq", "8"];
     lab.ok(&[&base[..], &["--dump-all", "dump"]].concat());
-    let program = std::fs::read_to_string(lab.path("dump/16-early-sums.ir")).expect("a dump");
+    let program = std::fs::read_to_string(lab.path("dump/17-early-sums.ir")).expect("a dump");
     let states = ["self_attn.k_proj", "self_attn.v_proj"]
         .map(|of| format!("state[exp_avg] \"model.layers.1.{of}.weight\",\n"));
     let found = states.each_ref().map(|s| program.find(s.as_str()).expect("a state"));

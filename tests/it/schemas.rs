@@ -150,7 +150,7 @@ fn what_is_printed_is_as_the_schemas_have_it() {
     c.run("diff", &["diff", "0.plan", "1.plan"]);
     let sized = ["--seq", "16", "--dump-all", "dump", "--dump-after", "partition"];
     c.run("compile", &[&["compile", &model][..], &sized].concat());
-    c.run("opt", &["opt", "dump/07-partition.ir", "--pass", "differentiate"]);
+    c.run("opt", &["opt", "dump/08-partition.ir", "--pass", "differentiate"]);
     let small = ["--gpus", "2", "--device", "h100-sxm", "--seq", "16", "--global-batch", "8"];
     c.run("plan", &[&["plan", &model][..], &small].concat());
     let most = ["--top", "1", "--max", "microbatch"];

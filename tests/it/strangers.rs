@@ -145,9 +145,9 @@ fn what_is_refused_leaves_nothing() {
     lab.refuses(&[&dump[..], &["-o", "ck"]].concat(), 2, "output");
     lab.ok(&dump);
     // What somebody else has put there under such a name stays.
-    lab.write("dump/07-partition.ir", "function mine() {}");
+    lab.write("dump/08-partition.ir", "function mine() {}");
     let said = lab.refuses(&dump, 2, "output");
-    assert!(said.contains("07-partition.ir"), "{said}");
+    assert!(said.contains("08-partition.ir"), "{said}");
 }
 
 /// The text of a lock is cut short where a machine went down: nobody has to remove it.

@@ -34,7 +34,7 @@ def rank(number):
     batch = load_file(str(model / "batch.safetensors"))
     opened = shardc.Plan(plan)
     planned = opened.torch(weights=str(model), timeout=60)
-    refused("optimizer", planned.gradients)
+    refused("torch", planned.gradients)
     want = [planned(batch) for _ in range(3)]
     step = opened.torch(weights=str(model), timeout=60, optimizer=None)
     own = step.parameters()
@@ -49,7 +49,7 @@ def rank(number):
     assert all(not torch.equal(begin[k], x) for k, x in own.items()), "a parameter has not moved"
     near(own, planned.parameters(), "parameters")
     # What is left of checkpoints.
-    refused("optimizer", lambda: step.save(folder / "saved"))
+    refused("torch", lambda: step.save(folder / "saved"))
     assert step.state_dict().keys() == own.keys()
     step.save_hf(folder / "hf")
     whole = step.whole("param")
@@ -62,7 +62,7 @@ def rank(number):
     step.load(folder / "planned")
     assert step.steps == 3 and all(x is own[k] for k, x in step.parameters().items())
     near(own, planned.parameters(), "loaded parameters")
-    refused("optimizer", lambda: shardc.Plan(programs).torch(weights=str(model), timeout=60, optimizer=None))
+    refused("torch", lambda: shardc.Plan(programs).torch(weights=str(model), timeout=60, optimizer=None))
 
 
 sys.exit(forked.run(2, rank))

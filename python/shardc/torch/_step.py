@@ -169,7 +169,7 @@ class Step:
             raise wrong(
                 "a checkpoint has the states of the plan's optimizer, which this step does not run",
                 "save_hf has the model; torch.distributed.checkpoint saves state_dict() beside your optimizer's states",
-                "optimizer",
+                "torch",
             )
         return self._save(folder, keep)
 
@@ -243,7 +243,7 @@ class Step:
         There are none after a step whose gradients overflowed.
         """
         if not self._gives:
-            raise wrong("the optimizer of the plan uses gradients up", "load the step with optimizer=None", "optimizer")
+            raise wrong("the optimizer of the plan uses gradients up", "load the step with optimizer=None", "torch")
         return {name: x.grad for name, x in self.parameters().items() if x.grad is not None}
 
     def _hand_out(self, module: Any, facts: Mapping[str, Any]) -> None:
@@ -251,7 +251,7 @@ class Step:
         if facts["programs"]:
             raise wrong(
                 f"the plan updates {facts['programs'][0]!r} by a program, in which no gradient stands by itself",
-                "compile with --optimizer sgd, which keeps no state, for an optimizer of your own", "optimizer",
+                "compile with --optimizer sgd, which keeps no state, for an optimizer of your own", "torch",
             )
 
         def sgd(p: Tensor, g: Tensor, lr: Tensor, scale: Tensor, applies: Optional[Tensor] = None, **how: Any) -> None:

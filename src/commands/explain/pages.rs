@@ -18,7 +18,7 @@ pub const PAGES: &[(&str, &str)] = pages! {
     "merged-parameters" "mesh" "microbatch" "missing-library" "missing-tensor" "missing-weights" "mixed"
     "moe-bound" "moe-buffers" "mpi" "mtp-not-trained" "name" "nan-loss" "needs-whole" "no-device" "no-effect" "no-evaluation" "no-experts"
     "no-labels" "no-layout" "no-loss" "no-memory" "no-mtp-layers" "not-a-model" "not-built" "not-cached" "not-marked" "not-understood"
-    "numbers-too-large" "operands" "optimizer" "out-of-memory" "output" "overwritten" "padding" "part-of-stack" "partial" "pass" "phase"
+    "numbers-too-large" "operands" "out-of-memory" "output" "overwritten" "padding" "part-of-stack" "partial" "pass" "phase"
     "pipeline-axis"
     "no-secret"
     "plan" "plans-differ" "rank" "rank-failed" "ranks-disagree" "redefined" "refuted" "repeat" "result-type" "resume" "ring" "role"

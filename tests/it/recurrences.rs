@@ -44,7 +44,9 @@ fn the_interpreter_walks_as_transformers_does() {
 
 /// Three steps on ranks against transformers, and every plan is proved.
 fn trains(o: &Options) {
-    for name in MODELS {
+    // Half of them in each run.
+    let some = MODELS.iter().enumerate().filter(|(i, _)| shardc_testing::taken(*i, 2));
+    for name in some.map(|(_, name)| *name) {
         let experts = Fixture::open(name).model(o).facts.experts.is_some();
         let o = &Options { ep: if experts { o.ep } else { 1 }, ..o.clone() };
         eprintln!("{name} {:?} zero={} sp={}", o.mesh, o.zero, o.sp);
@@ -165,7 +167,8 @@ fn what_is_not_built_is_refused_by_name() {
     let zigzag = flags(&model, &["--mesh", "cp=2", "--cp-split", "zigzag"]);
     let said = lab.refuses(&zigzag, 4, "not-built");
     assert!(said.contains("--cp-split contiguous"), "{said}");
-    let uneven = flags(&model, &["--mesh", "cp=2", "--seq", "15"]);
+    let mamba2 = lab.model("mamba2");
+    let uneven = flags(&mamba2, &["--mesh", "cp=2", "--seq", "15"]);
     let said = lab.refuses(&uneven, 2, "sequence-not-divisible");
     assert!(said.contains("seq % cp == 0 with recurrences"), "{said}");
     let said = lab.refuses(&flags(&model, &["--mesh", "tp=4"]), 2, "heads-not-divisible");
@@ -175,7 +178,6 @@ fn what_is_not_built_is_refused_by_name() {
     assert!(said.contains("layers of type `mamba`"), "{said}");
     let uneven = lab.config("qwen3_next", json!({"linear_num_value_heads": 3}));
     lab.refuses(&flags(&uneven, &[]), 2, "config");
-    let mamba2 = lab.model("mamba2");
     let split = flags(&mamba2, &["--mesh", "tp=4"]);
     let said = lab.refuses(&split, 2, "heads-not-divisible");
     assert!(said.contains("key_heads % tp == 0"), "{said}");

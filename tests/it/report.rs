@@ -118,7 +118,8 @@ fn a_page_is_written_and_drawn() {
         let with_time = page == "all.html";
         assert_eq!(shown.contains("Step on h100-sxm, as priced"), with_time, "{page}");
         assert_eq!(shown.contains(">MFU "), with_time, "{page}");
-        assert!(!shown.contains("<td>–</td>"), "{page}: a setting without a value");
+        // A comparison has settings that one of both lacks.
+        assert!(with_time || !shown.contains("<td>–</td>"), "{page}: a setting without a value");
         for wrong in ["[object ", "NaN", "undefined<"] {
             assert!(!shown.contains(wrong), "{page}: {wrong}");
         }

@@ -69,10 +69,9 @@ pub(crate) fn build(
     b.f.reserve(arch.facts.layers * 40);
     let (params, weights) = weights::declare(b, f, c, arch, names)?;
     let mut input = |name: &'static str, sizes: &[usize]| {
-        let role = Role::input(name);
         b.enter("");
         let named = b.named(name);
-        b.f.arg(Type::new(DType::I32, sizes), named, Some(role))
+        b.f.arg(Type::new(DType::I32, sizes), named, Some(Role::input(name)))
     };
     let rows = [shape.batch, shape.seq];
     let ids = input("input_ids", &rows);

@@ -102,9 +102,12 @@ fn printed_kernels_run_on_aarch64() {
     compare(&out.stdout, &want);
 }
 
+/// A function, the words of its operands, and what the interpreter makes of them.
+type Wanted<'a> = (&'a Func, Vec<usize>, Vec<Vec<f32>>);
+
 /// Bits of results beside those of the interpreter: of each function, the words of its operands. Powers are those of
 /// the C library, whose last bit is not the same everywhere.
-fn compare(found: &[u8], want: &[(&Func, Vec<usize>, Vec<Vec<f32>>)]) {
+fn compare(found: &[u8], want: &[Wanted]) {
     let word = |w: &[u8]| u32::from_le_bytes(w.try_into().expect("4 bytes"));
     let mut words = found.chunks_exact(4).map(word);
     for (f, sizes, want) in want {

@@ -5,7 +5,7 @@
 //! and rounded once, to the f32 of the program's `literal`.
 
 use crate::config::Config;
-use crate::family::Turning;
+use crate::family::{Still, Turning};
 use serde_json::{Map, Value};
 use shardc_ir::diag::{Diag, Result};
 use std::f64::consts::PI;
@@ -310,6 +310,10 @@ fn turning_part(
             return Err(config.error(key, what, format!("write at most {head_dim}")));
         }
         None if width.is_some() => width.unwrap_or(head_dim),
+        // Where nothing turns, no part does.
+        None if matches!(t.still, Still::Unless(key, word) if config.word_if(key)? != Some(word)) => {
+            head_dim
+        }
         None => {
             for c in [config, own] {
                 // Plain frequencies are of whole heads, as in transformers.

@@ -384,7 +384,7 @@ fn split_heads(f: &Family, c: &Config) -> Result<Option<usize>> {
 /// The least and the most step size of Mamba-2, if they limit any.
 fn steps(f: &Family, c: &Config) -> Result<Option<[f64; 2]>> {
     let mamba = f.recurrent.is_some_and(|r| matches!(r.mixer, Mixer::Mamba2(_)));
-    let Some(v) = c.get(STEPS).filter(|_| mamba) else { return Ok(None) };
+    let Some(v) = mamba.then(|| c.get(STEPS)).flatten() else { return Ok(None) };
     // transformers writes what JSON has no number for as an object, and older versions as a bare word.
     let number = |v: &serde_json::Value| match v.get("__float__").unwrap_or(v).as_str() {
         Some("Infinity") => Some(f64::INFINITY),

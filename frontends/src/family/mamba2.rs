@@ -2,6 +2,23 @@
 
 use super::*;
 
+const WALKS: Recurrent = Recurrent {
+    module: "mixer",
+    layers: Walking::All,
+    mixer: Mixer::Mamba2(Mamba2 {
+        expand: ("expand", 2),
+        bias: Bias::Key("use_bias"),
+        conv_bias: Bias::Unless("use_conv_bias"),
+    }),
+    keys: RecurrentKeys {
+        taps: ("conv_kernel", 4),
+        key_heads: ("n_groups", 8),
+        key_width: ("state_size", 128),
+        value_heads: ("num_heads", 128),
+        value_width: ("head_dim", 64),
+    },
+};
+
 pub(super) const FAMILY: Family = Family {
     model_type: "mamba2",
     keys: Keys {
@@ -17,22 +34,7 @@ pub(super) const FAMILY: Family = Family {
     padding: false,
     positions: Positions::None,
     attention: Attention { norm: Some("norm"), ..llama::PLAIN_ATTENTION },
-    recurrent: Some(Recurrent {
-        module: "mixer",
-        layers: Walking::All,
-        mixer: Mixer::Mamba2(Mamba2 {
-            expand: ("expand", 2),
-            bias: Bias::Key("use_bias"),
-            conv_bias: Bias::Unless("use_conv_bias"),
-        }),
-        keys: RecurrentKeys {
-            taps: ("conv_kernel", 4),
-            key_heads: ("n_groups", 8),
-            key_width: ("state_size", 128),
-            value_heads: ("num_heads", 128),
-            value_width: ("head_dim", 64),
-        },
-    }),
+    recurrent: Some(WALKS),
     mlp: llama::PLAIN_MLP,
     feeds: false,
     final_norm: "norm_f",

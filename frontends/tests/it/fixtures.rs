@@ -202,7 +202,8 @@ fn programs_have_the_arguments_and_results_that_are_promised() {
         let last = results.len() - 1;
         assert_eq!((results[last].kind, &*results[last].name), (RoleKind::Output, "logits"));
         assert_eq!(f.ty(f.results[last].value).sizes()[..], [8, 16, m.facts.vocab]);
-        let beside = ["gpt_neox", "cohere", "cohere2", "phi", "falcon", "gptj"].contains(&name);
+        let beside =
+            ["gpt_neox", "cohere", "cohere2", "phi", "falcon", "gptj", "mamba2"].contains(&name);
         let halves = if beside { 1 } else { 2 };
         assert_eq!(m.sequence.len(), 1 + halves * m.facts.layers, "{name}");
         let wide = [8, 16, m.facts.hidden];

@@ -43,7 +43,7 @@ const PARTS: usize = 8;
 /// How many of these parts start no sums, in the order in which it is tried.
 pub const TRIES: [usize; 4] = [0, 1, 2, PARTS / 2];
 
-/// Moves the sums, but those of gradients that the first of [`PARTS`] of their function make, so many; whether there
+/// Moves the sums, but those of gradients that the first of `PARTS` of their function make, so many; whether there
 /// were some.
 pub fn early_sums(m: &mut Module, s: &Schedule, left: usize) -> bool {
     let mut changed = false;

@@ -39,7 +39,12 @@ const bool GROUPS =
 
 // Blocks that a multiprocessor has at least: the compiler keeps to the registers of so many. 0: its own
 // choice; 1 would let it take all registers.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+// By its own choice it spills, or takes more than 128 registers, on Blackwell.
+const int BLOCKS = WIDTH <= 80 && VALUE_WIDTH <= 80 && THREADS == 128 ? 4 : 0;
+#else
 const int BLOCKS = GROUPS && WIDTH == 64 && VALUE_WIDTH == 64 ? 4 : 0;
+#endif
 
 KERNEL void __launch_bounds__(THREADS, BLOCKS) attention(const Params p) {
     DYNAMIC_SHARED(ELEM, storage);

@@ -109,8 +109,7 @@ pub(crate) fn attention_grad(l: &Layout, o: &AttentionGrad) -> Kernel {
 
 /// The tokens of a piece, and how many pieces a rank has of a row.
 fn pieces(l: &Layout, o: &Scan) -> [usize; 2] {
-    let tokens = l.types[0].dims[1].size / o.count();
-    [tokens, l.lens(0)[1].checked_div(tokens).unwrap_or(1)]
+    o.pieces_of(l.types[0].dims[1].size, l.lens(0)[1])
 }
 
 /// A view in which each piece of a row is a row: of tokens, or of states.

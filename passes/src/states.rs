@@ -27,25 +27,30 @@ use shardc_ir::types::DType;
 /// Most pieces: their states are operands of one op.
 const MOST: usize = 24;
 
+/// The recurrence that a node is, if nothing has cut it yet.
+fn whole(n: &Node) -> Option<&Scan> {
+    let Op::Scan(op) = &n.op else { return None };
+    op.pieces.0.is_empty().then_some(op)
+}
+
 /// Cuts the tokens of every recurrence into so many pieces, and says whether there was any.
 ///
 /// # Errors
 /// `sequence-not-divisible` if tokens are no multiple of the pieces, `not-built` for more than 24.
 pub fn cut(mesh: &Mesh, f: &mut Func, pieces: usize) -> Result<bool> {
-    let whole = |n: &Node| matches!(&n.op, Op::Scan(s) if s.pieces.0.is_empty());
-    if pieces == 1 || !f.nodes.iter().any(whole) {
+    if pieces == 1 || !f.nodes.iter().any(|n| whole(n).is_some()) {
         return Ok(false);
     }
     let nodes = std::mem::take(&mut f.nodes);
     for n in nodes {
-        match &n.op {
-            Op::Scan(op) if op.pieces.0.is_empty() => {
+        match whole(&n) {
+            Some(op) => {
                 fits(f, &n, pieces)?;
                 let mut b = Builder::new(mesh, f);
                 b.scope = n.scope;
                 Cut { b, op: op.clone(), n: &n, pieces }.write();
             }
-            _other => f.nodes.push(n),
+            None => f.nodes.push(n),
         }
     }
     f.drop_dead();

@@ -93,6 +93,13 @@ impl Scan {
         self.pieces.0.first().map_or(1, |x| x.1)
     }
 
+    /// The tokens of a piece of rows of so many, and how many pieces has who has so many tokens of a row. Of no tokens it
+    /// has one, whose last state is the first.
+    pub fn pieces_of(&self, row: usize, own: usize) -> [usize; 2] {
+        let tokens = row / self.count();
+        [tokens, own.checked_div(tokens).unwrap_or(1)]
+    }
+
     /// Letters as they are of one piece, in which s is a dim of tokens, with those of pieces.
     pub(super) fn letters(&self, of_one: &str) -> String {
         match self.pieces.0.is_empty() {
@@ -158,8 +165,8 @@ impl Scan {
     /// Heads of all rows and pieces of a rank, tokens of a piece, and widths.
     pub(super) fn room(&self, mesh: &Mesh, ins: &[&Type]) -> [usize; 4] {
         let [b, s, n, k] = [0, 1, 2, 3].map(|d| ins[0].chunk(mesh, d));
-        let tokens = (ins[0].dims[1].size / self.count()).max(1);
-        [b * s.div_ceil(tokens) * n, tokens.min(s), k, ins[3].chunk(mesh, 3)]
+        let [tokens, each] = self.pieces_of(ins[0].dims[1].size, s);
+        [b * each * n, tokens, k, ins[3].chunk(mesh, 3)]
     }
 
     /// Decays at most 1, β from 0 to 1, keys of length 1, segments of several tokens.

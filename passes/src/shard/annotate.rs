@@ -445,7 +445,7 @@ fn split_limit(f: &Func, uses: &Uses, arg: Value, dim: usize) -> Option<usize> {
         let first = uses.of(v).first()?;
         let n = &f.nodes[first.at()];
         // Only a product, and a bias, may stand between a weight and its heads.
-        if !matches!(n.op, Op::Dot(_) | Op::Add(_)) {
+        if !(matches!(n.op, Op::Dot(_)) || n.op.is_sum()) {
             return None;
         }
         let ranks: SmallVec<[usize; 4]> = n.ins.iter().map(|&x| f.ty(x).rank()).collect();

@@ -68,7 +68,11 @@ impl Gathered<'_> {
     /// The pieces that keys and values were gathered of; an error if anything is cut in another way
     /// than a ring can use.
     fn blocks(&self, f: &Func, n: &Node) -> Result<[Value; 2]> {
-        let at = if matches!(n.op, Op::AttentionGrad(_)) { 6 } else { 3 };
+        let (at, behind) = match &n.op {
+            Op::Attention(k) => (3, k.behind()),
+            Op::AttentionGrad(k) => (6, k.behind()),
+            _other => return Err(self.unlike(f, n)),
+        };
         let [q, k, v, q_pos, k_pos] = [0, 1, 2, at, at + 1].map(|i| n.ins[i]);
         let (Some(k), Some(v)) = (self.piece(k), self.piece(v)) else {
             return Err(self.unlike(f, n));
@@ -82,11 +86,6 @@ impl Gathered<'_> {
         let whole = |v: Value, dim: usize| {
             let t = f.ty(v);
             self.cp.within(t.replicated) && t.dims[dim].atoms.is_empty()
-        };
-        let behind = match &n.op {
-            Op::Attention(k) => k.behind(),
-            Op::AttentionGrad(k) => k.behind(),
-            _other => return Err(self.unlike(f, n)),
         };
         let places = behind.drawn.map(|[_, place]| n.ins[place]);
         let [q_seg, k_seg] = [0, 1].map(|i| behind.segments.map(|both| n.ins[both[i]]));

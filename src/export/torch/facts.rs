@@ -1,11 +1,11 @@
 //! `program.json`: what `shardc.torch` knows of a plan beside its functions.
 
-use super::norms::Raised;
+use super::ops::norms::Raised;
 use super::seen::same;
 use serde_json::{Value as Json, json};
 use shardc_ir::func::{Fill, Func, Port, Role, RoleKind, Value, inputs, sent};
 use shardc_ir::mesh::Mesh;
-use shardc_ir::ops::Op;
+use shardc_ir::ops::Kind;
 use shardc_ir::plan::{Instr, Plan, Transfer};
 use shardc_ir::types::Type;
 
@@ -28,7 +28,7 @@ fn updated_by_programs(plan: &Plan) -> Vec<&str> {
         };
         let one_op = |v: Value| {
             let n = f.nodes.iter().find(|n| n.outs.contains(&v));
-            n.is_none_or(|n| matches!(n.op, Op::AdamW(_) | Op::Sgd(_)))
+            n.is_none_or(|n| n.op.facts().kind == Kind::Update)
         };
         for r in &f.results {
             let Some(role) = r.role.as_ref().filter(|r| r.kind == RoleKind::Param) else {

@@ -7,7 +7,6 @@ mod facts;
 mod layers;
 mod layout;
 mod names;
-mod norms;
 mod ops;
 mod peak;
 mod seen;
@@ -15,7 +14,7 @@ mod write;
 
 use super::{Export, File};
 use body::Writer;
-use norms::Raised;
+use ops::norms::Raised;
 use peak::peaks;
 use seen::Seen;
 use shardc_ir::diag::Result;

@@ -1,5 +1,8 @@
 //! The table of ops as Python: each op of a plan is an expression of torch, or of a function of `shardc.torch`.
 
+pub(super) mod memory;
+pub(super) mod norms;
+
 use super::dims::{added, items, letters, lone, number, permuted, places, quoted, reduced, spread};
 use super::layout::Layouts;
 use shardc_ir::attr::{Along, Broadcast};

@@ -1,7 +1,7 @@
 //! What is known of a function while it is written: its lines, which values are one, and who reads them first and last.
 
-use super::norms::{Call, Raised};
 use super::ops;
+use super::ops::norms::{Call, Raised};
 use shardc_ir::func::{Func, Node, Port, Value, ValueMap};
 use shardc_ir::mesh::Mesh;
 use std::collections::BTreeSet;

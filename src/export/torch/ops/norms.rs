@@ -3,9 +3,9 @@
 //! Backward of a plan reads what forward has made of `x` by the root. The call reads `x` itself, so that nothing is saved beside
 //! `x` and the root.
 
-use super::dims::number;
-use super::ops::is_nothing;
-use super::seen::same;
+use super::is_nothing;
+use crate::export::torch::dims::number;
+use crate::export::torch::seen::same;
 use shardc_ir::func::{Func, Port, Role, RoleKind, Value, ValueMap};
 use shardc_ir::ops::Op;
 use shardc_ir::plan::Plan;
@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// A call that stands for several nodes of a function.
 #[derive(Clone)]
-pub(super) struct Call {
+pub(in crate::export::torch) struct Call {
     name: &'static str,
     pub ins: Vec<Value>,
     pub outs: Vec<Value>,
@@ -26,7 +26,7 @@ pub(super) struct Call {
 }
 
 /// What is raised in the functions of a plan.
-pub(super) struct Raised {
+pub(in crate::export::torch) struct Raised {
     by_func: BTreeMap<String, Vec<Call>>,
     /// What is saved for backward in a plan, and nothing reads.
     unread: BTreeSet<Role>,

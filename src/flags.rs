@@ -122,7 +122,7 @@ impl Flags {
     }
 
     /// The flags that are given, as they are declared, in the order of `--help`.
-    fn given(&self) -> impl Iterator<Item = (&'static OptionSpec, &Value)> {
+    pub fn given(&self) -> impl Iterator<Item = (&'static OptionSpec, &Value)> {
         all().filter_map(|s| Some((s, self.0.get(s.flag)?)))
     }
 

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 use shardc_cost::device::{Device, Precision};
-use shardc_cost::model::{Experts, Latent, Sizes};
+use shardc_cost::model::{Experts, Latent, Scans, Sizes};
 use shardc_frontends::{Facts, Shape, gating};
 use shardc_ir::diag::Result;
 use shardc_ir::files;
@@ -88,6 +88,14 @@ pub fn sizes(f: &Facts, config: &Value) -> Sizes {
         glu: own.is_none_or(|g| g.glu),
         experts,
         latent,
+        scans: own.and_then(|g| g.scans).map(|(x, layers, delta)| Scans {
+            layers,
+            heads: x.value_heads(),
+            key_heads: x.key_heads,
+            key_width: x.key_width,
+            value_width: x.value_width,
+            delta,
+        }),
     }
 }
 

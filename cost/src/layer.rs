@@ -4,9 +4,10 @@ use crate::collective::{Group, Kind, all_to_all, exposed, exposed_at_least, seco
 use crate::device::{Device, Precision};
 use crate::kernel::{Attention, Gemm, rows};
 use crate::layout::{Anew, Context, Job, Kernels, Layout, Modules, Recompute, Rows, Stack};
-use crate::model::{Cut, Sizes};
+use crate::model::{Cut, Mixer, Scans, Sizes};
 use crate::parts::Times;
 use shardc_ir::diag::Result;
+use shardc_ir::ops::scan::CHUNK;
 
 /// Times that merging what attention makes of two blocks reads or writes an element of the result.
 const MERGED: f64 = 3.0;
@@ -50,14 +51,14 @@ impl Question<'_> {
         self.stack.rows(self.job.compiled)
     }
 
-    fn attention_block(&self) -> Block {
+    fn mixer_block(&self, m: Mixer) -> Block {
         let (t, tokens) = (self.layout.tp as f64, self.tokens());
         let of = |(n, k, cut): (f64, f64, Cut)| match cut {
             Cut::Columns => Gemm::new(tokens, n / t, k),
             Cut::Rows => Gemm::new(tokens, n, k / t),
             Cut::Whole => Gemm::new(tokens / self.by_row(), n, k),
         };
-        let products: Vec<Gemm> = self.sizes.attention_products().into_iter().map(of).collect();
+        let products: Vec<Gemm> = self.sizes.mixer_products(m).into_iter().map(of).collect();
         Block { enters: 0, leaves: products.len() - 1, products }
     }
 
@@ -145,6 +146,31 @@ impl Question<'_> {
         Ok(out)
     }
 
+    /// A recurrence, as products of its chunks of tokens: seconds, and the states that ranks of cp exchange.
+    fn scan(&self, x: Scans) -> Result<Times> {
+        let (l, d) = (self.layout, self.device);
+        let queries = self.job.seq as f64 / l.cp as f64;
+        let chunk = queries.min(CHUNK as f64);
+        let (heads, (keys, values)) = (x.heads as f64 / l.tp as f64, x.elements());
+        let batch = l.microbatch as f64 * heads * (queries / chunk).ceil();
+        let values_each = x.value_width as f64;
+        let k = x.flops(chunk) / x.heads as f64 / (2.0 * values_each);
+        let g = Gemm { m: chunk, n: values_each, k, batch };
+        let mut out = Times::default();
+        // What is walked is f32, and read and written once.
+        let bytes = 4.0 * self.tokens() * (2.0 * keys + 2.0 * values) / l.tp as f64;
+        out.forward.attention = g.seconds(d, Precision::F32)? + rows(d, bytes, 1.0);
+        out.input.attention =
+            2.0 * g.seconds(d, Precision::F32)? + rows(d, self.rows().backward * bytes, 1.0);
+        if l.cp > 1 {
+            let states = 4.0 * l.microbatch as f64 * heads * (x.key_width * x.value_width) as f64;
+            let all = states * l.cp as f64;
+            out.forward.cp = seconds(d, Kind::AllGather, l.cp_group(d), all);
+            out.input.cp = out.forward.cp;
+        }
+        Ok(out)
+    }
+
     /// What attention exchanges over cp, beside or before its work.
     fn exchanged(&self, t: &mut Times) -> Result<()> {
         let (s, l, d) = (self.sizes, self.layout, self.device);
@@ -158,8 +184,8 @@ impl Question<'_> {
             Context::Gathered => {
                 let gather = seconds(d, Kind::AllGather, group, kv * l.cp as f64);
                 if self.job.overlap.early_keys {
-                    let queries =
-                        self.attention_block().products[0].seconds(d, self.job.precision)?;
+                    let queries = self.mixer_block(Mixer::Attention).products[0]
+                        .seconds(d, self.job.precision)?;
                     [exposed(gather, queries), 2.0 * gather]
                 } else {
                     [exposed(gather, work[0]), exposed(2.0 * gather, work[1])]
@@ -190,10 +216,10 @@ impl Question<'_> {
     }
 
     /// Work over rows; `elements` are those of the MLP's width.
-    fn over_rows(&self, elements: f64, more: f64) -> Times {
+    fn over_rows(&self, m: Mixer, elements: f64, more: f64) -> Times {
         let (s, r, t) = (self.sizes, self.rows(), self.layout.tp as f64);
-        let (width, value) = s.widths();
-        let heads = s.heads as f64 * (width + value) + 2.0 * s.kv_heads as f64 * width;
+        let (enters, leaves) = s.mixed(m);
+        let heads = enters + leaves;
         let stream = self.tokens() * s.hidden as f64 / self.by_row();
         let bytes = r.stream * stream + r.heads * self.tokens() * heads / t + r.ffn * elements;
         let mut out = Times::default();
@@ -265,7 +291,7 @@ impl Question<'_> {
         let (d, p, l) = (self.device, self.job.precision, self.layout);
         let mut out = 0.0;
         if let Some(x) = self.sizes.latent.filter(|_| m.latents) {
-            let all = self.attention_block().products;
+            let all = self.mixer_block(Mixer::Attention).products;
             let up = &all[1..all.len() - 1];
             // Without a vector for queries these come from what enters.
             let from = usize::from(x.query_rank.is_none());
@@ -299,14 +325,26 @@ impl Question<'_> {
         self.stack.host * (self.rows().launches + products as f64 + 1.0 + experts)
     }
 
-    /// A layer with dense MLP, or with experts.
+    /// A layer with dense MLP, or with experts; in the mean, if layers mix tokens in several ways.
     ///
     /// # Errors
     /// `device` if the device lacks products of an element type.
     pub fn layer(&self, dense: bool) -> Result<Times> {
+        match self.sizes.mixers()[..] {
+            [(_, only)] => self.layer_with(only, dense),
+            ref all => all.iter().try_fold(Times::default(), |sum, (share, m)| {
+                Ok(sum + self.layer_with(*m, dense)? * *share)
+            }),
+        }
+    }
+
+    fn layer_with(&self, m: Mixer, dense: bool) -> Result<Times> {
         let (s, p) = (self.sizes, self.job.precision);
-        let attention = self.attention_block();
-        let between = self.attention()?;
+        let attention = self.mixer_block(m);
+        let between = match m {
+            Mixer::Attention => self.attention()?,
+            Mixer::Scan(x) => self.scan(x)?,
+        };
         let mut all = attention.products.clone();
         let mut out = self.block(&attention, p)? + between;
         let mut elements = 0.0;
@@ -327,7 +365,7 @@ impl Question<'_> {
             elements += more;
         }
         let (forward, backward) = self.casts(&all);
-        let mut moved = self.over_rows(elements, forward);
+        let mut moved = self.over_rows(m, elements, forward);
         moved.input.memory += rows(self.device, backward - self.rows().backward * forward, 0.0);
         out = out + moved;
         let (own, of_experts) = self.layer_params(dense);

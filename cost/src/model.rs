@@ -1,5 +1,7 @@
 //! Sizes of a transformer, and what follows from them: parameters and FLOPs.
 
+use shardc_ir::ops::scan;
+
 /// Sizes of a decoder.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Sizes {
@@ -17,6 +19,43 @@ pub struct Sizes {
     pub experts: Option<Experts>,
     /// Queries, keys and values come from narrow vectors.
     pub latent: Option<Latent>,
+    /// Layers that walk a state in place of attention.
+    pub scans: Option<Scans>,
+}
+
+/// Layers with a recurrence (Mamba-2, gated DeltaNet).
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Scans {
+    /// So many of the layers, taken for evenly spread.
+    pub layers: usize,
+    /// Heads of values, and of queries and keys, which several of the former share.
+    pub heads: usize,
+    pub key_heads: usize,
+    pub key_width: usize,
+    pub value_width: usize,
+    /// The state is corrected by what it has (the delta rule).
+    pub delta: bool,
+}
+
+impl Scans {
+    /// Elements of a token's queries or keys, and of its values.
+    pub fn elements(&self) -> (f64, f64) {
+        let (k, v) = (self.key_heads * self.key_width, self.heads * self.value_width);
+        (k as f64, v as f64)
+    }
+
+    /// FLOPs of a token, forward, in chunks of so many.
+    pub fn flops(&self, chunk: f64) -> f64 {
+        let [k, v] = [self.key_width, self.value_width].map(|n| n as f64);
+        self.heads as f64 * scan::flops_of(self.delta, chunk, k, v)
+    }
+}
+
+/// What mixes the tokens of a layer.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Mixer {
+    Attention,
+    Scan(Scans),
 }
 
 /// A mixture of experts.
@@ -64,9 +103,47 @@ impl Sizes {
         self.experts.map_or(0, |x| self.layers.saturating_sub(x.dense_layers))
     }
 
-    /// Parameters of the attention of a layer.
-    pub fn attention_params(&self) -> f64 {
-        self.attention_products().iter().map(|p| p.0 * p.1).sum()
+    /// What mixes tokens, with the share of the layers that do it so.
+    pub fn mixers(&self) -> Vec<(f64, Mixer)> {
+        let Some(x) = self.scans else { return vec![(1.0, Mixer::Attention)] };
+        let share = x.layers as f64 / self.layers.max(1) as f64;
+        let both = [(1.0 - share, Mixer::Attention), (share, Mixer::Scan(x))];
+        both.into_iter().filter(|m| m.0 > 0.0).collect()
+    }
+
+    /// The mean over layers of what a mixer has.
+    pub fn mean(&self, of: impl Fn(Mixer) -> f64) -> f64 {
+        self.mixers().into_iter().map(|(share, m)| share * of(m)).sum()
+    }
+
+    /// Parameters of what mixes the tokens of a layer, in the mean.
+    pub fn mixer_params(&self) -> f64 {
+        self.mean(|m| self.mixer_products(m).iter().map(|p| p.0 * p.1).sum())
+    }
+
+    /// As [`Sizes::attention_products`], of what a layer has in its place.
+    pub fn mixer_products(&self, m: Mixer) -> Vec<(f64, f64, Cut)> {
+        let Mixer::Scan(x) = m else { return self.attention_products() };
+        let (h, (keys, values)) = (self.hidden as f64, x.elements());
+        // Queries, keys, values and their gate; decays, and of the delta rule how much is corrected.
+        let each = if x.delta { 2.0 } else { 1.0 };
+        let enter = 2.0 * (keys + values) + each * x.heads as f64;
+        vec![(enter, h, Cut::Columns), (h, values, Cut::Rows)]
+    }
+
+    /// Elements of a token that products make for a mixer, and that it makes of them.
+    pub fn mixed(&self, m: Mixer) -> (f64, f64) {
+        match m {
+            Mixer::Attention => {
+                let (width, value) = self.widths();
+                let (heads, kv) = (self.heads as f64, self.kv_heads as f64);
+                (heads * width + 2.0 * kv * width, heads * value)
+            }
+            Mixer::Scan(x) => {
+                let (keys, values) = x.elements();
+                (2.0 * (keys + values), values)
+            }
+        }
     }
 
     /// The products of attention of a whole layer: columns, rows of the weight, and whether heads cut
@@ -117,7 +194,7 @@ impl Sizes {
             Some(x) if !dense => self.mlp_params(x.shared) + h * x.experts as f64,
             _ => self.mlp_params(self.ffn),
         };
-        self.attention_params() + mlp + 2.0 * h
+        self.mixer_params() + mlp + 2.0 * h
     }
 
     /// Parameters of the embedding.
@@ -141,16 +218,20 @@ impl Sizes {
         let h = self.hidden as f64;
         let dense = (self.layers - self.expert_layers()) as f64;
         let all = self.layers as f64;
-        let mut params = all * self.attention_params() + dense * self.mlp_params(self.ffn);
+        let mut params = all * self.mixer_params() + dense * self.mlp_params(self.ffn);
         if let Some(x) = self.experts {
             let used = self.mlp_params(x.shared) + x.top_k as f64 * self.mlp_params(x.ffn);
             params += self.expert_layers() as f64 * (used + h * x.experts as f64);
         }
         params += self.embedding_params();
         let (width, value) = self.widths();
-        let scores = all * self.heads as f64 * seq * (width + value) / 2.0;
+        // Forward, of a layer and a token.
+        let mixed = self.mean(|m| match m {
+            Mixer::Attention => self.heads as f64 * seq * (width + value),
+            Mixer::Scan(x) => x.flops(seq.min(scan::CHUNK as f64)),
+        });
         let products = 2.0 * (1.0 + weights + inputs) * params;
-        tokens * (products + 2.0 * (1.0 + 2.0 * attention) * scores)
+        tokens * (products + (1.0 + 2.0 * attention) * all * mixed)
     }
 }
 
@@ -179,6 +260,7 @@ mod tests {
             glu: true,
             experts: None,
             latent: None,
+            scans: None,
         };
         let all = 126.0 * s.layer_params(true) + 2.0 * s.embedding_params();
         assert!((all / 405.85e9 - 1.0).abs() < 1e-3, "{all}");
@@ -208,6 +290,7 @@ mod tests {
             glu: true,
             experts: Some(x),
             latent: Some(Latent::V3),
+            scans: None,
         };
         let dense = 3.0 * s.layer_params(true) + 58.0 * s.layer_params(false);
         let all = dense + 58.0 * s.expert_params() + 2.0 * s.embedding_params();

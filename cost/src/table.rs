@@ -116,6 +116,7 @@ impl Row {
             experts,
             // The columns have no widths of latent attention; one published family has it.
             latent: (self.text("family") == "dsv3").then_some(Latent::V3),
+            scans: None,
         })
     }
 

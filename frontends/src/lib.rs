@@ -22,7 +22,7 @@ pub use checkpoint::save::{
     DUMP, NamedTensor, Written, check_target, save, whole_tensors, write_each, write_tensors,
 };
 pub use checkpoint::{Checkpoint, Entry};
-pub use family::{HeadNorms, LatentSizes, NormedOver};
+pub use family::{HeadNorms, LatentSizes, NormedOver, RecurrentSizes};
 
 use config::TIED;
 use serde::{Deserialize, Serialize};
@@ -125,6 +125,8 @@ pub struct Gating {
     pub z: Option<f64>,
     /// Sizes of latent attention; `None`: queries, keys and values come from what enters.
     pub latent: Option<LatentSizes>,
+    /// Layers that walk a state in place of attention: their sizes, how many there are, and whether by the delta rule.
+    pub scans: Option<(RecurrentSizes, usize, bool)>,
 }
 
 /// Norms of queries and of keys of a family, by its `model_type`; `None` if it has none, or is not known.
@@ -262,6 +264,10 @@ pub fn gating(config: &serde_json::Value, place: &str, shape: &Shape) -> Result<
         aux: r.aux,
         z: r.z,
         latent: arch.latent,
+        scans: arch.recurrent.zip(family.recurrent).map(|(sizes, r)| {
+            let layers = arch.walks.iter().filter(|walks| **walks).count();
+            (sizes, layers, matches!(r.mixer, family::Mixer::DeltaNet))
+        }),
     })
 }
 

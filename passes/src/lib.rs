@@ -3,6 +3,7 @@
 //! [`pipeline`] is the one list of their order; each pass is one function in one file.
 
 pub mod autodiff;
+pub mod cases;
 pub mod checks;
 pub mod choose;
 pub mod classes;

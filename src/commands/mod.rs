@@ -14,6 +14,7 @@ pub mod import;
 pub mod inspect;
 pub mod launch_script;
 pub mod measure;
+mod opt;
 pub mod passes;
 pub mod plan;
 pub mod price;
@@ -126,18 +127,7 @@ pub enum Command {
     #[command(after_help = import::EXPORT)]
     Import(import::Import),
     /// Run one pass on a program, as written by --dump-all
-    Opt {
-        /// Text of a program
-        program: PathBuf,
-        /// The pass
-        #[arg(long)]
-        pass: String,
-        /// File to write [default: standard output]
-        #[arg(short, long)]
-        output: Option<PathBuf>,
-        #[command(flatten)]
-        flags: Box<Flags>,
-    },
+    Opt(opt::Opt),
     /// Write a plan as flags or files for other software, or report what that software cannot express
     Export(export::Export),
     /// Show a plan: its programs, a summary, its ranks
@@ -237,9 +227,7 @@ fn command(cli: Cli) -> Result<i32> {
         Command::Doctor => doctor::doctor(json),
         Command::Generate(how) => generate::generate(&how, json),
         Command::Import(how) => import::import(&how),
-        Command::Opt { program, pass, output, flags } => {
-            passes::opt(&program, &pass, &flags, output.as_deref(), json)
-        }
+        Command::Opt(how) => opt::opt(&how, json),
         Command::Inspect { plan, what } => {
             doing("reading the plan");
             show(inspect::inspect(&crate::plan_dir::read(&plan)?, &what, json)?);

@@ -1,12 +1,9 @@
-//! Passes one by one: what they leave, where a compilation begins, and `shardc opt`, which runs one.
+//! Passes one by one: what they leave, and where a compilation begins.
 
-use super::show;
 use crate::flags::Flags;
 use crate::proof::Prove;
 use crate::signals;
-use crate::terminal::json_line;
 use clap::Args;
-use serde_json::json;
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::files::make::Folder;
 use shardc_ir::files::{self, FileFormat, Place, Undo};
@@ -116,7 +113,7 @@ impl Drop for Dumped {
 }
 
 /// Largest text of a program that is read, in bytes.
-const MAX_TEXT: u64 = 1 << 30;
+pub(super) const MAX_TEXT: u64 = 1 << 30;
 
 /// The first line of a text that shardc writes to a file; only such a file is replaced by one.
 const WRITTEN: &str = "// Written by shardc, which replaces this file when it writes it again.\n";
@@ -224,7 +221,7 @@ impl Watched {
     }
 }
 
-fn find(name: &str, flag: &str) -> Result<&'static Pass> {
+pub(super) fn find(name: &str, flag: &str) -> Result<&'static Pass> {
     pipeline::find(name).ok_or_else(|| {
         Diag::new("unknown-pass", format!("no pass is called `{name}`"))
             .at(format!("{flag} {name}"))
@@ -254,7 +251,7 @@ fn cleared(dir: &Path) -> Result<()> {
 
 /// Runs passes on a program that somebody may have changed, and that may so break what a pass assumes of
 /// those before it: what is a panic of ours elsewhere is then an error of code `pass`.
-fn attempt<T>(what: &str, run: impl FnOnce() -> Result<T>) -> Result<T> {
+pub(super) fn attempt<T>(what: &str, run: impl FnOnce() -> Result<T>) -> Result<T> {
     let said = Arc::new(Mutex::new(String::new()));
     let hook = std::panic::take_hook();
     let words = said.clone();
@@ -284,7 +281,7 @@ fn write(path: &Path, kind: &'static FileFormat, text: &str) -> Result<()> {
 
 /// The program of a file, and what its text says of a model; one that has no mesh is for this one. A text of one
 /// function that says no phase is a model.
-fn read(path: &Path, mesh: &Mesh) -> Result<Source> {
+pub(super) fn read(path: &Path, mesh: &Mesh) -> Result<Source> {
     let text = files::read_text(path, MAX_TEXT)?;
     let file = path.display().to_string();
     let placed = |d: Diag| text::in_file(d, &text, &file);
@@ -352,7 +349,7 @@ fn begin(pass: &str, path: &Path, mesh: &Mesh) -> Result<Begin> {
 ///
 /// # Errors
 /// `mesh`, `flag`.
-fn carried(pass: &Pass, m: &Module, flags: &Flags, o: &Options) -> Result<()> {
+pub(super) fn carried(pass: &Pass, m: &Module, flags: &Flags, o: &Options) -> Result<()> {
     let behind = |last: &str| place(pass.name) > place(last);
     if behind("annotate") && flags.has("mesh") {
         let word = flags.text("mesh").unwrap_or_default();
@@ -365,34 +362,6 @@ fn carried(pass: &Pass, m: &Module, flags: &Flags, o: &Options) -> Result<()> {
         .at(format!("--shard {word}"))
         .rule(format!("layouts stand in the text of a program from `{by}` on"))
         .help(format!("leave it out, or begin with `{by}` or a pass before it")))
-}
-
-/// Runs a pass on the program of a text, and prints what it leaves, or writes it to `out`.
-///
-/// # Errors
-/// `unknown-pass`, `phase`, `mesh`, `flag`, those of the text, and `pass` if the pass cannot do with this program.
-pub fn opt(path: &Path, name: &str, flags: &Flags, out: Option<&Path>, json: bool) -> Result<i32> {
-    let pass = find(name, "--pass")?;
-    let source = read(path, &flags.own_mesh()?)?;
-    let o = flags.options_of(&source.module)?;
-    carried(pass, &source.module, flags, &o)?;
-    let module = source.module.clone();
-    // What is of another phase than that of a step was verified for its own when it was read.
-    let verified = pass.name == "verify" && module.phase != pass.from;
-    let done = match verified {
-        true => module,
-        false => attempt(&format!("`{name}`"), || pipeline::run_pass(pass, module, source, &o))?,
-    };
-    let text = text::print_between(&done);
-    match out {
-        Some(path) => write_program(path, &text)?,
-        None if json => {
-            let phase = done.phase.name();
-            show(json_line("opt", json!({ "pass": name, "phase": phase, "text": text })));
-        }
-        None => show(text),
-    }
-    Ok(0)
 }
 
 /// The table of the passes, as `docs/passes.md` has it.

@@ -4,7 +4,7 @@
 use super::space::Candidate;
 use super::what_if::Ifs;
 use shardc_cost::layout::{Anew, Context, Job};
-use shardc_cost::model::Sizes;
+use shardc_cost::model::{Mixer, Sizes};
 use shardc_cost::step::Load;
 use shardc_ir::schedule::{Action, ActionKind, Schedule};
 use shardc_passes::options::Buffers;
@@ -122,9 +122,7 @@ impl<'a> Form<'a> {
     fn layer(&self, c: &Candidate) -> Layer {
         let (s, l, t) = (self.sizes, &c.layout, c.layout.tp as f64);
         let (bytes, stream) = (self.tokens(c), self.stream(c));
-        let (width, value) = s.widths();
-        let mixed = s.heads as f64 * value;
-        let heads = s.heads as f64 * width + 2.0 * s.kv_heads as f64 * width;
+        let (heads, mixed) = (s.mean(|m| s.mixed(m).0), s.mean(|m| self.made(m)));
         // Width of the MLP, and of what experts get and give beside the stream.
         let (ffn, copies) = match s.experts {
             Some(x) => {
@@ -146,6 +144,15 @@ impl<'a> Form<'a> {
         let by = |a: f64, b: f64| a + l.recompute.whole() * (b - a);
         let (kept, again) = (by(part.0, whole.0), by(part.1, whole.1));
         Layer { inside, kept, waiting: kept + gradients + again }
+    }
+
+    /// Elements of a token that a mixer makes. A recurrence makes them in f32, and has its convolution before it.
+    fn made(&self, m: Mixer) -> f64 {
+        let (_, leaves) = self.sizes.mixed(m);
+        let Mixer::Scan(x) = m else { return leaves };
+        // What is convolved, and what is made of that.
+        let (keys, values) = x.elements();
+        leaves * 4.0 / self.job.precision.bytes() + 2.0 * keys + values
     }
 
     /// Elements of a token that modules of a layer do not keep.

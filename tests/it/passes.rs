@@ -1,6 +1,7 @@
 //! Passes one by one, from the command line.
 
 use crate::lab::{FIXTURES, Lab};
+use std::process::Output;
 
 fn text(out: &[u8]) -> String {
     String::from_utf8_lossy(out).into_owned()
@@ -66,6 +67,44 @@ fn program_of(file: &str) -> &str {
     let (mark, text) = file.split_once('\n').expect("lines");
     assert!(mark.starts_with("// Written by shardc"), "{mark}");
     text
+}
+
+/// A file test says what a pass makes: where it does not, with which line, in which words.
+#[test]
+fn file_tests_run_by_the_command() {
+    let lab = Lab::new("file-tests");
+    let case = concat!(env!("CARGO_MANIFEST_DIR"), "/passes/tests/cases/split/attention.ir");
+    let both =
+        |out: Output| [out.stdout, out.stderr].map(|s| String::from_utf8_lossy(&s).into_owned());
+    let [said, _] = both(lab.ok(&["opt", case, "--check"]));
+    assert!(said.ends_with("split/attention.ir: `split` makes what it says\n"), "{said}");
+    let text = std::fs::read_to_string(case).expect("a file of the tests");
+    let check = |text: &str, more: &[&str]| {
+        lab.write("mine.ir", text);
+        let out = lab.shardc(&[&["opt", "mine.ir", "--pass", "split", "--check"], more].concat());
+        (out.status.code(), both(out).concat())
+    };
+    let returned = "`return %loss_total`, not `return %loss`";
+    for (from, to, line) in [
+        ("// becomes: return %loss_total", "// becomes: return %loss", returned),
+        ("// becomes: phase staged", "// not: all_gather", "there is `all_gather`"),
+        ("phase differentiated", "phase source", "error[phase]"),
+    ] {
+        assert!(text.contains(from), "{from}");
+        let (status, said) = check(&text.replace(from, to), &[]);
+        assert!(status == Some(1) && said.contains(line), "{said}");
+    }
+    let options = "// options: mesh =";
+    for (text, more, code) in [
+        (text.replace(options, "// options: mash ="), &[][..], "syntax"),
+        (format!("// gone\n{text}"), &[], "syntax"),
+        (text.clone(), &["--sp"], "flag"),
+    ] {
+        let (status, said) = check(&text, more);
+        assert!(status == Some(2) && said.contains(code), "{said}");
+    }
+    lab.refuses(&["opt", "mine.ir", "--check"], 2, "unknown-pass");
+    assert_eq!(lab.shardc(&["opt", "mine.ir"]).status.code(), Some(2), "a pass is to be named");
 }
 
 /// What is of another phase, unknown or nothing for a pass is refused, and nothing is written.

@@ -151,6 +151,8 @@ fn what_is_printed_is_as_the_schemas_have_it() {
     let sized = ["--seq", "16", "--dump-all", "dump", "--dump-after", "partition"];
     c.run("compile", &[&["compile", &model][..], &sized].concat());
     c.run("opt", &["opt", "dump/08-partition.ir", "--pass", "differentiate"]);
+    let case = concat!(env!("CARGO_MANIFEST_DIR"), "/passes/tests/cases/split/attention.ir");
+    c.run("opt-check", &["opt", case, "--check"]);
     let small = ["--gpus", "2", "--device", "h100-sxm", "--seq", "16", "--global-batch", "8"];
     c.run("plan", &[&["plan", &model][..], &small].concat());
     let most = ["--top", "1", "--max", "microbatch"];

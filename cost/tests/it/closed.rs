@@ -24,6 +24,7 @@ const LLAMA: Sizes = Sizes {
     glu: true,
     experts: None,
     latent: None,
+    scans: None,
 };
 
 const V3: Sizes = Sizes {
@@ -44,6 +45,7 @@ const V3: Sizes = Sizes {
         domains: None,
     }),
     latent: Some(Latent::V3),
+    scans: None,
 };
 
 const LAYOUT: Layout = Layout {

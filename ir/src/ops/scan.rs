@@ -268,6 +268,15 @@ pub(super) fn flops(loops: &[(Letter, f64)], each: impl Fn(f64, f64, f64) -> f64
     tokens * each(size('s').min(CHUNK as f64), size('k'), size('v'))
 }
 
+/// Multiplications and additions of a token and head: of a chunk of c tokens the products q kᵀ and with values, and of
+/// the state with queries and keys; by the delta rule also k kᵀ, a triangular system, and the state's product with keys.
+pub fn flops_of(delta: bool, c: f64, k: f64, v: f64) -> f64 {
+    match delta {
+        false => 2.0 * c * (k + v) + 4.0 * k * v,
+        true => c * (4.0 * k + 3.0 * v) + 6.0 * k * v,
+    }
+}
+
 impl OpDef for Scan {
     fn accepts(&self, ins: &[&Type]) -> Result<(), String> {
         self.takes(ins, &self.operands(&[]).1, self.behind())
@@ -279,13 +288,8 @@ impl OpDef for Scan {
     fn sizes(&self) -> &[(Letter, usize)] {
         &self.pieces.0
     }
-    /// Of a chunk of c tokens the products q kᵀ and with values, and of the state with queries and keys; by the delta
-    /// rule also k kᵀ, a triangular system, and the state's product with keys.
     fn flops(&self, loops: &[(Letter, f64)]) -> f64 {
-        flops(loops, |c, k, v| match self.delta.0 {
-            false => 2.0 * c * (k + v) + 4.0 * k * v,
-            true => c * (4.0 * k + 3.0 * v) + 6.0 * k * v,
-        })
+        flops(loops, |c, k, v| flops_of(self.delta.0, c, k, v))
     }
     fn grad(&self, b: &mut Builder, ins: &[Value], outs: &[Value], d: &[Option<Value>]) -> Grads {
         let mut grads: Grads = smallvec::smallvec![None; ins.len()];

@@ -2,7 +2,8 @@
 //!
 //! He and Yu, "Transcending Runtime-Memory Tradeoffs in Checkpointing by being Fusion Aware", MLSys 2023:
 //! an element-wise op that stands before its reader is part of the reader's kernel, so to redo it costs no pass
-//! over memory that reading a saved value would not cost, too. What is to be saved separates what forward
+//! over memory that reading a saved value would not cost, too. So may what shifts a value: of a convolution over a few
+//! tokens it costs a pass, and saves one of as many copies as there are tokens. What is to be saved separates what forward
 //! makes by other means (products, attention, reductions, collectives) from what backward reads. Each value is an
 //! edge with its bytes as capacity; operands of what may be redone are joined without a limit; a minimum
 //! cut is then what to save (Ford and Fulkerson, 1956).
@@ -135,14 +136,17 @@ impl Cut<'_> {
         (self.graph, chosen)
     }
 
-    /// Whether a node may run in backward, too: element-wise work, and what always does. A gather that
+    /// Whether a node may run in backward, too: element-wise work, shifts, and what always does. A gather that
     /// backward does without is not added to it.
     fn may_repeat(&self, n: usize) -> bool {
         let node = &self.p.func.nodes[n];
         if self.p.always[n] {
             return !node.op.gathers() || node.outs.iter().any(|o| self.needed[o]);
         }
-        let each = node.op.facts().fusion == Some(FusionClass::Each);
+        let elements = |v: &Value| self.p.func.ty(*v).elements();
+        let shifts =
+            || node.op.def().halo().is_some() && elements(&node.ins[0]) == elements(&node.outs[0]);
+        let each = node.op.facts().fusion == Some(FusionClass::Each) || shifts();
         let own = |o: &Value| self.weighted[o];
         each && node.op.collective().is_none() && !self.p.leaves[n] && node.outs.iter().all(own)
     }

@@ -5,7 +5,7 @@ use crate::autodiff::split::cut;
 use shardc_ir::attr::RuleAttr;
 use shardc_ir::builder::Builder;
 use shardc_ir::func::{Name, Part, Port, Role, RoleKind};
-use shardc_ir::ops::{Dot, Exp, Mul, ReduceSum, Tanh, Transpose};
+use shardc_ir::ops::{Dot, Exp, Mul, Pad, ReduceSum, Tanh, Transpose};
 use shardc_ir::rng::Stream;
 use shardc_ir::types::Type;
 
@@ -29,7 +29,7 @@ fn program(seed: u32) -> (Mesh, Func) {
     let (mut wide, mut thin) = (vec![weight], vec![row]);
     for _ in 0..6 + roll(5) {
         let (x, y, t) = (wide[roll(wide.len())], wide[roll(wide.len())], thin[roll(thin.len())]);
-        match roll(8) {
+        match roll(9) {
             0 => wide.push(b.push("dot", Dot::by("ab,cb->ac", &[2, 2]), &[x, weight])),
             1 => thin.push(b.push("sum", ReduceSum { rule: rule("ab->a") }, &[x])),
             2 => thin.push(b.push("exp", Exp {}, &[t])),
@@ -37,6 +37,7 @@ fn program(seed: u32) -> (Mesh, Func) {
             4 => wide.push(b.push("mul", Mul::same(), &[x, y])),
             5 => wide.push(b.push("turned", Transpose { rule: rule("ab->ba") }, &[x])),
             6 => wide.push(b.push("exp", Exp {}, &[x])),
+            7 => wide.push(b.push("shifted", Pad::new(1, 8), &[x])),
             _ => wide.push(b.push("tanh", Tanh {}, &[x])),
         }
     }
@@ -80,7 +81,10 @@ fn no_other_choice_saves_fewer_bytes() {
         };
         let found = redone(&p);
         let found_bytes = saved(&mesh, &f, &with(&found));
-        let each = |n: &usize| f.nodes[*n].op.facts().fusion == Some(FusionClass::Each);
+        let each = |n: &usize| {
+            let op = &f.nodes[*n].op;
+            op.facts().fusion == Some(FusionClass::Each) || op.def().halo().is_some()
+        };
         let may: Vec<usize> = (0..forward).filter(each).collect();
         let mut least = (usize::MAX, 0);
         for mask in 0..1_usize << may.len() {

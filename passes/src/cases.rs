@@ -33,6 +33,7 @@ struct File {
 /// What a file says.
 pub struct Case {
     pass: &'static Pass,
+    options: Options,
     /// Its lines but for what is made of them, and whether each is one of the program.
     lines: Vec<(String, bool)>,
     /// What becomes of each of these lines, where that is said.
@@ -44,7 +45,7 @@ impl Case {
     /// What a text says of a pass.
     ///
     /// # Errors
-    /// A line of a result that stands beside no line of the program.
+    /// A line of a result that stands beside no line of the program; options that are none.
     pub fn read(text: &str, pass: &'static Pass) -> Result<Case, String> {
         let (mut lines, mut said, mut error) = (vec![], vec![], vec![]);
         for line in text.lines() {
@@ -63,7 +64,11 @@ impl Case {
                 said.push(None);
             }
         }
-        Ok(Case { pass, lines, said, error })
+        let mut case = Case { pass, options: Options::default(), lines, said, error };
+        let options = case.after("// options:").collect::<Vec<_>>().join(", ");
+        let file: Result<File, _> = toml::from_str(&format!("options = {{ {options} }}"));
+        case.options = file.map_err(|e| format!("// options: {}", e.message()))?.options;
+        Ok(case)
     }
 
     /// What stands behind a word at the beginning of lines.
@@ -71,15 +76,8 @@ impl Case {
         self.lines.iter().filter_map(move |l| l.0.strip_prefix(word)).map(str::trim)
     }
 
-    /// What the pass makes of the program: lines. Options that cannot be read are a text.
-    fn result(&self) -> Result<Result<Vec<String>, Diag>, String> {
-        let options = self.after("// options:").collect::<Vec<_>>().join(", ");
-        let options = toml::from_str(&format!("options = {{ {options} }}"));
-        let File { options } = options.map_err(|e| format!("// options: {}", e.message()))?;
-        Ok(self.made(&options))
-    }
-
-    fn made(&self, options: &Options) -> Result<Vec<String>, Diag> {
+    /// What the pass makes of the program: lines.
+    fn result(&self) -> Result<Vec<String>, Diag> {
         let text = self.lines.iter().map(|l| format!("{}\n", l.0)).collect::<String>();
         let source = parse_source(&text)?;
         let mut module = source.module.clone();
@@ -88,7 +86,7 @@ impl Case {
             module.phase = self.pass.from;
         }
         verify(&module, module.phase).map_err(|mut all| all.swap_remove(0))?;
-        let made = print(&run_pass(self.pass, module, source, options)?);
+        let made = print(&run_pass(self.pass, module, source, &self.options)?);
         assert_eq!(print(&parse(&made)?), made, "read again");
         Ok(lines(&made))
     }
@@ -106,9 +104,9 @@ impl Case {
     /// Runs the pass.
     ///
     /// # Errors
-    /// Where the result is another than the text says, or its options cannot be read.
+    /// Where the result is another than the text says.
     pub fn check(&self) -> Result<(), Difference> {
-        let result = self.result().map_err(|why| Difference { why, text: None })?;
+        let result = self.result();
         let shown = result.as_ref().map_or_else(|d| lines(&d.to_string()), Clone::clone);
         for unwanted in self.after("// not:") {
             if let Some(line) = shown.iter().find(|l| l.contains(unwanted)) {

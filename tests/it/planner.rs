@@ -324,7 +324,7 @@ fn options_of_a_line_make_its_plan() {
     ];
     for (case, (fixture, args)) in asked.into_iter().enumerate() {
         let lab = lab(&format!("plan-options-{fixture}-{}", args.len() + args[3].len()), fixture);
-        let rest = ["--global-batch", "8", "--seq", "16", "--top", "3"];
+        let rest = ["--global-batch", "8", "--seq", "16", "--top", "3", "--budget", "6"];
         let found = planned(&lab, &[args, &rest].concat());
         let plans = found["plans"].as_array().expect("plans");
         // Every run takes one line of each.
@@ -364,7 +364,7 @@ fn many_microbatches_are_as_few_of_them_say() {
         let lab = lab(&format!("plan-many-{case}"), "llama_deep");
         let args =
             ["--gpus", "4", "--global-batch", batch, "--seq", "16", "--fix", fix, "--top", "4"];
-        let found = planned(&lab, &args);
+        let found = planned(&lab, &[&args[..], &["--budget", "6"]].concat());
         let plans = found["plans"].as_array().expect("plans");
         for (i, plan) in plans.iter().enumerate().filter(|(i, _)| nightly() || *i % 2 == 0) {
             let flags = command(plan, &format!("{i}.plan"));
@@ -389,7 +389,8 @@ fn many_microbatches_are_as_few_of_them_say() {
 fn plans_for_a_target_are_exported() {
     for target in ["megatron", "torchtitan", "deepspeed", "nanotron"] {
         let lab = lab(&format!("plan-for-{target}"), "llama_mha");
-        let args = ["--gpus", "4", "--global-batch", "8", "--seq", "16", "--top", "2"];
+        let args =
+            ["--gpus", "4", "--global-batch", "8", "--seq", "16", "--top", "2", "--budget", "6"];
         let found = planned(&lab, &[&args[..], &["--for", target, "-o", "best"]].concat());
         assert_eq!(found["plans"].as_array().map(Vec::len), Some(2), "{target}");
         assert!(found["left_out"].as_u64() > Some(0), "{target}: {found}");

@@ -9,7 +9,7 @@ use shardc_cost::device::{Device, Provenance};
 #[test]
 fn bands_are_those_of_a_class_of_runs() {
     let lab = lab("plan-guess", "llama_gqa");
-    let args = ["--gpus", "2", "--global-batch", "4", "--seq", "16", "--top", "2"];
+    let args = ["--gpus", "2", "--global-batch", "4", "--seq", "16", "--top", "2", "--budget", "3"];
     let bands = [
         ("h100-sxm", "m", Some(" ±9 %"), true),
         ("b200", "m", Some(" ±9 %"), true),

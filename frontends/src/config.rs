@@ -200,6 +200,9 @@ impl<'a> Config<'a> {
     }
 
     fn missing(&self, key: &str) -> Diag {
+        if self.is_null(key) {
+            return self.error(key, format!("`{key}` is null"), "write an integer, at least 1");
+        }
         let near = shardc_ir::names::nearest(key, self.keys(), 2);
         let d =
             self.error(key, format!("`{key}` is missing"), format!("add \"{key}\", at least 1"));

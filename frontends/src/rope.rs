@@ -100,14 +100,15 @@ const DIALECTS: [&str; 2] = ["rope_scaling", "rope_parameters"];
 /// The base of frequencies, where neither a config nor its class has one (Su et al., 2021, 3.3).
 const THETA: f64 = 1e4;
 
-/// Reads either dialect: `rope_scaling` beside `rope_theta`, or `rope_parameters`. `seq` and `max_positions` are the tokens of a row and the most there may be.
+/// Reads either dialect: `rope_scaling` beside `rope_theta`, or `rope_parameters`. `head` is the size of a head, or of the part
+/// that turns, and the key that has it; `seq` and `max_positions` are the tokens of a row and the most there may be.
 /// With `local`, of layers with a window; `None` if they turn as the others.
 ///
 /// Errors: `rope-type` for an unknown kind, `config` for numbers that make no frequencies,
 /// `unsupported-config`.
 pub fn read(
     config: &Config,
-    head_dim: usize,
+    head: (&str, usize),
     [seq, max_positions]: [usize; 2],
     (turning, local): (Turning, bool),
 ) -> Result<Option<Rope>> {
@@ -135,7 +136,7 @@ pub fn read(
     let of_config = theta_key.map_or(Ok(None), |key| config.positive_if(key))?;
     let theta = given.or(of_config).unwrap_or(theta);
     let own = own.unwrap_or_else(|| config.clone());
-    let dim = turning_part(config, &own, head_dim, (turning, word))?;
+    let dim = turning_part(config, &own, head, (turning, word))?;
     let from = |c: &Config| c.positive_if(ORIGINAL);
     // As transformers: what stands in the config itself comes before its object's, unless these are by kinds.
     let original = match (turning.stretched, turning.local) {
@@ -155,7 +156,9 @@ pub fn read(
     };
     let Some((_, scaling)) = TYPES.iter().filter(compiled).find(|t| t.0 == word) else {
         let known: Vec<_> = TYPES.iter().filter(compiled).map(|t| t.0).collect();
-        let what = format!("rotary scaling of type `{word}` is not known");
+        let why =
+            if word == BY_ALPHA { "depends on the length of each row" } else { "is not known" };
+        let what = format!("rotary scaling of type `{word}` {why}");
         let help = format!("the {} known types are {}", known.len(), known.join(", "));
         return Err(own.unsupported("rope-type", word_key, what, help));
     };
@@ -296,7 +299,7 @@ pub(crate) fn unread(config: &Config, turning: Turning, scaled: bool) -> Vec<Str
 fn turning_part(
     config: &Config,
     own: &Config,
-    head_dim: usize,
+    (head, head_dim): (&str, usize),
     (t, word): (Turning, &str),
 ) -> Result<usize> {
     let width = match t.width {
@@ -306,7 +309,7 @@ fn turning_part(
     let dim = match t.part {
         None if width.is_some_and(|n| n > head_dim) => {
             let what = format!("{} elements of heads of {head_dim} would turn", width.unwrap_or(0));
-            let key = t.width.map_or("head_dim", |w| w.0);
+            let key = t.width.map_or(head, |w| w.0);
             return Err(config.error(key, what, format!("write at most {head_dim}")));
         }
         None if width.is_some() => width.unwrap_or(head_dim),
@@ -342,10 +345,10 @@ fn turning_part(
     if dim == 0 || !dim.is_multiple_of(2) {
         let what = format!("rotary embeddings need pairs, but {dim} elements of a head turn");
         let help = match t.part {
-            None => format!("use head_dim {} or {}", dim + 1, dim.max(3) - 1),
-            Some((key, _)) => format!("choose head_dim and {key} so that their product is even"),
+            None => format!("use {head} {} or {}", dim + 1, dim.max(3) - 1),
+            Some((key, _)) => format!("choose {head} and {key} so that their product is even"),
         };
-        return Err(config.error("head_dim", what, help));
+        return Err(config.error(head, what, help));
     }
     Ok(dim)
 }

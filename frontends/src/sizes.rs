@@ -112,7 +112,8 @@ impl Arch {
             let what = format!("`initializer_range` is {std}");
             return Err(c.error("initializer_range", what, "write 0.02"));
         }
-        let turning = latent.map_or(facts.head_dim, |l| l.turning);
+        let turning =
+            latent.map_or(("head_dim", facts.head_dim), |l| ("qk_rope_head_dim", l.turning));
         let rope = |local| match f.positions {
             Positions::Learned(_) | Positions::None => Ok(None),
             Positions::Rotary(t) => {

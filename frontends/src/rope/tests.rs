@@ -5,7 +5,7 @@ use serde_json::json;
 
 fn rope(config: serde_json::Value, head_dim: usize) -> Result<Rope> {
     let config = Config::new(&config, "config.json")?;
-    Ok(read(&config, head_dim, [16, 32], (Turning::PLAIN, false))?.expect("a rope"))
+    Ok(read(&config, ("head_dim", head_dim), [16, 32], (Turning::PLAIN, false))?.expect("a rope"))
 }
 
 fn near(got: &[f32], want: &[f64]) {
@@ -67,7 +67,7 @@ fn longrope_takes_the_positions_of_the_config() {
             "rope_type": word, "original_max_position_embeddings": nested,
             "short_factor": [1.0, 1.1, 1.2, 1.3], "long_factor": [1.0, 1.5, 2.5, 4.0]}});
         let c = Config::new(&c, "config.json")?;
-        Ok(read(&c, 8, [16, 32], (turning, false))?.expect("a rope"))
+        Ok(read(&c, ("head_dim", 8), [16, 32], (turning, false))?.expect("a rope"))
     };
     let long = [1.0, 0.066_666_67, 0.004, 0.000_25];
     let short = [1.0, 0.090_909_094, 0.008_333_333_3, 0.000_769_230_77];
@@ -92,7 +92,7 @@ fn parameters_of_two_kinds_are_by_kinds() {
     let turning = Turning { local: Some((Some("rope_local_base_freq"), 1e4)), ..Turning::PLAIN };
     let read = |c: serde_json::Value| -> Result<bool> {
         let c = Config::new(&c, "config.json")?;
-        super::read(&c, 4, [16, 32], (turning, false)).map(|r| r.is_some())
+        super::read(&c, ("head_dim", 4), [16, 32], (turning, false)).map(|r| r.is_some())
     };
     let flat = json!({"rope_type": "default", "rope_theta": 100.0});
     let both = json!({"rope_parameters": {"full_attention": flat}, "rope_scaling": flat});
@@ -107,7 +107,7 @@ fn a_part_is_not_read_by_another_key() {
     let turning = Turning { part: Some(("rotary_pct", 0.25)), ..Turning::PLAIN };
     let pairs = |c: serde_json::Value| {
         let c = Config::new(&c, "config.json").unwrap();
-        read(&c, 16, [16, 32], (turning, false)).unwrap().unwrap().inv_freq.len()
+        read(&c, ("head_dim", 16), [16, 32], (turning, false)).unwrap().unwrap().inv_freq.len()
     };
     assert_eq!(pairs(json!({"partial_rotary_factor": 1.0, "rotary_pct": 0.5})), 4);
     assert_eq!(pairs(json!({"partial_rotary_factor": 1.0})), 2);
@@ -130,7 +130,10 @@ fn mistakes_are_named() {
         let d = rope(c, dim).unwrap_err();
         (d.code, d.place.unwrap(), d.help.join(" "))
     };
-    let (c, place, help) = code(json!({"rope_scaling": {"type": "dynamic", "factor": 2.0}}), 4);
+    let dynamic = json!({"rope_scaling": {"type": "dynamic", "factor": 2.0}});
+    let d = rope(dynamic.clone(), 4).unwrap_err();
+    assert!(d.message.ends_with("`dynamic` depends on the length of each row"), "{d}");
+    let (c, place, help) = code(dynamic, 4);
     assert_eq!((c, &*place), ("rope-type", "config.json: /rope_scaling/type"));
     assert!(help.contains("default, linear, llama3, yarn, longrope"), "{help}");
     let (c, place, _) = code(json!({"rope_scaling": {"rope_type": "linear", "factor": 0}}), 4);

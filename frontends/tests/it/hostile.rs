@@ -276,6 +276,12 @@ fn configs_that_lie() {
     assert_eq!(long(four, json!([1])), key("long_factor"));
     assert_eq!(code(json!({"model_type": "lama"})).0, "unknown-model-type");
     assert_eq!(code(json!({"is_causal": false})).0, "unsupported-config");
+    // What is said is of the key that was read, and null is no absence.
+    let d = load_changed("heads", "deepseek_v3", json!({"qk_rope_head_dim": 3})).unwrap_err();
+    let said = names(&d, "/qk_rope_head_dim").to_string();
+    assert!(said.contains("use qk_rope_head_dim 4 or 2"), "{said}");
+    let d = load_changed("nulls", "llama_mha", json!({"vocab_size": null})).unwrap_err();
+    assert!(d.message == "`vocab_size` is null" && d.help.len() == 1, "{d}");
     let layer = json!({"0": {"rms_norm_eps": 0.1}});
     assert_eq!(code(json!({ "per_layer_config": layer })).0, "unsupported-config");
 }

@@ -1,7 +1,7 @@
 //! Configurations of DeepSpeed.
 
 use super::Kind::{Count, Section, Switch, UpTo};
-use super::{Config, Format, Ranks, tokens};
+use super::{Config, Format, JobSizes, Ranks, tokens};
 use crate::audit::rules::Table;
 use serde_json::Value as Json;
 use shardc_ir::types::DType;
@@ -23,6 +23,7 @@ pub const DEEPSPEED: Format = Format {
         ("fp16", Section),
         ("fp16.enabled", Switch),
         ("sequence_parallel_size", Count(1)),
+        ("data_parallel_size", Count(1)),
         ("expert_parallel", Section),
         ("train_batch_size", Count(1)),
         ("train_micro_batch_size_per_gpu", Count(1)),
@@ -49,6 +50,9 @@ fn read(c: &Config, world: usize, config: &Json, why: &mut Vec<String>) -> Ranks
     if world % ways != 0 {
         why.push(format!("the number of ranks ({world}) is divisible by autotp_size * sequence_parallel_size ({ways})"));
     }
+    if let Some(own) = c.count("data_parallel_size").filter(|n| *n != dp) {
+        why.push(format!("data_parallel_size ({own}) is the number of ranks over these ({dp})"));
+    }
     let [global, micro, steps] =
         ["train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"]
             .map(|k| c.count(k));
@@ -68,10 +72,9 @@ fn read(c: &Config, world: usize, config: &Json, why: &mut Vec<String>) -> Ranks
         (_, true) => DType::F16,
         _neither => DType::F32,
     };
-    Ranks {
+    let sizes = JobSizes {
         pp: 1,
-        replicas: 1,
-        shards: dp,
+        dp,
         cp,
         tp,
         ep: 1,
@@ -80,8 +83,6 @@ fn read(c: &Config, world: usize, config: &Json, why: &mut Vec<String>) -> Ranks
         micro,
         global,
         seq: tokens(config),
-        zero,
-        dtype,
-        plan: None,
-    }
+    };
+    Ranks { sizes, replicas: 1, zero, dtype, plan: None }
 }

@@ -102,8 +102,8 @@ fn params(module: &Module, tensors: &BTreeMap<String, (String, bool)>) -> Vec<Pa
         let used = p.steps.last().map_or(&p.stored, |s| &s.ty);
         let name = p.param.name.to_string();
         let (tensor, experts) = tensors.get(&name).cloned().unwrap_or((name.clone(), false));
-        // Ranks of cp have other tokens, or other experts. Heads that they exchange may split a parameter here, and do so
-        // nowhere else.
+        // Ranks of cp have other tokens, or other experts. Where they exchange heads, a parameter may be split here, in what is
+        // stored or in what is used of it, and is so nowhere else.
         let cp = if experts { AtomSet::EMPTY } else { cp };
         let split = |d: &Dim| d.atoms.set().minus(cp);
         Param {
@@ -111,7 +111,7 @@ fn params(module: &Module, tensors: &BTreeMap<String, (String, bool)>) -> Vec<Pa
             local: p.stored.dims.iter().map(|d| d.size.div_ceil(mesh.ways(split(d)))).collect(),
             sharded: p.stored.sharded().minus(cp),
             // The cotangent of what is replicated is a sum.
-            sums: used.replicated.union(p.stored.sharded().and(cp)),
+            sums: used.replicated.union(cp),
             stages: stages.get(&name).cloned().unwrap_or_default(),
             trained: p.trainable,
             name: tensor.replace("{}", "*"),

@@ -84,5 +84,16 @@ fn read(c: &Config, world: usize, config: &Json, why: &mut Vec<String>) -> Ranks
         global,
         seq: tokens(config),
     };
-    Ranks { sizes, replicas: 1, zero, dtype, plan: None }
+    let taken = [
+        (
+            tp > 1,
+            "tensor_parallel: AutoTP splits as the model's tp_plan says; norms of heads are taken as summed",
+        ),
+        (
+            cp > 1 && c.count("data_parallel_size").is_none(),
+            "sequence_parallel_size: its groups are the program's (mpu or mesh_param), and taken as made",
+        ),
+    ];
+    let notes = taken.into_iter().filter(|t| t.0).map(|t| t.1.to_string()).collect();
+    Ranks { sizes, replicas: 1, zero, dtype, plan: None, notes }
 }

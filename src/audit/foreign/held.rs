@@ -68,8 +68,8 @@ pub(super) fn fit(plan: &Plan, f: &Func, weights: &[Weight], ranks: usize) -> Fi
         walk.held[a.value] = OnRank {
             cut: vec![Some(false); f.ty(a.value).rank()],
             weight: weight.is_some(),
-            by: weight.map_or(String::new(), |w| name_of(w)),
-            of: weight.map_or(name, |w| name_of(w)),
+            by: weight.map_or(String::new(), name_of),
+            of: weight.map_or(name, name_of),
             ..OnRank::default()
         };
     }

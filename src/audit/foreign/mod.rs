@@ -72,6 +72,8 @@ struct Ranks {
     dtype: DType,
     /// How modules are split over tp; none: as in the layouts of the family.
     plan: Option<transformers::Plan>,
+    /// What the program decides, and how it is taken.
+    notes: Vec<String>,
 }
 
 /// A configuration, by dotted names of its numbers and words.
@@ -81,10 +83,10 @@ struct Config<'a> {
     place: &'a str,
 }
 
-/// Python writes numbers that JSON does not have, and all of them are bounds: there is none.
+/// Python writes numbers that JSON does not have; a bound that is none is a number that nothing reaches.
 fn numbers(text: &str) -> String {
     let parts = text.split('"').enumerate().map(|(i, part)| match i % 2 {
-        0 => part.replace("-Infinity", "null").replace("Infinity", "null").replace("NaN", "null"),
+        0 => part.replace("Infinity", &format!("{:e}", f64::MAX)).replace("NaN", "null"),
         _within => part.to_string(),
     });
     parts.collect::<Vec<_>>().join("\"")
@@ -297,7 +299,7 @@ fn job(c: &Config, r: Ranks, config: Json) -> Result<Job> {
         absent: vec![],
         table: (c.format.table)(),
         at: None,
-        not_modelled: c.unread(),
+        not_modelled: r.notes.into_iter().chain(c.unread()).collect(),
         parts: None,
     };
     if let Some(plan) = r.plan {

@@ -89,5 +89,5 @@ fn read(c: &Config, world: usize, config: &Json, why: &mut Vec<String>) -> Ranks
     let etp = if ep > 1 { 1 } else { tp };
     let dp = replicas.saturating_mul(shards);
     let sizes = JobSizes { pp, dp, cp, tp, ep, etp, sp, micro, global, seq };
-    Ranks { sizes, replicas, zero: 3, dtype: DType::BF16, plan: None }
+    Ranks { sizes, replicas, zero: 3, dtype: DType::BF16, plan: None, notes: vec![] }
 }

@@ -226,6 +226,7 @@ fn read(c: &Config, world: usize, config: &Json, why: &mut Vec<String>) -> Ranks
         zero: if shards > 1 { 3 } else { 0 },
         dtype: if c.is("bf16") == Some(true) { DType::BF16 } else { DType::F32 },
         plan: Some(Plan { styles }),
+        notes: vec![],
     }
 }
 

@@ -223,7 +223,11 @@ fn configurations_and_versions_have_these_findings_alone() {
     let keys: Found = &[("sum-missing", "kv_a_proj_with_mqa")];
     let whole = LATENT.replace("--q-lora-rank 16", "");
     let own = "--tensor-model-parallel-size 2 --transformer-impl local --normalization LayerNorm";
-    let all: [(usize, &[&str], &[&str], Found); 12] = [
+    let heads = "--context-parallel-size 2 --cp-comm-type a2a";
+    let all: [(usize, &[&str], &[&str], Found); 14] = [
+        // Heads that ranks of cp exchange split no parameter; sinks are summed over cp though they are whole.
+        (8, &[LATENT, TP_SP, heads], &[], &[]),
+        (4, &[SINKS, EXPERTS, heads], &[], &[("sum-twice", "sinks")]),
         (4, &[DENSE, UNTIED, EXPERTS, "--expert-tensor-parallel-size 2"], &[], &[]),
         (8, &[DENSE, UNTIED, EXPERTS, TP_SP, wide], &[], &[]),
         (8, &[DENSE, UNTIED, EXPERTS, wide], &[], &[]),

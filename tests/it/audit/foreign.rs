@@ -43,11 +43,11 @@ fn torchtitan_and_deepspeed_are_read_with_a_model() {
     assert!(String::from_utf8(text).expect("text").contains("no finding"));
     // AutoTP sums gradients of norms of heads as the plan of transformers says, with all of ZeRO.
     lab.write("tp.json", r#"{"train_batch_size": 8, "tensor_parallel": {"autotp_size": 2}, "zero_optimization": {"stage": 3}}"#);
-    for family in ["qwen3", "llama_gqa"] {
+    for family in ["qwen3", "llama_gqa", "cohere"] {
         let own = format!("{}/{family}", FIXTURES);
         let args = ["audit", "deepspeed", "tp.json", "--model", &own, "--gpus", "4"];
         let text = String::from_utf8(lab.ok(&args).stdout).expect("text");
-        assert!(text.contains("no finding"), "{text}");
+        assert!(text.contains("no finding") && text.contains("AutoTP splits as"), "{text}");
     }
     lab.write("sp.json", r#"{"train_batch_size": 8, "sequence_parallel_size": 2}"#);
     let args = ["audit", "deepspeed", "sp.json", "--model", &dense, "--gpus", "4"];

@@ -23,14 +23,13 @@ pub const DEEPSPEED: Format = Format {
         ("fp16", Section),
         ("fp16.enabled", Switch),
         ("sequence_parallel_size", Count(1)),
-        ("data_parallel_size", Count(1)),
         ("expert_parallel", Section),
         ("train_batch_size", Count(1)),
         ("train_micro_batch_size_per_gpu", Count(1)),
         ("gradient_accumulation_steps", Count(1)),
     ],
     sections: &["", "zero_optimization", "tensor_parallel", "bf16", "bfloat16", "fp16"],
-    outside: &["expert_parallel.autoep_size"],
+    outside: &["expert_parallel.autoep_size", "data_parallel_size"],
     ranks: &[],
     cp: (CpMode::Ulysses, None),
     read,
@@ -49,9 +48,6 @@ fn read(c: &Config, world: usize, config: &Json, why: &mut Vec<String>) -> Ranks
     }
     if world % ways != 0 {
         why.push(format!("the number of ranks ({world}) is divisible by autotp_size * sequence_parallel_size ({ways})"));
-    }
-    if let Some(own) = c.count("data_parallel_size").filter(|n| *n != dp) {
-        why.push(format!("data_parallel_size ({own}) is the number of ranks over these ({dp})"));
     }
     let [global, micro, steps] =
         ["train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"]
@@ -90,8 +86,8 @@ fn read(c: &Config, world: usize, config: &Json, why: &mut Vec<String>) -> Ranks
             "tensor_parallel: AutoTP splits as the model's tp_plan says; norms of heads are taken as summed",
         ),
         (
-            cp > 1 && c.count("data_parallel_size").is_none(),
-            "sequence_parallel_size: its groups are the program's (mpu or mesh_param), and taken as made",
+            cp > 1,
+            "sequence_parallel_size: its groups are those of an mpu of the program, and taken as made",
         ),
     ];
     let notes = taken.into_iter().filter(|t| t.0).map(|t| t.1.to_string()).collect();

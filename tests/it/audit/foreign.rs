@@ -73,6 +73,11 @@ fn values_that_other_software_refuses_are_refused_by_name() {
         (r#"{"zero_optimization": true}"#.into(), "a section in braces"),
         (r#"{"bf16": {"enabled": "auto"}}"#.into(), "true or false"),
         (r#"{"expert_parallel": {"autoep_size": 2}}"#.into(), "autoep_size of DeepSpeed is not audited"),
+        // A mesh, over whose sequence parallelism it sums nothing.
+        (
+            r#"{"data_parallel_size": 2, "sequence_parallel_size": 2}"#.into(),
+            "data_parallel_size of DeepSpeed is not audited",
+        ),
         (format!(r#"{{"train_micro_batch_size_per_gpu": {large}}}"#), "a whole number"),
         (
             r#"{"train_micro_batch_size_per_gpu": 16777216, "gradient_accumulation_steps": 16777216}"#

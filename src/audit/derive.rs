@@ -7,10 +7,11 @@ use shardc_frontends::Facts;
 use shardc_ir::diag::Result;
 use shardc_ir::func::{Func, Module, RoleKind};
 use shardc_ir::mesh::{AtomSet, Mesh, PIPELINE};
+use shardc_ir::types::Dim;
 use shardc_passes::options::Options;
 use shardc_passes::pipeline::up_to;
 use shardc_passes::shard::experts::{ExpertRole, ranks_of};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// A parameter on the ranks of a mesh.
 #[derive(Clone, PartialEq, Debug)]
@@ -46,14 +47,28 @@ impl Derived {
     pub fn of(config: &Json, place: &str, o: &Options) -> Result<Derived> {
         let model = shardc_frontends::from_config(config, place, &shape(o))?;
         let input = adapted(from_model(model), o)?;
-        let tensors: BTreeMap<String, String> =
-            input.source.weights.iter().map(|w| (w.param.clone(), w.tensor.clone())).collect();
+        let tensors: BTreeMap<String, (String, bool)> = input
+            .source
+            .weights
+            .iter()
+            .map(|w| (w.param.clone(), (w.tensor.clone(), w.experts.is_some())))
+            .collect();
         let module = up_to("partition", input.source.clone(), o)?;
         let mesh = module.mesh.clone();
         let experts = [ExpertRole::Data, ExpertRole::Expert, ExpertRole::Tensor]
             .map(|role| ranks_of(&mesh, o, role));
         let params = params(&module, &tensors);
         Ok(Derived { mesh, params, facts: input.facts, input, experts })
+    }
+
+    /// Says of which parameters ranks of tp have parts of gradients, where the program of these ranks is known. What tp
+    /// splits stays as it is, and so do parameters (`but`) whose axes are others.
+    pub fn sums_over_tp(&mut self, parts: &BTreeSet<String>, but: impl Fn(&str) -> bool) {
+        let tp = self.axis("tp");
+        for p in self.params.iter_mut().filter(|p| !p.sharded.meets(tp) && !but(&p.name)) {
+            let part = if parts.contains(&p.name) { tp } else { AtomSet::EMPTY };
+            p.sums = p.sums.minus(tp).union(part);
+        }
     }
 
     /// The atoms of an axis as rules name it; none of `pp`.
@@ -79,21 +94,27 @@ impl Derived {
 }
 
 /// What layouts say of each parameter.
-fn params(module: &Module, tensors: &BTreeMap<String, String>) -> Vec<Param> {
+fn params(module: &Module, tensors: &BTreeMap<String, (String, bool)>) -> Vec<Param> {
     let mesh = &module.mesh;
     let stages = stages(&module.funcs[0]);
+    let cp = mesh.axis("cp").unwrap_or_default();
     let one = |p: &shardc_ir::func::ParamLayout| {
         let used = p.steps.last().map_or(&p.stored, |s| &s.ty);
         let name = p.param.name.to_string();
+        let (tensor, experts) = tensors.get(&name).cloned().unwrap_or((name.clone(), false));
+        // Ranks of cp have other tokens, or other experts. Where they exchange heads, a parameter may be split here, in what is
+        // stored or in what is used of it, and is so nowhere else.
+        let cp = if experts { AtomSet::EMPTY } else { cp };
+        let split = |d: &Dim| d.atoms.set().minus(cp);
         Param {
             sizes: p.stored.sizes().to_vec(),
-            local: p.stored.chunks(mesh).to_vec(),
-            sharded: p.stored.sharded(),
+            local: p.stored.dims.iter().map(|d| d.size.div_ceil(mesh.ways(split(d)))).collect(),
+            sharded: p.stored.sharded().minus(cp),
             // The cotangent of what is replicated is a sum.
-            sums: used.replicated,
+            sums: used.replicated.union(cp),
             stages: stages.get(&name).cloned().unwrap_or_default(),
             trained: p.trainable,
-            name: tensors.get(&name).cloned().unwrap_or(name).replace("{}", "*"),
+            name: tensor.replace("{}", "*"),
         }
     };
     module.params.iter().map(one).collect()

@@ -4,11 +4,12 @@ mod model;
 mod refuses;
 
 use super::rules::{Given, Table};
+use super::sizes::JobSizes;
 use super::words::{Words, flags};
 use super::{Job, States, in_range};
 use crate::export::megatron::arguments;
 use shardc_cost::held::Software;
-use shardc_cost::layout::{Context, Layout as Priced, Recompute, Schedule};
+use shardc_cost::layout::{Context, Layout, Recompute, Schedule};
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::names::{glob, nearest};
 use shardc_ir::types::DType;
@@ -56,22 +57,6 @@ impl Args<'_> {
                 .help(format!("add --{flag} N"))
         })
     }
-}
-
-/// The sizes of a layout.
-struct Layout {
-    tp: usize,
-    pp: usize,
-    cp: usize,
-    dp: usize,
-    ep: usize,
-    etp: usize,
-    sp: bool,
-    micro: usize,
-    global: usize,
-    seq: usize,
-    /// Layers are Megatron-LM's own, and not Transformer Engine's.
-    local: bool,
 }
 
 /// Reads arguments for so many ranks, for a version of Megatron Core.
@@ -148,6 +133,7 @@ pub fn read(text: &str, place: &str, gpus: Option<usize>, at: Option<&str>) -> R
         at,
         config,
         not_modelled,
+        parts: None,
     })
 }
 
@@ -213,7 +199,7 @@ fn check_values(words: &Words, place: &str) -> Result<()> {
     Ok(())
 }
 
-fn layout(a: &Args, world: usize) -> Result<Layout> {
+fn layout(a: &Args, world: usize) -> Result<JobSizes> {
     let one = |flag| a.size(flag, 1).max(1);
     let (tp, pp, cp) = (
         one("tensor-model-parallel-size"),
@@ -222,7 +208,7 @@ fn layout(a: &Args, world: usize) -> Result<Layout> {
     );
     let dp = (world / product([tp, pp, cp])).max(1);
     let micro = a.needed("micro-batch-size")?;
-    Ok(Layout {
+    Ok(JobSizes {
         tp,
         pp,
         cp,
@@ -233,7 +219,6 @@ fn layout(a: &Args, world: usize) -> Result<Layout> {
         micro,
         global: a.size("global-batch-size", micro * dp),
         seq: a.needed("seq-length")?,
-        local: a.text("transformer-impl") == Some("local"),
     })
 }
 
@@ -242,57 +227,28 @@ fn product(all: [usize; 3]) -> usize {
     all.into_iter().fold(1, usize::saturating_mul)
 }
 
-fn options(a: &Args, l: &Layout) -> Options {
-    let axes = [("pp", l.pp), ("dp_shard", l.dp), ("cp", l.cp), ("tp", l.tp)];
+fn options(a: &Args, l: &JobSizes) -> Options {
     let dtype = match (a.has("bf16"), a.has("fp16")) {
         (true, _) => DType::BF16,
         (_, true) => DType::F16,
         _ => DType::F32,
     };
-    Options {
-        mesh: axes.into_iter().filter(|x| x.1 > 1).map(|(n, s)| (n.into(), s)).collect(),
-        global_batch: l.global,
-        microbatch: l.micro,
-        seq: l.seq,
-        dtype,
-        sp: l.sp,
-        ep: l.ep,
-        etp: (l.ep > 1 || l.etp != l.tp).then_some(l.etp),
-        cp_mode: match a.text("cp-comm-type") {
-            Some("all_gather") => CpMode::AllGather,
-            Some("a2a") => CpMode::Ulysses,
-            _ => CpMode::Ring,
-        },
-        cp_split: (l.cp > 1).then_some(CpSplit::Zigzag),
-        mtp: if a.size("mtp-num-layers", 0) > 0 {
-            a.number("mtp-loss-scaling-factor").unwrap_or(0.1)
-        } else {
-            0.0
-        },
-        ..Options::default()
-    }
+    let mode = match a.text("cp-comm-type") {
+        Some("all_gather") => CpMode::AllGather,
+        Some("a2a") => CpMode::Ulysses,
+        _ => CpMode::Ring,
+    };
+    let mtp = match a.size("mtp-num-layers", 0) {
+        0 => 0.0,
+        _ => a.number("mtp-loss-scaling-factor").unwrap_or(0.1),
+    };
+    Options { mtp, ..l.options(1, dtype, (mode, Some(CpSplit::Zigzag))) }
 }
 
-fn given(a: &Args, l: &Layout) -> Given {
-    let edp = (l.tp * l.cp * l.dp / (l.ep * l.etp)).max(1);
-    let tokens = l.micro * l.seq / l.cp;
-    let micros = l.global / (l.micro * l.dp);
-    let sizes = [
-        ("tp", l.tp),
-        ("pp", l.pp),
-        ("cp", l.cp),
-        ("dp", l.dp),
-        ("ep", l.ep),
-        ("etp", l.etp),
-        ("edp", edp),
-        ("tokens", tokens),
-        ("m", micros),
-    ];
-    let mut g = Given::default();
-    g.sizes.extend(sizes.map(|(name, n)| (name.to_string(), n as f64)));
+fn given(a: &Args, l: &JobSizes) -> Given {
+    let mut g = l.given();
     let facts = [
-        ("sp", l.sp),
-        ("local", l.local),
+        ("local", a.text("transformer-impl") == Some("local")),
         // Its projection of queries, keys and values is cut further than its groups.
         ("few-groups", a.has("group-query-attention") && a.size("num-query-groups", 1) < l.tp),
         ("per-token", a.has("calculate-per-token-loss")),
@@ -316,28 +272,17 @@ fn balanced(a: &Args) -> bool {
     a.has("num-experts") && (aux || a.number("moe-z-loss-coeff").is_some_and(|z: f64| z != 0.0))
 }
 
-/// The layout as prices see it.
-fn priced(a: &Args, l: &Layout) -> Priced {
+/// The layout as prices see it. Megatron-LM deals tokens in zigzag whatever is exchanged.
+fn priced(a: &Args, l: &JobSizes) -> Layout {
     let states = states(a, l);
     let chunks = if l.pp > 1 { refuses::virtual_stages(a, l) } else { 1 };
-    Priced {
-        tp: l.tp,
-        cp: l.cp,
-        // Megatron-LM deals tokens in zigzag whatever is exchanged.
-        context: match a.text("cp-comm-type") {
-            Some("all_gather") => Context::Gathered,
-            Some("a2a") => Context::Heads,
-            _ring => Context::Ring,
-        },
-        even: true,
-        dp: l.dp,
-        pp: l.pp,
+    let context = match a.text("cp-comm-type") {
+        Some("all_gather") => Context::Gathered,
+        Some("a2a") => Context::Heads,
+        _ring => Context::Ring,
+    };
+    Layout {
         chunks,
-        ep: l.ep,
-        etp: l.etp,
-        shards: (l.dp / states.instances).max(1),
-        zero: states.zero,
-        sp: l.sp,
         recompute: match a.text("recompute-granularity") {
             Some("full") => Recompute::Full,
             Some(_) => Recompute::Selective,
@@ -345,13 +290,12 @@ fn priced(a: &Args, l: &Layout) -> Priced {
             None => Recompute::None,
         },
         schedule: if chunks > 1 { Schedule::Interleaved } else { Schedule::OneFOneB },
-        microbatch: l.micro,
-        microbatches: l.global / (l.micro * l.dp),
+        ..l.priced((l.dp / states.instances).max(1), states.zero, context)
     }
 }
 
 /// How states of the optimizer are shared out, and what is sent.
-fn states(a: &Args, l: &Layout) -> States {
+fn states(a: &Args, l: &JobSizes) -> States {
     let fsdp = a.has("use-megatron-fsdp");
     let strategy = a.text("data-parallel-sharding-strategy").unwrap_or("no_shard");
     let instances = a.size("num-distributed-optimizer-instances", 1).max(1);

@@ -13,6 +13,7 @@ pub mod megatron;
 pub mod page;
 pub mod rules;
 pub mod show;
+mod sizes;
 pub mod words;
 
 use crate::planner::target::estimated;
@@ -25,6 +26,7 @@ use shardc_cost::held::Software;
 use shardc_cost::layout::Layout;
 use shardc_ir::diag::{Diag, Result};
 use shardc_passes::options::Options;
+use std::collections::BTreeSet;
 
 /// A configuration that was read.
 pub struct Job {
@@ -46,6 +48,8 @@ pub struct Job {
     pub at: Option<Vec<u32>>,
     /// What was given and nothing is made of.
     pub not_modelled: Vec<String>,
+    /// Parameters of whose gradients each rank of tp has a part; none: as types say.
+    pub parts: Option<BTreeSet<String>>,
 }
 
 /// How optimizer states are shared out, and bytes of an element.
@@ -80,7 +84,11 @@ pub struct Audit {
 pub fn audit(job: Job, place: &str, device: Option<&Device>) -> Result<Audit> {
     job.table.asks_for(&job.given)?;
     job.table.refuses(&job.given, job.at.as_deref(), (vec![], "or --with"), place)?;
-    let derived = Derived::of(&job.config, place, &job.options)?;
+    let mut derived = Derived::of(&job.config, place, &job.options)?;
+    if let Some(parts) = &job.parts {
+        let by_expert = job.given.size("ep") > 1.0;
+        derived.sums_over_tp(parts, |p| by_expert && job.table.class(p) == Some("expert"));
+    }
     let (rows, findings) = compare::compare(&job, &derived);
     let price = match (device, derived.facts) {
         (Some(d), Some(f)) => {

@@ -77,6 +77,9 @@ pub struct Table {
     /// Globs of flags of models and layouts that are not audited.
     #[serde(default)]
     pub outside: Vec<String>,
+    /// A release each, and flags that it has first.
+    #[serde(default)]
+    first: Vec<Vec<String>>,
     #[serde(default)]
     pub class: Vec<Class>,
     #[serde(default)]
@@ -288,7 +291,7 @@ impl Table {
             let until = r.until.as_deref().map_or(String::new(), |v| format!("before {v} "));
             format!("{until}{} ({})", r.says, r.source)
         });
-        let all: Vec<String> = more.into_iter().chain(own).collect();
+        let all: Vec<String> = more.into_iter().chain(self.unknown(given, at)).chain(own).collect();
         if all.is_empty() {
             return Ok(());
         }
@@ -298,6 +301,17 @@ impl Table {
             .at(place.to_string());
         let at = if version.is_empty() { "" } else { ", or --at" };
         Err(all.into_iter().fold(d, Diag::why).help(format!("correct the flags, {mends}{at}")))
+    }
+
+    /// Flags that a version does not have.
+    fn unknown(&self, given: &Given, at: Option<&[u32]>) -> Vec<String> {
+        let later = |first: &str| at.is_some_and(|at| version(first).is_ok_and(|v| at < &v[..]));
+        let of = self.first.iter().filter_map(|row| row.split_first()).filter(|row| later(row.0));
+        let named = of.flat_map(|(first, flags)| flags.iter().map(move |f| (first, f)));
+        named
+            .filter(|(_, flag)| given.flags.contains(*flag))
+            .map(|(first, flag)| format!("before {first} there is no {flag}"))
+            .collect()
     }
 
     /// Refuses facts that neither a configuration has by itself nor a rule asks for.

@@ -71,9 +71,7 @@ impl Audit {
     /// What was found, in a line.
     pub(super) fn verdict(&self) -> String {
         match self.findings.len() {
-            0 => {
-                "no finding: each gradient is summed, scaled and counted as by types (shapes are not checked)".into()
-            },
+            0 => "no finding: each gradient is summed, scaled and counted as by types".into(),
             n => count(n, "finding", "findings"),
         }
     }

@@ -3,6 +3,7 @@
     plans.py whole FOLDER [KIND…]   tiny models on one rank: losses, logits and gradients, and what reading their plans finds
     plans.py split FOLDER           the same on two gloo ranks by their plans, which are compared with these
     plans.py table FOLDER           what was found, as a table
+    plans.py all FOLDER [KIND…]     one behind the other
 
 Each model is of its own config class, with sizes of a few numbers, and again with each switch of SWITCHES turned that it
 has. A model of which no such one can be made is listed. Reading a plan (`lint`) looks at shapes, heads, sums that are
@@ -15,11 +16,11 @@ import datetime
 import importlib.metadata
 import importlib.util
 import json
+import multiprocessing
 import os
 import pathlib
 import re
 import socket
-import subprocess
 import sys
 
 SIZES = {
@@ -41,7 +42,6 @@ SWITCHES = {
     "bias": ["attention_bias", "qkv_bias", "mlp_bias", "use_bias"],
 }
 MOST = 2_000_000  # parameters of what is tiny
-SOME = 6  # models of one start of two ranks
 LOOSE = dict(rtol=1e-4, atol=2e-5)  # f32, sums of some hundred products in another order
 
 
@@ -281,13 +281,30 @@ def differ(folder, kind, n, sizes):
     return out, bool(model.ep_plan)
 
 
-def rank(folder):
+def one_mesh():
+    """Lets models of equal layouts share a mesh: each new one has groups of its own, and threads that stay."""
+    import torch.distributed as dist
+
+    make, kept = dist.init_device_mesh, {}
+
+    def kept_or_made(device, shape, mesh_dim_names=None):
+        key = (device, tuple(shape), mesh_dim_names)
+        if key not in kept:
+            kept[key] = make(device, shape, mesh_dim_names=mesh_dim_names)
+        return kept[key]
+
+    dist.init_device_mesh = kept_or_made
+
+
+def rank(r, folder, port, kinds):
     import torch
     import torch.distributed as dist
 
     torch.set_num_threads(1)
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(r), WORLD_SIZE="2", LOCAL_RANK=str(r))
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
-    for kind in sys.argv[3:]:
+    one_mesh()
+    for kind in kinds:
         found = []
         try:
             for n, sizes in ((1, {}), (2, {}), (1, {"ep_size": 2})):
@@ -299,9 +316,19 @@ def rank(folder):
             found.append([f"{type(e).__name__}: {e}".replace("\n", " ")[:200]])
         all_found = [None, None]
         dist.all_gather_object(all_found, found)
-        if dist.get_rank() == 0:
+        if r == 0:
             (folder / kind / "split.json").write_text(json.dumps(all_found[0] if len(found) > 1 else found))
     dist.destroy_process_group()
+
+
+def forked(f, *calls):
+    """Runs a function in processes that have what this one has imported, and no threads of it."""
+    of = multiprocessing.get_context("fork")
+    all_of_them = [of.Process(target=f, args=call) for call in calls]
+    for p in all_of_them:
+        p.start()
+    for p in all_of_them:
+        p.join()
 
 
 def split(folder):
@@ -310,13 +337,7 @@ def split(folder):
         with socket.socket() as s:
             s.bind(("127.0.0.1", 0))
             port = s.getsockname()[1]
-        env = lambda r: dict(os.environ, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(r), WORLD_SIZE="2", LOCAL_RANK=str(r))
-        # Each model leaves threads of its groups behind: after some of them ranks begin anew.
-        left = left[:SOME]
-        command = [sys.executable, __file__, "rank", str(folder), *left]
-        ranks = [subprocess.Popen(command, env=env(r), stderr=subprocess.DEVNULL) for r in range(2)]
-        for r in ranks:
-            r.wait()
+        forked(rank, (0, folder, port, left), (1, folder, port, left))
         first = next((k for k in left if not (folder / k / "split.json").exists()), None)
         if first:  # the ranks ended here: one waits for the other
             (folder / first / "split.json").write_text(json.dumps([["the ranks do not end"]]))
@@ -344,4 +365,13 @@ def table(folder):
 if __name__ == "__main__":
     if not importlib.util.find_spec("transformers"):
         sys.exit(3)
-    {"whole": whole, "split": split, "rank": rank, "table": table}[sys.argv[1]](pathlib.Path(sys.argv[2]), *(sys.argv[3:] if sys.argv[1] == "whole" else ()))
+    what, to, kinds = sys.argv[1], pathlib.Path(sys.argv[2]), sys.argv[3:]
+    if what != "table":
+        import torch.distributed.tensor  # once, for all processes
+        import transformers.distributed
+    if what in ("whole", "all"):
+        forked(whole, (to, *kinds))
+    if what in ("split", "all"):
+        split(to)
+    if what in ("table", "all"):
+        table(to)

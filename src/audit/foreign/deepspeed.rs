@@ -1,7 +1,7 @@
 //! Configurations of DeepSpeed.
 
 use super::Kind::{Count, Section, Switch, UpTo};
-use super::{Config, Format, Ranks, tokens};
+use super::{Config, Format, JobSizes, Ranks, tokens};
 use crate::audit::rules::Table;
 use serde_json::Value as Json;
 use shardc_ir::types::DType;
@@ -29,7 +29,7 @@ pub const DEEPSPEED: Format = Format {
         ("gradient_accumulation_steps", Count(1)),
     ],
     sections: &["", "zero_optimization", "tensor_parallel", "bf16", "bfloat16", "fp16"],
-    outside: &["expert_parallel.autoep_size"],
+    outside: &["expert_parallel.autoep_size", "data_parallel_size"],
     ranks: &[],
     cp: (CpMode::Ulysses, None),
     read,
@@ -68,10 +68,9 @@ fn read(c: &Config, world: usize, config: &Json, why: &mut Vec<String>) -> Ranks
         (_, true) => DType::F16,
         _neither => DType::F32,
     };
-    Ranks {
+    let sizes = JobSizes {
         pp: 1,
-        replicas: 1,
-        shards: dp,
+        dp,
         cp,
         tp,
         ep: 1,
@@ -80,8 +79,17 @@ fn read(c: &Config, world: usize, config: &Json, why: &mut Vec<String>) -> Ranks
         micro,
         global,
         seq: tokens(config),
-        zero,
-        dtype,
-        plan: None,
-    }
+    };
+    let taken = [
+        (
+            tp > 1,
+            "tensor_parallel: AutoTP splits as the model's tp_plan says; norms of heads are taken as summed",
+        ),
+        (
+            cp > 1,
+            "sequence_parallel_size: its groups are those of an mpu of the program, and taken as made",
+        ),
+    ];
+    let notes = taken.into_iter().filter(|t| t.0).map(|t| t.1.to_string()).collect();
+    Ranks { sizes, replicas: 1, zero, dtype, plan: None, notes }
 }

@@ -2,18 +2,20 @@
 //! says which keys it has, what their values are and what they mean; all else is the same for all.
 
 mod deepspeed;
+mod held;
 mod torchtitan;
 mod transformers;
 
-use super::rules::{Given, Table};
+use super::rules::Table;
+use super::sizes::JobSizes;
 use super::{Job, States, in_range};
 use serde_json::Value as Json;
 use shardc_cost::held::Software;
-use shardc_cost::layout::{Context, Layout, Recompute, Schedule};
+use shardc_cost::layout::Context;
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::files;
 use shardc_ir::types::DType;
-use shardc_passes::options::{CpMode, CpSplit, Options};
+use shardc_passes::options::{CpMode, CpSplit};
 use std::path::Path;
 
 pub use deepspeed::DEEPSPEED;
@@ -63,21 +65,15 @@ pub struct Format {
 
 /// The numbers of a configuration.
 struct Ranks {
-    pp: usize,
+    sizes: JobSizes,
+    /// Of dp, ranks that have copies of all shards.
     replicas: usize,
-    shards: usize,
-    cp: usize,
-    tp: usize,
-    ep: usize,
-    etp: usize,
-    sp: bool,
-    micro: usize,
-    global: usize,
-    seq: usize,
     zero: u8,
     dtype: DType,
     /// How modules are split over tp; none: as in the layouts of the family.
     plan: Option<transformers::Plan>,
+    /// What the program decides, and how it is taken.
+    notes: Vec<String>,
 }
 
 /// A configuration, by dotted names of its numbers and words.
@@ -87,11 +83,20 @@ struct Config<'a> {
     place: &'a str,
 }
 
+/// Python writes numbers that JSON does not have; a bound that is none is a number that nothing reaches.
+fn numbers(text: &str) -> String {
+    let parts = text.split('"').enumerate().map(|(i, part)| match i % 2 {
+        0 => part.replace("Infinity", &format!("{:e}", f64::MAX)).replace("NaN", "null"),
+        _within => part.to_string(),
+    });
+    parts.collect::<Vec<_>>().join("\"")
+}
+
 impl<'a> Config<'a> {
     /// A text as JSON or as TOML.
     fn parsed(format: &'a Format, text: &str, place: &'a str) -> Result<Config<'a>> {
         let json = match text.trim_start().starts_with('{') {
-            true => serde_json::from_str(text).map_err(|e| e.to_string()),
+            true => serde_json::from_str(&numbers(text)).map_err(|e| e.to_string()),
             false => toml::from_str(text).map_err(|e| e.message().to_string()),
         };
         let json = json.map_err(|e| {
@@ -261,8 +266,8 @@ fn tokens(config: &Json) -> usize {
 }
 
 /// Refuses batches that are none.
-fn batches(r: &Ranks, place: &str) -> Result<()> {
-    let all = r.micro.saturating_mul(r.replicas * r.shards);
+fn batches(r: &JobSizes, place: &str) -> Result<()> {
+    let all = r.micro.saturating_mul(r.dp);
     let (what, help) = match r.global {
         n if n as u64 > MOST => (format!("a global batch of {n}"), "correct the batches"),
         n if n % all != 0 => (
@@ -277,86 +282,27 @@ fn batches(r: &Ranks, place: &str) -> Result<()> {
         .help(help))
 }
 
-/// Numbers as rules name them.
-fn sizes(r: &Ranks) -> Given {
-    let dp = r.replicas * r.shards;
-    let sizes = [
-        ("tp", r.tp),
-        ("pp", r.pp),
-        ("cp", r.cp),
-        ("dp", dp),
-        ("ep", r.ep),
-        ("etp", r.etp),
-        ("edp", (r.tp * r.cp * dp / (r.ep * r.etp)).max(1)),
-        ("tokens", r.micro * r.seq / r.cp),
-        ("m", r.global / (r.micro * dp)),
-    ];
-    let mut given = Given::default();
-    given.sizes.extend(sizes.map(|(name, n)| (name.to_string(), n as f64)));
-    given.facts.extend(r.sp.then(|| "sp".to_string()));
-    given
-}
-
 fn job(c: &Config, r: Ranks, config: Json) -> Result<Job> {
-    batches(&r, c.place)?;
-    let axes = [
-        ("pp", r.pp),
-        ("dp_replicate", r.replicas),
-        ("dp_shard", r.shards),
-        ("cp", r.cp),
-        ("tp", r.tp),
-    ];
-    let (cp_mode, cp_split) = c.format.cp;
-    let options = Options {
-        mesh: axes.into_iter().filter(|a| a.1 > 1).map(|(n, s)| (n.into(), s)).collect(),
-        global_batch: r.global,
-        microbatch: r.micro,
-        seq: r.seq,
-        dtype: r.dtype,
-        sp: r.sp,
-        ep: r.ep,
-        etp: (r.ep > 1 || r.etp != r.tp).then_some(r.etp),
-        cp_mode,
-        cp_split: cp_split.filter(|_| r.cp > 1),
-        ..Options::default()
-    };
-    let dp = r.replicas * r.shards;
-    let layout = Layout {
-        tp: r.tp,
-        cp: r.cp,
-        // As torchtitan rotates and balances unless it is told otherwise.
-        context: Context::Gathered,
-        even: true,
-        dp,
-        pp: r.pp,
-        chunks: 1,
-        ep: r.ep,
-        etp: r.etp,
-        shards: r.shards,
-        zero: r.zero,
-        sp: r.sp,
-        recompute: Recompute::None,
-        schedule: Schedule::OneFOneB,
-        microbatch: r.micro,
-        microbatches: r.global / (r.micro * dp),
-    };
+    let n = &r.sizes;
+    batches(n, c.place)?;
     let (weight, bytes) = if r.dtype != DType::F32 && r.zero < 3 { (2, 12) } else { (4, 8) };
-    let states =
-        States { zero: r.zero, instances: r.replicas, bytes, weight, gradient: 4, data: dp * r.cp };
+    let data = n.dp * n.cp;
+    let states = States { zero: r.zero, instances: r.replicas, bytes, weight, gradient: 4, data };
     let mut job = Job {
         software: c.format.software,
         config,
-        options,
-        given: sizes(&r),
+        options: n.options(r.replicas, r.dtype, c.format.cp),
+        given: n.given(),
         states,
-        layout,
+        layout: n.priced(n.dp / r.replicas, r.zero, Context::Gathered),
         held: Software::Torchtitan,
         absent: vec![],
         table: (c.format.table)(),
         at: None,
-        not_modelled: c.unread(),
+        not_modelled: r.notes.into_iter().chain(c.unread()).collect(),
+        parts: None,
     };
-    if let Some(plan) = &r.plan {
+    if let Some(plan) = r.plan {
         plan.lay(&mut job, c.place)?;
     }
     Ok(job)

@@ -1,7 +1,7 @@
 //! Configurations of torchtitan.
 
 use super::Kind::{Count, Idle, Only, Switch};
-use super::{Config, Format, Ranks, tied};
+use super::{Config, Format, JobSizes, Ranks, tied};
 use crate::audit::rules::Table;
 use serde_json::Value as Json;
 use shardc_ir::types::DType;
@@ -82,7 +82,12 @@ fn read(c: &Config, world: usize, config: &Json, why: &mut Vec<String>) -> Ranks
     let rows = micro.saturating_mul(of("num_pp_microbatches"));
     let global = global.unwrap_or(rows.saturating_mul(replicas.saturating_mul(shards)));
     let sp = tp > 1 && c.is("parallelism.enable_sequence_parallel") != Some(false);
-    let (zero, dtype) = (3, DType::BF16);
+    let pieces = if sp { tp } else { 1 }.saturating_mul(if cp > 1 { 2 * cp } else { 1 });
+    if seq % pieces != 0 {
+        why.push(format!("Trainer: seq_len ({seq}) is divisible by tp * 2 cp ({pieces})"));
+    }
     let etp = if ep > 1 { 1 } else { tp };
-    Ranks { pp, replicas, shards, cp, tp, ep, etp, sp, micro, global, seq, zero, dtype, plan: None }
+    let dp = replicas.saturating_mul(shards);
+    let sizes = JobSizes { pp, dp, cp, tp, ep, etp, sp, micro, global, seq };
+    Ranks { sizes, replicas, zero: 3, dtype: DType::BF16, plan: None, notes: vec![] }
 }

@@ -1,12 +1,13 @@
 //! Plans of transformers: which module is split over tp, and how, as its config classes and `DistributedConfig` have it.
 
 use super::Kind::{Count, Idle, Section, Switch, Words};
-use super::{Config, Format, Ranks, tied, tokens};
+use super::{Config, Format, JobSizes, Ranks, held, tied, tokens};
 use crate::audit::Job;
 use crate::audit::rules::{Class, Table};
 use crate::shape;
 use serde_json::Value as Json;
-use shardc_ir::diag::Result;
+use shardc_ir::diag::{Diag, Result};
+use shardc_ir::func::Func;
 use shardc_ir::types::DType;
 use shardc_ir::weights::Weight;
 use shardc_passes::options::{CpMode, ShardRule};
@@ -40,33 +41,80 @@ pub const TRANSFORMERS: Format = Format {
     read,
 };
 
-/// Words of its plans, with what `--shard` has for a weight; none: nothing is split.
-const STYLES: [(&str, Option<&str>); 20] = [
-    ("colwise", Some("colwise")),
-    ("colwise_gather_output", Some("colwise")),
-    ("colwise_rep", Some("colwise")),
-    ("packed_colwise", Some("colwise")),
-    ("embedding_colwise", Some("colwise")),
-    ("rowwise", Some("rowwise")),
-    ("rowwise_split_input", Some("rowwise")),
-    ("rowwise_rep", Some("rowwise")),
-    ("packed_rowwise", Some("rowwise")),
+/// What a style does to what its module takes and gives.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Does {
+    /// All columns in, a part of its own out.
+    Columns,
+    /// The same, and parts are gathered behind it.
+    Gathers,
+    /// A part of the columns in, and sums of parts out.
+    Rows,
+    /// The same, and it takes its part of all columns itself.
+    SplitsRows,
+    /// All of it, in and out.
+    Table,
+    /// Sums of what its ranks give.
+    Adds,
+    /// Tokens go to the ranks that have their experts, and come back.
+    Dispatches,
+    Nothing,
+}
+
+impl Does {
+    /// Whether it is of modules that multiply by a matrix, or look up in a table.
+    pub(super) fn is_linear(self) -> bool {
+        matches!(self, Does::Columns | Does::Gathers | Does::Rows | Does::SplitsRows | Does::Table)
+    }
+}
+
+/// A word of a plan.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Style {
+    pub(super) word: &'static str,
+    /// What `--shard` has for a weight; none: nothing is split.
+    pub(super) dim: Option<&'static str>,
+    pub(super) does: Does,
+    /// Parameters that its module has itself are plain tensors of a rank's part.
+    pub(super) local: bool,
+}
+
+const fn style(word: &'static str, dim: Option<&'static str>, does: Does) -> Style {
+    let local = matches!(does, Does::Adds | Does::Dispatches);
+    Style { word, dim, does, local }
+}
+
+const STYLES: [Style; 20] = [
+    style("colwise", Some("colwise"), Does::Columns),
+    style("packed_colwise", Some("colwise"), Does::Columns),
+    style("colwise_gather_output", Some("colwise"), Does::Gathers),
+    style("colwise_rep", Some("colwise"), Does::Gathers),
+    style("rowwise", Some("rowwise"), Does::Rows),
+    style("rowwise_split_input", Some("rowwise"), Does::SplitsRows),
+    style("rowwise_rep", Some("rowwise"), Does::SplitsRows),
+    style("packed_rowwise", Some("rowwise"), Does::Nothing),
     // Rows of a table are what it is looked up by.
-    ("embedding_rowwise", Some("rowwise")),
-    ("replicated_with_grad_allreduce", None),
-    ("mla_kv_a_proj", None),
-    ("replicate", None),
-    ("local_params", None),
-    ("moe_tp_experts", None),
-    ("grouped_gemm", None),
-    ("ep_dispatch_experts", None),
-    ("sequence_parallel", None),
-    ("all_reduce", None),
-    ("moe_identity_expert", None),
+    style("embedding_rowwise", Some("rowwise"), Does::Table),
+    style("embedding_colwise", Some("colwise"), Does::Table),
+    style("replicated_with_grad_allreduce", None, Does::Nothing),
+    style("mla_kv_a_proj", None, Does::Nothing),
+    style("replicate", None, Does::Nothing),
+    Style { local: true, ..style("local_params", None, Does::Nothing) },
+    style("moe_tp_experts", None, Does::Adds),
+    style("grouped_gemm", None, Does::Nothing),
+    style("ep_dispatch_experts", None, Does::Dispatches),
+    style("sequence_parallel", None, Does::Nothing),
+    style("all_reduce", None, Does::Nothing),
+    style("moe_identity_expert", None, Does::Nothing),
 ];
 
-/// Words of which nothing is made here.
+/// Words with which ranks hold what is not audited.
 const OUTSIDE: [&str; 3] = ["sequence_parallel", "all_reduce", "moe_identity_expert"];
+
+/// The style of a word, which was looked up before.
+fn style_of(word: &str) -> Option<Style> {
+    STYLES.iter().copied().find(|s| s.word == word)
+}
 
 /// Styles by names of modules and parameters, with `*` for the number of a layer.
 pub(super) struct Plan {
@@ -125,7 +173,7 @@ fn read(c: &Config, world: usize, config: &Json, why: &mut Vec<String>) -> Ranks
     for (kind, size, plan) in [("tp", tp, &styles), ("ep", ep, &experts)] {
         let none = size > 1 && plan.is_empty();
         refuse(none, format!("_resolve_parallel_plans: {kind}_size={size} needs a {kind}_plan"));
-        for word in plan.values().filter(|w| STYLES.iter().all(|s| s.0 != **w)) {
+        for word in plan.values().filter(|w| style_of(w).is_none()) {
             let word: String = word.chars().take(40).collect();
             refuse(
                 true,
@@ -137,12 +185,19 @@ fn read(c: &Config, world: usize, config: &Json, why: &mut Vec<String>) -> Ranks
         experts.values().any(|w| w == "moe_tp_experts"),
         "_resolve_parallel_plans: moe_tp_experts is a style of tp_plan, and not of ep_plan".into(),
     );
-    for text in heads(config, tp, &styles) {
-        refuse(true, text);
-    }
+    let text = if config["text_config"].is_object() { &config["text_config"] } else { config };
+    refuse(
+        tp > 1
+            && styles.values().any(|w| w == "mla_kv_a_proj")
+            && text["qk_rope_head_dim"].is_null(),
+        "MlaKvAProjParallel: mla_kv_a_proj needs qk_rope_head_dim in the config".into(),
+    );
     let by_width = styles.iter().any(|(name, w)| name.contains("experts") && w == "moe_tp_experts");
     let experts_of = ["num_experts", "num_local_experts", "n_routed_experts"];
     let dense = experts_of.iter().all(|k| config[*k].as_u64().unwrap_or(0) == 0);
+    if tp == 1 {
+        styles.clear();
+    }
     if ep > 1 {
         // Rules for experts take the place of those for the same modules and what is in them.
         let own =
@@ -152,70 +207,93 @@ fn read(c: &Config, world: usize, config: &Json, why: &mut Vec<String>) -> Ranks
     }
     let micro = size("per_device_train_batch_size");
     let steps = size("gradient_accumulation_steps");
-    Ranks {
+    let dp = replicas.saturating_mul(shards);
+    let sizes = JobSizes {
         pp,
-        replicas,
-        shards,
+        dp,
         cp: 1,
         tp,
         ep,
         etp: if dense || ep == 1 && by_width { tp } else { 1 },
         sp: false,
         micro,
-        global: micro.saturating_mul(steps).saturating_mul(replicas.saturating_mul(shards)),
+        global: micro.saturating_mul(steps).saturating_mul(dp),
         seq: tokens(config),
+    };
+    Ranks {
+        sizes,
+        replicas,
         zero: if shards > 1 { 3 } else { 0 },
         dtype: if c.is("bf16") == Some(true) { DType::BF16 } else { DType::F32 },
         plan: Some(Plan { styles }),
+        notes: vec![],
     }
 }
 
-/// Heads that are not split evenly: a rank's part of the projection is no whole number of them.
-fn heads(config: &Json, tp: usize, styles: &BTreeMap<String, String>) -> Vec<String> {
-    let config = if config["text_config"].is_object() { &config["text_config"] } else { config };
-    let split = |names: &[&str]| {
-        let is = |name: &str| names.iter().any(|n| name.ends_with(&format!("self_attn.{n}")));
-        styles.iter().any(|(name, w)| is(name) && w == "colwise")
-    };
-    let of = |key: &str| config[key].as_u64().map(|n| n as usize);
-    let all = of("num_attention_heads");
-    let pairs = [
-        ("num_attention_heads", all, split(&["q_proj", "qkv_proj"])),
-        ("num_key_value_heads", of("num_key_value_heads").or(all), split(&["k_proj", "qkv_proj"])),
-    ];
-    let bad = pairs.into_iter().filter_map(|(key, n, split)| Some((key, n?, split)));
-    bad.filter(|(_, n, split)| *split && n % tp != 0)
-        .map(|(key, n, _)| {
-            format!("Attention.forward: {key} ({n}) is divisible by tp_size ({tp}), or view(…, -1, head_dim) fails")
-        })
-        .collect()
-}
-
 /// A name with `*` in the place of numbers.
-fn generic(name: &str) -> String {
+pub(super) fn generic(name: &str) -> String {
     let word = |w: &str| if w.parse::<u32>().is_ok() { "*".to_string() } else { w.to_string() };
     name.split('.').map(word).collect::<Vec<_>>().join(".")
 }
 
 impl Plan {
-    /// The style of a parameter: its own, or that of its module.
-    fn style(&self, name: &str) -> Option<(&String, &String)> {
-        let module = || name.rsplit_once('.').and_then(|(m, _)| self.styles.get_key_value(m));
-        self.styles.get_key_value(name).or_else(module)
+    /// The style of a parameter with its rule: its own, or that of its module.
+    pub(super) fn of_param(&self, name: &str) -> Option<(&str, Style)> {
+        let module = || self.styles.get_key_value(name.rsplit_once('.')?.0);
+        let (rule, word) = self.styles.get_key_value(name).or_else(module)?;
+        Some((rule, style_of(word)?))
+    }
+
+    /// The style of a module. That of experts may have another name there.
+    pub(super) fn of_module(&self, name: &str) -> Option<Style> {
+        let own = || self.styles.get(name);
+        let word = match name.ends_with(".experts") {
+            true => own()
+                .or_else(|| self.styles.iter().find(|s| s.0.ends_with(".experts")).map(|s| s.1)),
+            false => own(),
+        };
+        style_of(word?)
+    }
+
+    /// The style of matrices of experts with its rule: there, one tensor has all columns and another all rows.
+    pub(super) fn of_experts(&self, rows: bool) -> Option<(&str, Style)> {
+        let is = |name: &str| {
+            let of = name.rsplit_once('.').filter(|(module, _)| module.ends_with(".experts"));
+            of.is_some_and(|(_, own)| own.starts_with("down") == rows && !own.ends_with("_bias"))
+        };
+        let (rule, word) = self.styles.iter().find(|s| is(s.0))?;
+        Some((rule, style_of(word)?))
+    }
+
+    /// Gives the output projection the name that checkpoints have for it.
+    fn named_as_here(&mut self, f: &Func) {
+        let logits = f
+            .results
+            .iter()
+            .find(|r| r.role.as_ref().is_some_and(|r| r.name.to_string() == "logits"));
+        let node = logits.and_then(|r| f.nodes.iter().find(|n| n.outs.contains(&r.value)));
+        let head = node.map(|n| f.scope_info(n.scope).path.to_string()).unwrap_or_default();
+        if self.styles.keys().all(|k| *k != head)
+            && let Some(word) = self.styles.remove("lm_head")
+        {
+            self.styles.insert(head, word);
+        }
     }
 
     /// Splits each parameter as the plan says, and gives it the class of its style.
     ///
     /// # Errors
     /// Those of reading the model.
-    pub(super) fn lay(&self, job: &mut Job, place: &str) -> Result<()> {
+    pub(super) fn lay(mut self, job: &mut Job, place: &str) -> Result<()> {
         let model = shardc_frontends::from_config(&job.config, place, &shape(&job.options))?;
+        let f = &model.module.funcs[0];
+        self.named_as_here(f);
         let mut used: BTreeSet<&str> = BTreeSet::new();
         let mut seen: BTreeSet<String> = BTreeSet::new();
         for w in &model.weights {
             let name = generic(&w.tensor.replace("{}", "0"));
-            let found = self.style(&name);
-            used.extend(found.map(|f| f.0.as_str()));
+            let found = self.of_param(&name);
+            used.extend(found.map(|f| f.0));
             if w.experts.is_some() {
                 used.extend(
                     self.styles.keys().filter(|k| k.contains("experts")).map(String::as_str),
@@ -223,22 +301,36 @@ impl Plan {
                 continue;
             }
             if job.options.mesh.iter().any(|a| a.0 == "tp") && seen.insert(name.clone()) {
-                let dims = dims(w, found.map_or("", |f| f.1.as_str()));
+                let dims = dims(w, found.and_then(|f| f.1.dim));
                 job.options.shard.push(ShardRule { glob: name, dims, priority: 0 });
             }
         }
         if tied(&job.config) {
             used.insert("lm_head");
         }
+        let scopes = held::modules(f);
         for (name, style) in &self.styles {
-            let what = match (used.contains(name.as_str()), OUTSIDE.contains(&style.as_str())) {
-                (false, _) => "names nothing in this model",
-                (_, true) => "not modelled",
-                _both => continue,
-            };
-            let text: String = format!("{name}: {style}: {what}").chars().take(90).collect();
-            job.not_modelled.push(text);
+            if !used.contains(name.as_str()) && !scopes.contains(name) {
+                let text = format!("{name}: {style}: names nothing in this model");
+                job.not_modelled.push(text.chars().take(90).collect());
+            }
         }
+        let ranks = job.layout.tp;
+        let fit = held::fit(&self, f, &model.weights, ranks);
+        let outside = |s: &(&String, &String)| OUTSIDE.contains(&s.1.as_str());
+        let outside =
+            self.styles.iter().filter(outside).map(|(n, w)| format!("{n}: {w}: not audited"));
+        let why: Vec<String> = fit.why.into_iter().chain(outside).collect();
+        if !why.is_empty() {
+            let d = Diag::new("audit", "ranks of this plan do not compute what the model means")
+                .at(place.to_string())
+                .rule(
+                    "what a module gives is what the next one takes, but for what styles exchange",
+                );
+            let help = "correct the plan, or tp_size";
+            return Err(why.into_iter().fold(d, Diag::why).help(help));
+        }
+        job.parts = Some(fit.parts);
         let at = job.table.class.iter().position(|c| c.name == "expert").map_or(0, |i| i + 1);
         let mut all: BTreeMap<&str, Vec<String>> = BTreeMap::new();
         for (name, style) in &self.styles {
@@ -261,8 +353,7 @@ impl Plan {
 }
 
 /// What a style asks of a weight: a word, or of a row of numbers its dim.
-fn dims(w: &Weight, style: &str) -> Vec<String> {
-    let word = STYLES.iter().find(|s| s.0 == style).and_then(|s| s.1);
+fn dims(w: &Weight, word: Option<&str>) -> Vec<String> {
     // Of a parameter that is no weight of a product, such as sinks, columns are its elements.
     let row = w.shape.len() == 1 && !w.tensor.ends_with(".bias");
     match word {

@@ -1,6 +1,6 @@
 //! The family whose parameters and products some arguments describe, as its config.json.
 
-use super::{Args, Layout};
+use super::{Args, JobSizes};
 use serde_json::{Map, Value as Json, json};
 use shardc_ir::diag::{Diag, Result};
 
@@ -25,7 +25,7 @@ struct Model<'a> {
 ///
 /// # Errors
 /// `audit` for numbers that are not given, and models of no family.
-pub(super) fn config(a: &Args, l: &Layout, place: &str) -> Result<(Json, Vec<String>)> {
+pub(super) fn config(a: &Args, l: &JobSizes, place: &str) -> Result<(Json, Vec<String>)> {
     let layers = a.needed("num-layers")?;
     let hidden = a.needed("hidden-size")?;
     let ffn = match a.has("swiglu") {
@@ -70,7 +70,7 @@ impl Model<'_> {
     }
 
     /// What all families have.
-    fn sizes(&mut self, l: &Layout, hidden: usize) -> Result<()> {
+    fn sizes(&mut self, l: &JobSizes, hidden: usize) -> Result<()> {
         let a = self.a;
         let heads = a.needed("num-attention-heads")?;
         let grouped = a.has("group-query-attention");

@@ -1,20 +1,26 @@
 //! What Megatron-LM's own validation refuses of numbers. What it refuses of flags is in its table of rules.
 
-use super::{Args, Layout, MOST, product};
+use super::{Args, JobSizes, MOST, product};
 
 /// Rules that are violated, with what checks them.
-pub(super) fn all(a: &Args, l: &Layout, world: usize) -> Vec<String> {
-    let all = of_ranks(l, world).into_iter().chain(of_model(a, l)).chain(of_stages(a, l));
+pub(super) fn all(a: &Args, l: &JobSizes, world: usize) -> Vec<String> {
+    let all = of_ranks(a, l, world).into_iter().chain(of_model(a, l)).chain(of_stages(a, l));
     all.filter(|x| x.0).map(|x| x.1).collect()
 }
 
 /// Whether a rule is violated, and the rule, with what checks it.
 type Checked = (bool, String);
 
-fn of_ranks(l: &Layout, world: usize) -> Vec<Checked> {
-    let Layout { tp, pp, cp, dp, ep, etp, sp, micro, global, seq, .. } = *l;
+fn of_ranks(a: &Args, l: &JobSizes, world: usize) -> Vec<Checked> {
+    let JobSizes { tp, pp, cp, dp, ep, etp, sp, micro, global, seq, .. } = *l;
     let (model, experts) = (product([tp, pp, cp]), product([etp, ep, pp]));
-    vec![
+    let instances = a.size("num-distributed-optimizer-instances", 1).max(1);
+    let data = [("dp * cp", dp * cp), ("edp", (world / experts).max(1))];
+    let shared = data.into_iter().map(|(name, n)| {
+        let of = format!("{name} ({n}) is divisible by --num-distributed-optimizer-instances");
+        (n % instances != 0, format!("parallel_state: {of} ({instances})"))
+    });
+    let own = vec![
         (
             world % model != 0,
             format!("validate_args: world size ({world}) is divisible by tp * pp * cp ({model})"),
@@ -45,11 +51,12 @@ fn of_ranks(l: &Layout, world: usize) -> Vec<Checked> {
             sp && seq % (tp * cp) != 0,
             format!("sequence parallelism: seq_length ({seq}) is divisible by tp * cp"),
         ),
-    ]
+    ];
+    own.into_iter().chain(shared).collect()
 }
 
-fn of_model(a: &Args, l: &Layout) -> Vec<Checked> {
-    let Layout { tp, cp, ep, etp, sp, seq, .. } = *l;
+fn of_model(a: &Args, l: &JobSizes) -> Vec<Checked> {
+    let JobSizes { tp, cp, ep, etp, sp, seq, .. } = *l;
     let heads = a.size("num-attention-heads", 1);
     let groups = a.size("num-query-groups", 1).max(1);
     let grouped = a.has("group-query-attention");
@@ -112,7 +119,7 @@ fn of_model(a: &Args, l: &Layout) -> Vec<Checked> {
 }
 
 /// Stages of a rank of the pipeline.
-pub(super) fn virtual_stages(a: &Args, l: &Layout) -> usize {
+pub(super) fn virtual_stages(a: &Args, l: &JobSizes) -> usize {
     let layout = a.text("pipeline-model-parallel-layout").and_then(stages);
     let each: Option<usize> = a.number("num-layers-per-virtual-pipeline-stage");
     let all = match (layout, each) {
@@ -165,7 +172,7 @@ fn stages(text: &str) -> Option<String> {
     Some(out)
 }
 
-fn of_stages(a: &Args, l: &Layout) -> Vec<Checked> {
+fn of_stages(a: &Args, l: &JobSizes) -> Vec<Checked> {
     let pp = l.pp;
     let layers = a.size("num-layers", 1);
     if let Some(text) = a.text("pipeline-model-parallel-layout") {

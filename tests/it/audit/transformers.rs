@@ -183,8 +183,165 @@ fn a_config_may_have_its_plan_and_an_export_is_one() {
     assert!(said.contains("no finding"), "{said}");
 }
 
-/// Models of the lint, of which a run takes one more than llama's, which is clean.
-const SAMPLE: [(&str, &str); 3] = [
+/// Words of plans, in the order of the outcomes below.
+const WORDS: [&str; 10] = [
+    "colwise",
+    "rowwise",
+    "colwise_gather_output",
+    "rowwise_split_input",
+    "replicate",
+    "replicated_with_grad_allreduce",
+    "embedding_rowwise",
+    "packed_colwise",
+    "moe_tp_experts",
+    "mla_kv_a_proj",
+];
+
+/// What transformers 5.24 does on two ranks of gloo if one rule of qwen3's plan has each other word: it ends with an
+/// error, gives other logits or other gradients, or all is as on one rank (`.` is the plan's own word).
+const OUTCOMES: [(&str, &str); 12] = [
+    ("lm_head", "ee.ssgsele"),
+    ("model.embed_tokens", "eeeesg.ele"),
+    ("model.layers.*.self_attn.q_proj", ".eeeeeelee"),
+    ("model.layers.*.self_attn.k_proj", ".eeeeeelee"),
+    ("model.layers.*.self_attn.v_proj", ".eeeeeelee"),
+    ("model.layers.*.self_attn.q_norm", "eeeeg.lele"),
+    ("model.layers.*.self_attn.k_norm", "eeeeg.lele"),
+    ("model.layers.*.self_attn.o_proj", "e.eeeeeeee"),
+    ("model.layers.*.mlp.gate_proj", ".eeeeeelee"),
+    ("model.layers.*.mlp.up_proj", ".eeeeeelee"),
+    ("model.layers.*.mlp.down_proj", "e.eeeeeeee"),
+    ("model.layers.*.post_attention_layernorm", "eeeesgsele"),
+];
+
+#[test]
+fn a_plan_with_another_word_is_refused_or_found_where_two_ranks_differ() {
+    let lab = Lab::new("audit-plan-words");
+    let model = format!("{FIXTURES}/qwen3");
+    let cases = OUTCOMES.iter().enumerate().flat_map(|(i, (rule, outcomes))| {
+        let of = outcomes.chars().zip(WORDS).enumerate();
+        of.map(move |(j, (outcome, word))| (i + j, *rule, word, outcome))
+    });
+    for (_, rule, word, outcome) in cases.filter(|c| c.3 != '.' && shardc_testing::taken(c.0, 4)) {
+        let mut plan = qwen3();
+        plan[rule] = word.into();
+        lab.write("plan.json", json!({ "tp_size": 2, "tp_plan": plan }).to_string());
+        let out = lab.shardc(&["audit", "transformers", "plan.json", "--model", &model]);
+        let want = match outcome {
+            's' => 0,
+            'g' => 1,
+            _fails => 2,
+        };
+        let said = String::from_utf8_lossy(&out.stderr).into_owned();
+        assert_eq!(out.status.code(), Some(want), "{rule}: {word}: {said}");
+    }
+}
+
+#[test]
+fn what_a_rank_has_is_set_beside_what_a_style_takes() {
+    let lab = Lab::new("audit-plan-sizes");
+    let refused = |model: &str, plan: &Json, words: &[&str]| {
+        lab.write("plan.json", plan.to_string());
+        let model = format!("{FIXTURES}/{model}");
+        let said =
+            lab.refuses(&["audit", "transformers", "plan.json", "--model", &model], 2, "audit");
+        let flat = said.split_whitespace().collect::<Vec<_>>().join(" ");
+        words.iter().for_each(|w| assert!(flat.contains(w), "no {w}: {said}"));
+    };
+    let with = |changes: &[(&str, &str)]| {
+        let mut plan = qwen3();
+        changes.iter().for_each(|(rule, word)| plan[*rule] = (*word).into());
+        json!({ "tp_size": 2, "tp_plan": plan })
+    };
+    let o = "model.layers.*.self_attn.o_proj";
+    let takes =
+        "o_proj: colwise: it takes 64 columns, and what model.layers.*.self_attn gives has 32";
+    refused("qwen3", &with(&[(o, "colwise")]), &[takes]);
+    let q = ("model.layers.*.self_attn.q_proj", "colwise_gather_output");
+    refused(
+        "qwen3",
+        &with(&[q]),
+        &[
+            "self_attn: a rank has 1 of 2 of model.layers.*.self_attn.k_norm, and all 2 of model.layers.*.self_attn.q_norm",
+        ],
+    );
+    refused("qwen3", &with(&[("lm_head", "colwise")]), &["loss: all 70 of lm_head are"]);
+    // Columns of several matrices in one tensor are no columns of each.
+    let phi3 = |word: &str| {
+        json!({ "tp_size": 2, "tp_plan": {
+            "model.layers.*.self_attn.qkv_proj": word,
+            "model.layers.*.self_attn.o_proj": if word == "colwise" { "rowwise" } else { "rowwise_split_input" } } })
+    };
+    refused(
+        "phi3",
+        &phi3("colwise"),
+        &["qkv_proj: colwise: 32 of 64 columns are one of the matrices"],
+    );
+    assert_eq!(found(&audit(&lab, &phi3("colwise_gather_output"), "phi3")), [""; 0]);
+    // Experts: the styles of their module and of their tensors.
+    let experts = |module: &str, up: &str, down: &str| {
+        let mut plan = qwen3();
+        plan["model.layers.*.mlp.experts"] = module.into();
+        plan["model.layers.*.mlp.experts.gate_up_proj"] = up.into();
+        plan["model.layers.*.mlp.experts.down_proj"] = down.into();
+        json!({ "tp_size": 2, "tp_plan": plan })
+    };
+    let sum = "moe_tp_experts";
+    let twice = "it adds what 2 ranks give, and each gives all of it";
+    refused("qwen3_moe", &experts(sum, "replicate", "replicate"), &[twice]);
+    refused("qwen3_moe", &experts(sum, "colwise", "rowwise"), &["two matrices are in the tensor"]);
+    let part = "a rank has 8 of 16";
+    refused("qwen3_moe", &experts(sum, "packed_colwise", "replicate"), &[part]);
+    refused("qwen3_moe", &experts("replicate", "packed_colwise", "rowwise"), &["are summed"]);
+    let mla = json!({ "tp_size": 2, "tp_plan": { "lm_head": "mla_kv_a_proj" } });
+    refused("qwen3", &mla, &["needs qk_rope_head_dim"]);
+    let other = json!({ "tp_size": 2, "tp_plan": { "model.norm": "sequence_parallel" } });
+    refused("qwen3", &other, &["model.norm: sequence_parallel: not audited"]);
+}
+
+#[test]
+fn parts_of_gradients_follow_from_what_a_rank_has() {
+    let lab = Lab::new("audit-plan-parts");
+    // Whole layers of another kind, between gathers and splits, have whole gradients.
+    let mut plan = json!({
+        "model.layers.*.linear_attn.in_proj_qkvz": "colwise_gather_output",
+        "model.layers.*.linear_attn.in_proj_ba": "colwise_gather_output",
+        "model.layers.*.linear_attn.out_proj": "rowwise_split_input"
+    });
+    let whole = json!({ "tp_size": 2, "tp_plan": plan });
+    assert_eq!(found(&audit(&lab, &whole, "qwen3_next")), [""; 0]);
+    // The rotary part of keys goes to the heads of a rank: without a style, all in front of it has parts, too.
+    plan = json!({
+        "model.layers.*.self_attn.q_b_proj": "colwise",
+        "model.layers.*.self_attn.kv_a_proj_with_mqa": "mla_kv_a_proj",
+        "model.layers.*.self_attn.kv_b_proj": "colwise",
+        "model.layers.*.self_attn.o_proj": "rowwise"
+    });
+    let of =
+        |plan: &Json| found(&audit(&lab, &json!({ "tp_size": 2, "tp_plan": plan }), "deepseek_v3"));
+    assert_eq!(of(&plan), [""; 0]);
+    plan["model.layers.*.self_attn.kv_a_proj_with_mqa"] = "replicate".into();
+    let all = of(&plan);
+    assert!(all.iter().all(|f| f.starts_with("sum-missing tp")), "{all:?}");
+    for name in ["kv_a_proj_with_mqa", "input_layernorm", "embed_tokens"] {
+        assert!(all[0].contains(name), "no {name}: {all:?}");
+    }
+    // Biases of experts are those of a rank's own.
+    let ep = json!({
+        "model.layers.*.mlp.experts.gate_up_proj": "grouped_gemm",
+        "model.layers.*.mlp.experts.gate_up_proj_bias": "grouped_gemm",
+        "model.layers.*.mlp.experts.down_proj": "grouped_gemm",
+        "model.layers.*.mlp.experts.down_proj_bias": "grouped_gemm",
+        "model.layers.*.mlp.experts": "ep_dispatch_experts"
+    });
+    let tp = json!({ "model.embed_tokens": "embedding_rowwise" });
+    let both = json!({ "tp_size": 2, "ep_size": 2, "tp_plan": tp, "ep_plan": ep });
+    assert_eq!(found(&audit(&lab, &both, "gpt_oss")), [""; 0]);
+}
+
+/// Models of the lint, of which a run takes one.
+const SAMPLE: [(&str, &str); 4] = [
+    ("llama", "llama | as on one rank | the same"),
     ("qwen3", "self_attn.q_norm.weight: gradient"),
     ("glm4_moe+qk", "confirmed: sum: model.layers.*.self_attn.q_norm.weight"),
     ("apertus", "confirmed: sum: model.layers.*.mlp.act_fn.alpha_p"),
@@ -201,13 +358,10 @@ fn the_lint_of_plans_is_confirmed_by_two_ranks() {
     let lab = Lab::new("audit-plans");
     let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/audit/plans.py");
     let (kind, word) = SAMPLE[shardc_testing::rotation() % SAMPLE.len()];
-    let mut said = String::new();
-    for args in [&["whole", "out", "llama", kind][..], &["split", "out"], &["table", "out"]] {
-        let out = Command::new(&python).arg(&program).args(args).current_dir(&lab.0).output();
-        let out = out.expect("python starts");
-        assert!(out.status.success(), "{args:?}: {}", String::from_utf8_lossy(&out.stderr));
-        said = String::from_utf8_lossy(&out.stdout).into_owned();
-    }
-    assert!(said.contains("llama | as on one rank | the same"), "{said}");
+    let args = ["all", "out", kind];
+    let out = Command::new(&python).arg(&program).args(args).current_dir(&lab.0).output();
+    let out = out.expect("python starts");
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    let said = String::from_utf8_lossy(&out.stdout).into_owned();
     assert!(said.contains(word) && !said.contains("dropped"), "no {word}: {said}");
 }

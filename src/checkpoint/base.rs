@@ -99,6 +99,12 @@ impl Saved {
         matches!(self.base, Some(BaseModel::Files { .. }))
     }
 
+    /// The command that makes a model of it.
+    pub fn becomes(&self) -> String {
+        let merge = if self.base.is_some() { " --merge" } else { "" };
+        format!("shardc reshard {} --to hf{merge} -o DIR", self.dir().display())
+    }
+
     /// Refuses a base model that is not the one whose adapters the checkpoint has.
     ///
     /// # Errors
@@ -111,11 +117,22 @@ impl Saved {
         };
         let adapters = plan.weights.iter().any(Weight::is_adapter);
         match (&self.base, base) {
+            (None, _) if adapters => Err(wrong(
+                "the checkpoint is of a whole model, the plan trains adapters",
+            )
+            .help(format!(
+                "begin with its model: {}, then --weights DIR in place of --resume",
+                self.becomes()
+            ))),
             (None, None) => Ok(()),
             (Some(_), _) if !adapters => Err(wrong(
                 "the checkpoint has adapters alone, the plan has none",
             )
-            .help("resume with the plan that wrote it, or one that was compiled with its --lora")),
+            .help("resume with the plan that wrote it, or one that was compiled with its --lora")
+            .help(format!(
+                "or begin with its model: {}, then --weights DIR in place of --resume",
+                self.becomes()
+            ))),
             (None, Some(_)) => {
                 Err(wrong("the checkpoint has all parameters: --weights adds nothing")
                     .help("leave --weights out"))

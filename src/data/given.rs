@@ -3,6 +3,7 @@
 use super::examples::{Examples, Row, Setup};
 use super::reading::YesNo;
 use super::{Data, Order, Reading, columns, globs};
+use crate::hub;
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::documents::Documents;
 use shardc_ir::func::{Fill, InputRow};
@@ -29,27 +30,53 @@ pub fn default_order(spec: Option<&str>) -> Order {
     }
 }
 
-/// How to write lines of JSON of what a table is kept in; none for other files.
-pub(super) fn table(spec: &str) -> Option<Diag> {
-    let (_, kind) = spec.rsplit_once('.')?;
-    let kind = kind.to_lowercase();
+/// How to write lines of JSON of what is kept otherwise: tables, packed files, and data sets; none for the rest.
+pub(super) fn kept_otherwise(spec: &str) -> Option<Diag> {
+    let path = Path::new(spec);
+    let kind = path.extension().map(|e| e.to_string_lossy().to_lowercase()).unwrap_or_default();
+    let refuse = |what: String| Some(Diag::new("data", what).at(spec));
+    let python = |d: Diag, [module, read]: [String; 2], write: String| {
+        d.rule("examples are lines of JSON: three lines of Python write them")
+            .help(format!("import {module}"))
+            .help(format!("table = {module}.{read}"))
+            .help(format!("table.{write}"))
+    };
     let read = match &*kind {
-        "parquet" => "read_parquet",
-        "arrow" | "feather" => "read_feather",
-        "csv" => "read_csv",
+        "parquet" => format!("read_parquet({spec:?})"),
+        "arrow" | "feather" => format!("read_feather({spec:?})"),
+        "csv" => format!("read_csv({spec:?})"),
+        "tsv" => format!("read_csv({spec:?}, sep=\"\\t\")"),
+        "gz" | "bz2" | "xz" => {
+            let by = if kind == "gz" {
+                "gunzip"
+            } else if kind == "xz" {
+                "unxz"
+            } else {
+                "bunzip2"
+            };
+            let d = refuse(format!("a .{kind} file is not read, a .zst file is"))?;
+            return Some(d.help(format!("unpack it: {by} -k {spec}")));
+        }
+        _other if path.is_dir() || kind.is_empty() && hub::is_name(path) => {
+            let what = if path.is_dir() { "a folder" } else { "a name of a data set" };
+            let read = match path.join("state.json").is_file()
+                || path.join("dataset_dict.json").is_file()
+            {
+                true => format!("load_from_disk({spec:?})"),
+                false => format!("load_dataset({spec:?}, split=\"train\")"),
+            };
+            let d = refuse(format!("{what} is not read"))?;
+            return Some(python(
+                d,
+                ["datasets".into(), read],
+                "to_json(\"train.jsonl\", force_ascii=False)".into(),
+            ));
+        }
         _other => return None,
     };
-    let to = Path::new(spec).with_extension("jsonl").display().to_string();
-    Some(
-        Diag::new("data", format!("a .{kind} file is not read"))
-            .at(spec)
-            .rule("examples are lines of JSON: three lines of Python write them")
-            .help("import pandas")
-            .help(format!("table = pandas.{read}({spec:?})"))
-            .help(format!(
-                "table.to_json({to:?}, orient=\"records\", lines=True, force_ascii=False)"
-            )),
-    )
+    let to = path.with_extension("jsonl").display().to_string();
+    let write = format!("to_json({to:?}, orient=\"records\", lines=True, force_ascii=False)");
+    Some(python(refuse(format!("a .{kind} file is not read"))?, ["pandas".into(), read], write))
 }
 
 /// Where data come from, with what a run knows.
@@ -128,7 +155,7 @@ pub fn open_examples(flag: &str, spec: &str, setup: &Setup) -> Result<Examples> 
         Some(glob) => globs::found(glob, flag)?,
         None if are_examples(spec) => vec![PathBuf::from(spec)],
         None => {
-            return Err(table(spec).unwrap_or_else(|| {
+            return Err(kept_otherwise(spec).unwrap_or_else(|| {
                 Diag::new("data", format!("`{spec}` is no file of examples"))
                     .at(format!("{flag} {spec}"))
                     .help("use FILE.jsonl, FILE.json or jsonl:GLOB")

@@ -93,7 +93,7 @@ impl Data {
             (_, Some(e)) if e == "bin" || e == "npy" => {
                 TokenFile::open(Path::new(spec)).map(Data::Tokens)
             }
-            _ => Err(given::table(spec).unwrap_or_else(|| wrong(format!("`{spec}` is not a kind of data")).help(
+            _ => Err(given::kept_otherwise(spec).unwrap_or_else(|| wrong(format!("`{spec}` is not a kind of data")).help(
                 "use FILE.jsonl, FILE.bin, FILE.npy, text:GLOB, bytes:GLOB, FILE.safetensors or NAME=FILE.npy, for \
                  example bytes:src/*.rs",
             ))),

@@ -5,6 +5,7 @@ mod rows;
 use crate::lab::*;
 use serde_json::{Value as Json, json};
 use shardc_testing::taken;
+use std::process::Command;
 
 fn tokenizer() -> String {
     format!("{FIXTURES}/data/tokenizer")
@@ -209,6 +210,133 @@ fn lines_that_are_no_examples_are_errors() {
     refuses(2, "data", &deep, "not JSON: recursion limit exceeded");
 }
 
+/// A format of others is told how it becomes one that is read; what jq says is done with it where it is.
+#[test]
+fn other_formats_are_told_the_way() {
+    let lab = Lab::new("chats-other");
+    let tokenizer = tokenizer();
+    let help = |name: &str, text: &str| {
+        lab.write(name, text);
+        let said = lab.refuses(&["data", name, "--tokenizer", &tokenizer], 2, "data");
+        said.lines().filter_map(|l| l.split_once("= help: ")).map(|l| l.1.to_string()).collect()
+    };
+    let user = |said: &str| format!("[{{role: \"user\", content: {said}}}, ");
+    let both = "([.instruction, .input] | map(select(. != null and . != \"\")) | join(\"\\n\"))";
+    let alpaca = r#"{"instruction": "Add.", "input": "1 2", "output": "3", "system": ""}"#;
+    let bare = r#"{"instruction": "Say a.", "input": "", "output": "a", "system": "Be brief."}"#;
+    let cases = [
+        (alpaca, user(both), "assistant\", content: .output"),
+        (r#"{"question": "a?", "answer": "b"}"#, user(".question"), "content: .answer"),
+        (r#"{"prompt": "a?", "response": "b"}"#, user(".prompt"), "content: .response"),
+        (r#"{"input": "a?", "output": "b"}"#, user(".input"), "content: .output"),
+    ];
+    for (text, ask, answer) in cases {
+        let all: Vec<String> = help("a.jsonl", text);
+        assert!(all[0].contains(&ask) && all[0].contains(answer), "{text}: {all:?}");
+    }
+    let all: Vec<String> = help("a.json", &format!("[{alpaca}, {bare}]"));
+    let jq = all[0].strip_prefix("make chats of them: ").expect("a command");
+    if Command::new("jq").arg("--version").output().is_ok_and(|o| o.status.success()) {
+        let sh = jq.replace("FILE", "a.json");
+        let done = Command::new("sh").args(["-c", &sh]).current_dir(&lab.0).output();
+        assert!(done.is_ok_and(|o| o.status.success()), "{sh}");
+        let made = std::fs::read_to_string(lab.path("chats.jsonl")).expect("chats");
+        let made: Vec<Json> =
+            made.lines().map(|l| serde_json::from_str(l).expect("JSON")).collect();
+        let turn = |role: &str, content: &str| json!({ "role": role, "content": content });
+        let want = [
+            json!({ "messages": [turn("user", "Add.\n1 2"), turn("assistant", "3")] }),
+            json!({ "messages": [turn("system", "Be brief."), turn("user", "Say a."), turn("assistant", "a")] }),
+        ];
+        assert_eq!(made, want);
+    }
+    for (text, words) in [
+        ("{\n  \"text\": \"a\"\n}\n", "jq -c . FILE > chats.jsonl"),
+        ("[{\"text\": \"a\"}]\n", "is called FILE.json"),
+        ("{'text': 'a'}\n", "double quotes"),
+        (r#"{"messages": [{"role": "gpt", "content": "a"}]}"#, "write assistant"),
+        (r#"{"a": 1}"#, "write chats: {\"messages\""),
+    ] {
+        let all: Vec<String> = help("b.jsonl", text);
+        assert!(all.iter().any(|h| h.contains(words)), "{text}: {all:?}");
+    }
+}
+
+/// Of what is cut, left out or empty the places are told; answers of `weight` 0 are not scored, as of `train` false.
+#[test]
+fn examples_that_lose_something_are_named() {
+    let lab = Lab::new("chats-named");
+    lab.write("t.jinja", "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}");
+    let chat = |ask: &str, answer: Json| {
+        let turns = [json!({ "role": "user", "content": ask }), answer];
+        json!({ "messages": turns }).to_string()
+    };
+    let says = |text: &str| json!({ "role": "assistant", "content": text });
+    let long = "many words ".repeat(20);
+    let lines = [
+        chat("a", says("b")),
+        chat("a", says(&long)),
+        chat(&long, says("b")),
+        chat("a", says("")),
+        chat("a", json!({ "role": "assistant", "content": "b", "weight": 0 })),
+        chat("a", json!({ "role": "assistant", "content": "b", "weight": 1 })),
+        chat("a", json!({ "role": "assistant", "content": null, "tool_calls": [{ "x": 1 }] })),
+        chat("a", says(&long)),
+    ];
+    lab.write("c.jsonl", lines.join("\n"));
+    let at = |n: &[usize]| n.iter().map(|n| format!("c.jsonl:{n}")).collect::<Vec<_>>();
+    let how = ["--chat-template", "t.jinja", "--seq", "32"];
+    let said = shown(&lab, "c.jsonl", &how);
+    let want = json!({ "cut": at(&[2, 3, 8]), "too_long": [], "unscored": at(&[3, 4, 5]), "empty": at(&[4, 7]) });
+    assert_eq!(said["places"], want);
+    assert_eq!(
+        (&said["cut"], &said["unscored"], &said["empty"]),
+        (&json!(3), &json!(3), &json!(2))
+    );
+    let unused = said["unused"].as_array().expect("keys");
+    assert!(!unused.contains(&json!("weight")), "{unused:?}");
+    // A template that reads calls writes them.
+    lab.write(
+        "calls.jinja",
+        std::fs::read_to_string(lab.path("t.jinja")).expect("it") + "{{ messages[1].tool_calls }}",
+    );
+    let said = shown(&lab, "c.jsonl", &["--chat-template", "calls.jinja", "--loss-on", "all"]);
+    assert_eq!(said["places"]["empty"], json!(at(&[4])));
+    let dropped = shown(&lab, "c.jsonl", &[&how[..], &["--too-long", "drop"]].concat());
+    assert_eq!(dropped["places"]["too_long"], json!(at(&[2, 3, 8])));
+    let tokenizer = tokenizer();
+    let args = [&["data", "c.jsonl", "--tokenizer", &tokenizer], &how[..]].concat();
+    let text = String::from_utf8(lab.ok(&args).stdout).expect("text");
+    for line in [
+        "3 cut (37.5 %): c.jsonl:2, c.jsonl:3, c.jsonl:8\n",
+        "3 without a scored token left out (37.5 %): c.jsonl:3, c.jsonl:4, c.jsonl:5\n",
+        "2 with an empty answer (25.0 %): c.jsonl:4, c.jsonl:7\n",
+    ] {
+        assert!(text.contains(line), "no `{line}` in {text}");
+    }
+}
+
+/// `system` beside `conversations` is their first message.
+#[test]
+fn conversations_have_a_system_column() {
+    let lab = Lab::new("chats-system");
+    lab.write("t.jinja", "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}");
+    let turns = [json!({ "from": "human", "value": "a" }), json!({ "from": "gpt", "value": "b" })];
+    for (system, want) in [
+        (json!("Be kind."), "<system>Be kind.<user>a<assistant>[b]"),
+        (json!(""), "<user>a<assistant>[b]"),
+        (Json::Null, "<user>a<assistant>[b]"),
+    ] {
+        lab.write("c.jsonl", json!({ "system": system, "conversations": turns }).to_string());
+        let said = shown(&lab, "c.jsonl", &["--chat-template", "t.jinja"]);
+        assert_eq!(said["shown"][0]["shown"], want);
+        assert_eq!(said["unused"], json!([]));
+    }
+    lab.write("c.jsonl", json!({ "system": 1, "conversations": turns }).to_string());
+    let said = lab.refuses(&["data", "c.jsonl", "--tokenizer", &tokenizer()], 2, "data");
+    assert!(said.contains("`system` is not a string"), "{said}");
+}
+
 /// What is no file of examples is refused with what to do.
 #[test]
 fn files_that_are_no_examples_are_errors() {
@@ -243,6 +371,16 @@ fn files_that_are_no_examples_are_errors() {
         ],
     );
     says("x.csv", b"a,b", &["pandas.read_csv(\"x.csv\")"]);
+    says("x.tsv", b"a\tb", &["pandas.read_csv(\"x.tsv\", sep=\"\\t\")"]);
+    says("x.jsonl.gz", b"\x1f\x8b", &["a .gz file is not read", "gunzip -k x.jsonl.gz"]);
+    lab.write("kept/state.json", "{}");
+    for (name, words) in [
+        ("org/chats", "load_dataset(\"org/chats\", split=\"train\")"),
+        ("kept", "datasets.load_from_disk(\"kept\")"),
+    ] {
+        let said = lab.refuses(&["data", name, "--tokenizer", &tokenizer], 2, "data");
+        assert!(said.contains(words) && said.contains("to_json(\"train.jsonl\""), "{said}");
+    }
     lab.ok(&["compile", &model, "--seq", "16", "-o", "out"]);
     let run = |more: &[&str], code: &str, words: &str| {
         let said = lab.refuses(&[&["run", "out", "--steps", "1"], more].concat(), 2, code);

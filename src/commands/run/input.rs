@@ -62,6 +62,8 @@ pub(super) fn opened(
     }
     if leads {
         words::random(stored, start, (&feed, steps > done), table).iter().for_each(note);
+        let saves = how.save.is_some() || steps <= done;
+        words::unsaved(start, saves).iter().for_each(note);
     }
     if let Some(job) = job {
         job.same("flags", &how.of_all(steps))?;

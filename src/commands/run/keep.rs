@@ -2,7 +2,7 @@
 
 use super::{Run, parameter};
 use crate::adapters;
-use crate::checkpoint::{self, LeftOut, RunState, Saves};
+use crate::checkpoint::{self, LeftOut, RunState, Saved, Saves};
 use crate::commands::saving::{prepare, write};
 use crate::lock::{self, Lock};
 use crate::plan_dir::Stored;
@@ -59,6 +59,19 @@ enum What {
     Steps(Saves, u64),
 }
 
+/// Refuses to put a model into a folder of checkpoints: whoever resumes wants more of these.
+fn no_checkpoints(dir: &Path) -> Result<()> {
+    if Saved::open(dir).is_err() {
+        return Ok(());
+    }
+    let name = dir.display();
+    Err(Diag::new("save-target", "checkpoints are here, and --save alone writes a model")
+        .at(name.to_string())
+        .rule("checkpoints have a folder of their own")
+        .help("add --save-every N: the run goes on writing checkpoints here")
+        .help(format!("or save the model to a new folder, such as {name}-1")))
+}
+
 /// Refuses to put checkpoints into a folder that is a plan or a model.
 fn no_other_use(dir: &Path) -> Result<()> {
     let is = [("plan.json", "a plan"), ("config.json", "a model")];
@@ -87,6 +100,7 @@ impl Keeper {
         let weights = how.weights.as_deref();
         let (what, lock) = match how.save_every {
             None => {
+                no_checkpoints(place.path())?;
                 check_target(place, how.saving.force)?;
                 let lock = lock::of_model(place, plan)?;
                 files::sweep(place.path());

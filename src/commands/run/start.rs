@@ -8,8 +8,8 @@ use crate::plan_dir::Stored;
 use crate::terminal::{note, notes, warn};
 use crate::torch;
 use shardc_codegen::{c, program};
-use shardc_frontends::Checkpoint;
 use shardc_frontends::import::Opened;
+use shardc_frontends::{CONFIG as ADAPTER_CONFIG, Checkpoint};
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::kernel::{Kernel, Program};
 use shardc_ir::plan::Plan;
@@ -46,7 +46,19 @@ impl Start {
     pub fn open(dir: Option<&Path>, adapter: Option<&Path>, plan: &Plan) -> Result<Start> {
         let Some(dir) = dir else { return Ok(Start::Random { seed: plan.settings.seed }) };
         let c = Start::weights(dir, plan)?;
-        let adapter = adapter.map(|a| Checkpoint::of_adapter(a, &plan.weights)).transpose()?;
+        let read = |a: &Path| {
+            let wrong = |d: Diag| {
+                match Saved::open(a) {
+                Ok(s) if s.base.is_some() => d.help(format!(
+                    "this is a checkpoint, its adapter is written by shardc reshard {} --to peft -o DIR",
+                    a.display()
+                )),
+                _other => d,
+            }
+            };
+            Checkpoint::of_adapter(a, &plan.weights).map_err(wrong)
+        };
+        let adapter = adapter.map(read).transpose()?;
         Ok(Start::Checkpoint(match adapter {
             Some(adapter) => c.with(adapter),
             None => c,
@@ -66,7 +78,19 @@ impl Start {
                 (_, false) => "this is a file: give its folder",
                 _ => "the folder has no model.safetensors and no index",
             };
-            let d = Diag::new("missing-weights", what).at(dir.display().to_string());
+            let d = |what: &str| Diag::new("missing-weights", what).at(dir.display().to_string());
+            if let Ok(saved) = Saved::open(dir) {
+                return d("this is a checkpoint, --weights takes a model")
+                    .help(format!("make a model of it: {}", saved.becomes()))
+                    .help("or go on with the run that wrote it: --resume in place of --weights");
+            }
+            if dir.join(ADAPTER_CONFIG).is_file() {
+                return d("this is an adapter, --weights takes a model").help(format!(
+                    "compile with --lora-from {0}, and give --weights MODEL --adapter {0}",
+                    dir.display()
+                ));
+            }
+            let d = d(what);
             let d = if dir.exists() { d } else { d.help("check the path") };
             d.help("leave --weights out to start from random weights")
         };

@@ -13,6 +13,13 @@ pub(super) fn made_labels(row: &InputRow) -> String {
     )
 }
 
+/// That a run which goes on keeps nothing of its steps.
+pub(super) fn unsaved(start: &Start, saves: bool) -> Option<String> {
+    let Start::Resumed(s, _) = start else { return None };
+    let folder = s.dir().parent().filter(|_| !saves)?.display();
+    Some(format!("nothing of this run is saved: --save {folder} --save-every N writes checkpoints"))
+}
+
 /// What of a run is random: its start, and its data, if it takes steps.
 pub(super) fn random(
     stored: &Stored,

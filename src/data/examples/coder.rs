@@ -137,10 +137,20 @@ impl Coder {
         let Example::Chat(c) = e else { return vec![] };
         let Some(template) = self.template_of(!c.tools.is_null()) else { return vec![] };
         let of = c.messages.iter().filter_map(Json::as_object).flatten();
-        let own =
-            of.filter(|(k, v)| !v.is_null() && !["role", "content", "train"].contains(&&***k));
+        // What they say of the message is done here: a weight is 0 or 1.
+        let done = |k: &str, v: &Json| match k {
+            "weight" => v.as_f64().is_some_and(|x| x == 0.0 || x == 1.0),
+            _other => ["role", "content", "train"].contains(&k),
+        };
+        let own = of.filter(|(k, v)| !v.is_null() && !done(k, v));
         let tools = (!c.tools.is_null()).then_some("tools");
         own.map(|x| &**x.0).chain(tools).filter(|key| !template.names(key)).collect()
+    }
+
+    /// Whether an answer of an example has nothing in it that its template reads.
+    pub fn says_nothing(&self, e: &Example) -> bool {
+        let tools = matches!(e, Example::Chat(c) if !c.tools.is_null());
+        e.says_nothing(&|key| self.template_of(tools).is_none_or(|t| t.names(key)))
     }
 
     /// The texts of an example of a line.

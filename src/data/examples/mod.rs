@@ -27,8 +27,8 @@ use spans::Marked;
 pub use stats::Stats;
 use std::path::{Path, PathBuf};
 
-/// Bytes of text that are tokenized together.
-const GROUP: usize = 1 << 20;
+/// Bytes of text that are tokenized together, and texts at most: of each more is kept until then.
+const GROUP: (usize, usize) = (1 << 20, 1 << 13);
 
 /// Where the tokens of a row come from.
 #[derive(Clone, Copy)]
@@ -126,14 +126,16 @@ impl Examples {
             let at = |d: Diag| if d.place.is_some() { d } else { d.at(place) };
             let example = reader.read(&bytes).map_err(at)?;
             pass.stats.shape = reader.shape;
-            pass.stats.example(&example);
+            pass.stats.example(&example, coder.says_nothing(&example), place);
             reader.leaves(coder.unnamed(&example));
             let line = place.rsplit(':').next().unwrap_or_default();
             group.add(spot, place, coder.texts(&example, line).map_err(at)?);
-            if group.bytes > GROUP { pass.take(std::mem::take(&mut group)) } else { Ok(()) }
+            let full = group.bytes > GROUP.0 || group.texts.len() > GROUP.1;
+            if full { pass.take(std::mem::take(&mut group)) } else { Ok(()) }
         })?;
         pass.take(group)?;
-        let Pass { index, mut stats, samples, .. } = pass;
+        let Pass { mut index, mut stats, samples, .. } = pass;
+        index.shrink_to_fit();
         stats.unused = reader.unused.into_iter().collect();
         let name = files.name();
         let Some(shape) = reader.shape else {
@@ -144,7 +146,7 @@ impl Examples {
         if index.is_empty() {
             let d = Diag::new("data", "no token is scored").at(name);
             let d = d.rule("a row without a scored token teaches nothing, and is left out");
-            return Err(match (stats.long > 0, shape) {
+            return Err(match (stats.long.count > 0, shape) {
                 (true, _) => d.help("all examples are too long: compile with a larger --seq"),
                 (_, Shape::Texts | Shape::Pairs) => d.help("write texts of two tokens or more"),
                 _ => d.help("chats have no turn of an assistant, or it is cut: look at them with shardc data"),
@@ -389,10 +391,10 @@ impl Pass<'_> {
                 let flag = d.place.clone().unwrap_or_default();
                 d.why(flag).at(place)
             })?;
-            self.stats.cut += usize::from(parts.first().is_some_and(|c| c.cut));
-            self.stats.long += usize::from(parts.is_empty());
             let scored: usize = parts.iter().map(Coded::scores).sum();
-            self.stats.unscored += usize::from(scored == 0 && !parts.is_empty());
+            self.stats.cut.add(parts.first().is_some_and(|c| c.cut), place);
+            self.stats.long.add(parts.is_empty(), place);
+            self.stats.unscored.add(scored == 0 && !parts.is_empty(), place);
             for c in parts {
                 let n = c.scores();
                 if n > 0 {

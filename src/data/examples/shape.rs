@@ -29,6 +29,7 @@ impl Shape {
     fn more(self) -> &'static [&'static str] {
         match self {
             Shape::Texts => &[],
+            Shape::Conversations => &["tools", "chat_template_kwargs", "system"],
             _chats => &["tools", "chat_template_kwargs"],
         }
     }
@@ -66,9 +67,33 @@ impl Chat {
         message["role"].as_str().unwrap_or_default()
     }
 
-    /// Whether a message is one of an assistant that may be scored.
+    /// Whether a message is one of an assistant that may be scored: without `train: false`, and `weight: 0`.
     pub fn scores(message: &Json) -> bool {
-        Chat::role(message) == "assistant" && message["train"] != Json::Bool(false)
+        let left_out =
+            message["train"] == Json::Bool(false) || message["weight"].as_f64() == Some(0.0);
+        Chat::role(message) == "assistant" && !left_out
+    }
+}
+
+/// Keys of a message with which its answer says something beside `content`.
+const SAYS: [&str; 4] = ["tool_calls", "reasoning_content", "thinking", "reasoning"];
+
+impl Example {
+    /// Whether an answer that is scored has nothing in it, of the keys that its template `reads`.
+    pub fn says_nothing(&self, reads: &dyn Fn(&str) -> bool) -> bool {
+        let none = |v: &Json| match v {
+            Json::Null => true,
+            Json::String(text) => text.is_empty(),
+            Json::Array(all) => all.is_empty(),
+            _other => false,
+        };
+        let empty =
+            |m: &Json| none(&m["content"]) && !SAYS.iter().any(|key| !none(&m[*key]) && reads(key));
+        match self {
+            Example::Chat(c) => c.messages.iter().any(|m| Chat::scores(m) && empty(m)),
+            Example::Pair { completion, .. } => completion.is_empty(),
+            Example::Text(_) => false,
+        }
     }
 }
 
@@ -113,9 +138,13 @@ impl Reader {
             return Err(wrong("it has the characters U+F8F0 or U+F8F1, which are kept for marks")
                 .help("take them out: they are of no script"));
         }
+        let is_list = json.is_array();
         let Json::Object(all) = json else {
-            return Err(wrong("the example is not an object")
-                .help("write {\"messages\": [{\"role\": \"user\", \"content\": \"…\"}, …]}"));
+            let help = match is_list {
+                true => "a file that is one array is called FILE.json, one of lines FILE.jsonl",
+                false => "write {\"messages\": [{\"role\": \"user\", \"content\": \"…\"}, …]}",
+            };
+            return Err(wrong("the example is not an object").help(help));
         };
         let shape = self.shape_of(&all)?;
         let known = |k: &str| shape.keys().contains(&k) || shape.more().contains(&k);
@@ -157,11 +186,32 @@ impl Reader {
                 let what = format!("it has {has}, the first example has {}", listed(first.keys()));
                 Err(wrong(what).help("write examples of different shapes to different files"))
             }
-            (None, None) => Err(wrong(format!("it has {}", listed(&keys))).help(
-                "rename keys, for example: jq -c '{prompt: .instruction, completion: .output}'",
-            )),
+            (None, None) => Err(wrong(format!("it has {}", listed(&keys))).help(as_chats(&keys))),
         }
     }
+}
+
+/// How examples with these keys become chats, as jq has it.
+fn as_chats(keys: &[&str]) -> String {
+    let first = |of: &[&'static str]| of.iter().copied().find(|key| keys.contains(key));
+    let ask = first(&["instruction", "question", "query", "prompt", "problem", "input"]);
+    let answer = first(&["output", "response", "answer", "completion", "solution", "target"]);
+    let (Some(ask), Some(answer)) = (ask, answer) else {
+        return "write chats: {\"messages\": [{\"role\": \"user\", \"content\": \"…\"}, {\"role\": \"assistant\", \"content\": \"…\"}]}".into();
+    };
+    let said = match first(&["input", "context"]).filter(|more| *more != ask) {
+        Some(more) => {
+            format!("([.{ask}, .{more}] | map(select(. != null and . != \"\")) | join(\"\\n\"))")
+        }
+        None => format!(".{ask}"),
+    };
+    let system = match keys.contains(&"system") {
+        true => "[select((.system // \"\") != \"\") | {role: \"system\", content: .system}] + ",
+        false => "",
+    };
+    format!(
+        "make chats of them: jq -c '(arrays[], objects) | {{messages: ({system}[{{role: \"user\", content: {said}}}, {{role: \"assistant\", content: .{answer}}}])}}' FILE > chats.jsonl"
+    )
 }
 
 /// How a whole number begins that 64 bits do not hold, outside of strings.
@@ -191,8 +241,14 @@ fn long_number(line: &[u8]) -> Option<String> {
 fn not_json(e: &serde_json::Error) -> Diag {
     let text = e.to_string();
     let what = text.split(" at line ").next().unwrap_or_default();
-    wrong(format!("not JSON: {what} at column {}", e.column()))
-        .help("a line is one object: python3 -m json.tool --json-lines FILE says the same")
+    let d = wrong(format!("not JSON: {what} at column {}", e.column()));
+    match e.is_eof() {
+        true => d
+            .rule("an example is one line of a .jsonl file")
+            .help("examples of several lines: jq -c . FILE > chats.jsonl writes each in one")
+            .help("a file that is one array is called FILE.json"),
+        false => d.help("an example is one object of JSON in one line: its keys and texts stand in double quotes, and commas between them"),
+    }
 }
 
 fn example(shape: Shape, mut all: Map<String, Json>) -> Result<Example> {
@@ -209,7 +265,10 @@ fn example(shape: Shape, mut all: Map<String, Json>) -> Result<Example> {
     let chat = |messages, prompt| Example::Chat(Chat { messages, prompt, tools, kwargs });
     match shape {
         Shape::Messages => Ok(chat(messages("messages", take("messages"))?, None)),
-        Shape::Conversations => Ok(chat(turns(take("conversations"))?, None)),
+        Shape::Conversations => {
+            let system = take("system");
+            Ok(chat(turns(system, take("conversations"))?, None))
+        }
         Shape::Texts => match take("text") {
             Json::String(text) => Ok(Example::Text(text)),
             _other => Err(wrong("`text` is not a string").help("write {\"text\": \"…\"}")),
@@ -268,9 +327,12 @@ fn messages(key: &str, v: Json) -> Result<Vec<Json>> {
             Some(role) if ROLES.contains(&role) => {}
             Some(role) => {
                 let lower = role.to_lowercase();
-                let help = match ROLES.contains(&&*lower) {
-                    true => format!("write it in lower case: {lower}"),
-                    false => "rename the role".into(),
+                let help = match &*lower {
+                    known if ROLES.contains(&known) => format!("write it in lower case: {lower}"),
+                    "human" => "write user".into(),
+                    "gpt" | "bot" | "model" | "ai" => "write assistant".into(),
+                    "function" | "observation" => "write tool".into(),
+                    _other => "rename the role".into(),
                 };
                 return Err(wrong(format!("role `{role}`: {}", ROLES.join(", ")))
                     .why(format!("it is that of {at}"))
@@ -304,9 +366,20 @@ fn messages(key: &str, v: Json) -> Result<Vec<Json>> {
     Ok(all)
 }
 
-/// Turns of `conversations`, as messages.
-fn turns(v: Json) -> Result<Vec<Json>> {
+/// A message.
+fn message(role: &str, content: &str) -> Json {
+    serde_json::json!({ "role": role, "content": content })
+}
+
+/// Turns of `conversations`, as messages, behind what `system` says beside them.
+fn turns(system: Json, v: Json) -> Result<Vec<Json>> {
     let help = "write {\"from\": \"human\", \"value\": \"…\"}";
+    let mut out = match &system {
+        Json::Null => vec![],
+        Json::String(text) if text.is_empty() => vec![],
+        Json::String(text) => vec![message("system", text)],
+        _other => return Err(wrong("`system` is not a string").help(help)),
+    };
     let Json::Array(all) = v else {
         return Err(wrong("`conversations` is not a list").help(help));
     };
@@ -334,10 +407,10 @@ fn turns(v: Json) -> Result<Vec<Json>> {
                     .help("write calls of functions as `messages`, with `tool_calls` and the role tool"));
             }
         };
-        let mut m = Map::new();
-        m.insert("role".into(), role.into());
-        m.insert("content".into(), value.into());
-        Ok(Json::Object(m))
+        Ok(message(role, value))
     };
-    all.into_iter().enumerate().map(one).collect()
+    for turn in all.into_iter().enumerate() {
+        out.push(one(turn)?);
+    }
+    Ok(out)
 }

@@ -5,6 +5,37 @@ use super::shape::{Example, Shape};
 use crate::data::number;
 use serde_json::{Value as Json, json};
 use shardc_ir::diag::count;
+use std::collections::BTreeMap;
+
+/// How many places of something are kept.
+const PLACES: usize = 3;
+
+/// Examples that something is to be said of.
+#[derive(Clone, Debug, Default)]
+pub struct Found {
+    pub count: usize,
+    /// `FILE:LINE` of the first.
+    pub places: Vec<String>,
+}
+
+impl Found {
+    /// Counts the example at a place, if it is one.
+    pub fn add(&mut self, is: bool, place: &str) {
+        self.count += usize::from(is);
+        // An example may be several rows.
+        if is && self.places.len() < PLACES && self.places.last().is_none_or(|p| p != place) {
+            self.places.push(place.into());
+        }
+    }
+
+    /// `2 cut (0.1 %): FILE:LINE, FILE:LINE`; nothing if there is none.
+    fn line(&self, what: &str, of: usize) -> Option<String> {
+        let share = 100.0 * self.count as f64 / of.max(1) as f64;
+        let more = if self.count > self.places.len() { ", …" } else { "" };
+        let places = self.places.join(", ");
+        (self.count > 0).then(|| format!("{} {what} ({share:.1} %): {places}{more}", self.count))
+    }
+}
 
 /// What a pass over all examples has counted.
 #[derive(Clone, Debug, Default)]
@@ -17,13 +48,15 @@ pub struct Stats {
     pub tokens: u64,
     /// Tokens that are scored in an epoch.
     pub scored: u64,
-    /// Tokens of each.
-    pub lens: Vec<u32>,
+    /// How many have so many tokens.
+    pub lens: BTreeMap<u32, u64>,
     /// Examples that were cut at the end of a row, or into several.
-    pub cut: usize,
+    pub cut: Found,
     /// Those that are left out as too long, and as nothing of them is scored.
-    pub long: usize,
-    pub unscored: usize,
+    pub long: Found,
+    pub unscored: Found,
+    /// Those with an answer, or a completion, that says nothing: the end of the turn alone is scored.
+    pub empty: Found,
     /// Tokens on both sides of a border of what is scored.
     pub straddling: usize,
     /// Keys that are not read.
@@ -31,9 +64,10 @@ pub struct Stats {
 }
 
 impl Stats {
-    /// Counts an example.
-    pub fn example(&mut self, e: &Example) {
+    /// Counts an example, which stands at a place; an answer of it may be empty.
+    pub fn example(&mut self, e: &Example, empty: bool, place: &str) {
         self.examples += 1;
+        self.empty.add(empty, place);
         if let Example::Chat(chat) = e {
             self.turns += chat.messages.len();
         }
@@ -42,17 +76,21 @@ impl Stats {
     /// Counts its tokens, or those of a turn of it.
     pub fn coded(&mut self, c: &Coded) {
         self.tokens += c.ids.len() as u64;
-        self.lens.push(c.ids.len() as u32);
+        *self.lens.entry(c.ids.len() as u32).or_default() += 1;
         self.straddling += c.straddling;
     }
 
     /// The least length, the median, the one that 95 % do not exceed, and the most.
     pub fn lengths(&self) -> [u32; 4] {
-        let mut all = self.lens.clone();
-        all.sort_unstable();
+        let all: u64 = self.lens.values().sum();
         let at = |share: f64| {
-            let i = (share * all.len() as f64).ceil() as usize;
-            all.get(i.saturating_sub(1)).copied().unwrap_or(0)
+            let mut left = ((share * all as f64).ceil() as u64).max(1);
+            let reaches = |(_, n): &(&u32, &u64)| {
+                let there = **n >= left;
+                left = left.saturating_sub(**n);
+                there
+            };
+            self.lens.iter().find(reaches).map_or(0, |(len, _)| *len)
         };
         [at(0.0), at(0.5), at(0.95), at(1.0)]
     }
@@ -81,22 +119,13 @@ impl Stats {
             },
             number(self.scored)
         )];
-        let of = |n: usize, what: &str| {
-            (n > 0).then(|| {
-                format!("{n} {what} ({:.1} %)", 100.0 * n as f64 / self.examples.max(1) as f64)
-            })
-        };
-        let cut: Vec<String> = [
-            of(self.cut, "cut"),
-            of(self.long, "too long and left out"),
-            of(self.unscored, "without a scored token left out"),
-        ]
-        .into_iter()
-        .flatten()
-        .collect();
-        if !cut.is_empty() {
-            out.push(cut.join(", "));
-        }
+        let found = [
+            (&self.cut, "cut"),
+            (&self.long, "too long and left out"),
+            (&self.unscored, "without a scored token left out"),
+            (&self.empty, "with an empty answer"),
+        ];
+        out.extend(found.iter().filter_map(|(of, what)| of.line(what, self.examples)));
         if self.straddling > 0 {
             let tokens = count(self.straddling, "token lies", "tokens lie");
             out.push(format!("{tokens} on both sides of a border of what is scored"));
@@ -118,9 +147,16 @@ impl Stats {
             "tokens": self.tokens,
             "scored": self.scored,
             "length": { "least": least, "median": median, "p95": most95, "most": most },
-            "cut": self.cut,
-            "too_long": self.long,
-            "unscored": self.unscored,
+            "cut": self.cut.count,
+            "too_long": self.long.count,
+            "unscored": self.unscored.count,
+            "empty": self.empty.count,
+            "places": {
+                "cut": self.cut.places,
+                "too_long": self.long.places,
+                "unscored": self.unscored.places,
+                "empty": self.empty.places,
+            },
             "straddling": self.straddling,
             "unused": self.unused,
         })

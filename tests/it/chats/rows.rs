@@ -124,6 +124,14 @@ fn runs_go_on_with_their_rows() {
         lab.shardc(&[&["run"], &data[..], &["--steps", "6", "--resume", "c"], more].concat())
     };
     let said = |out: std::process::Output| String::from_utf8(out.stderr).expect("text");
+    // Whoever saved, and goes on, hears that nothing is saved any more; and a model does not replace checkpoints.
+    let unsaved = "nothing of this run is saved: --save c --save-every N writes checkpoints";
+    let (without, with) = (said(resume(&[])), resume(&["--save", "d", "--save-every", "3"]));
+    assert!(without.contains(unsaved), "{without}");
+    assert!(!said(with).contains("nothing of this run"));
+    let alone = [&["run"], &data[..], &["--steps", "6", "--resume", "c", "--save", "c"]].concat();
+    let alone = lab.refuses(&alone, 2, "save-target");
+    assert!(alone.contains("checkpoints are here") && alone.contains("--save-every N"), "{alone}");
     for (more, what) in [(&["--pack", "no"][..], "pack no (yes"), (&["--too-long", "drop"], "")] {
         let out = resume(more);
         let (code, said) = (out.status.code(), said(out));

@@ -129,6 +129,43 @@ fn read_by_peft(lab: &Lab, base: &str, batch: &str) {
     assert!(out.status.success(), "{}", said.join("\n"));
 }
 
+/// Whoever gives a checkpoint or an adapter where something else is asked for is told the command that makes it.
+#[test]
+fn one_thing_in_place_of_another_is_told_the_way() {
+    let lab = Lab::new("lora-instead");
+    let base = format!("{FIXTURES}/llama_mha");
+    for (plan, more, ckpt) in [("all", &[][..], "whole"), ("lora", &["--lora", "r=2"], "adapted")] {
+        lab.ok(&[&["compile", &base, "--seq", "8", "-o", plan], more].concat());
+        let run = ["run", plan, "--weights", &base, "--steps", "1", "--kernels", "interpreted"];
+        lab.ok(&[&run[..], &["--save", ckpt, "--save-every", "1"]].concat());
+    }
+    lab.ok(&["reshard", "adapted", "--to", "peft", "-o", "adapter"]);
+    let run = |plan: &str, more: &[&str], code: &str, words: &[&str]| {
+        let said = lab.refuses(&[&["run", plan, "--steps", "2"], more].concat(), 2, code);
+        words.iter().for_each(|w| assert!(said.contains(w), "{more:?}: no `{w}` in {said}"));
+    };
+    let (whole, adapted) = ("whole/step-00000001", "adapted/step-00000001");
+    let to_model = [
+        format!("shardc reshard {whole} --to hf -o DIR"),
+        format!("shardc reshard {adapted} --to hf --merge -o DIR"),
+    ];
+    let [whole_model, merged] = to_model.each_ref().map(String::as_str);
+    for more in [&["--resume", "whole"][..], &["--resume", "whole", "--weights", &base]] {
+        let words = ["of a whole model, the plan trains adapters", whole_model, "--weights DIR"];
+        run("lora", more, "lora-base", &words);
+    }
+    run("all", &["--resume", "adapted"], "lora-base", &["the plan has none", "--lora", merged]);
+    for (plan, dir, made) in [("lora", "whole", whole_model), ("all", "adapted", merged)] {
+        let words = ["this is a checkpoint, --weights takes a model", made, "--resume"];
+        run(plan, &["--weights", dir], "missing-weights", &words);
+        run(plan, &["--weights", &format!("{dir}@latest")], "missing-weights", &words);
+    }
+    let words = ["this is an adapter", "--lora-from adapter", "--weights MODEL --adapter adapter"];
+    run("lora", &["--weights", "adapter"], "missing-weights", &words);
+    let peft = ["shardc reshard adapted --to peft -o DIR"];
+    run("lora", &["--weights", &base, "--adapter", "adapted"], "adapter", &peft);
+}
+
 /// What is wrong with adapters is said by name.
 #[test]
 fn what_is_wrong_is_said() {

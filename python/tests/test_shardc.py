@@ -61,7 +61,8 @@ class Questions(unittest.TestCase):
         self.assertEqual(raised.exception.exit_status, 2)
 
     def test_an_audit_answers(self):
-        plan = {"tp_size": 2, "tp_plan": {"model.layers.*.self_attn.q_proj": "colwise", "model.layers.*.self_attn.o_proj": "rowwise"}}
+        styles = {f"model.layers.*.self_attn.{m}_proj": "colwise" for m in "qkv"} | {"model.layers.*.self_attn.o_proj": "rowwise"}
+        plan = {"tp_size": 2, "tp_plan": styles}
         whole = shardc.audit("transformers", plan, model=LLAMA)
         self.assertEqual(whole.findings, [])
         [query] = [p for p in whole.parameters if "q_proj" in p.name]
@@ -74,6 +75,9 @@ class Questions(unittest.TestCase):
         with self.assertRaises(shardc.ShardcError) as raised:
             shardc.audit("transformers", {"tp_size": 2, "tp_plan": {"lm_head": "columns"}}, model=LLAMA)
         self.assertIn("unsupported `tp_plan` style: columns", str(raised.exception))
+        with self.assertRaises(shardc.ShardcError) as raised:
+            shardc.audit("transformers", {**plan, "tp_plan": {**styles, "model.layers.*.self_attn.k_proj": "replicate"}}, model=LLAMA)
+        self.assertIn("all 2 of model.layers.*.self_attn.k_proj", str(raised.exception))
 
     def test_a_notebook_shows_the_report(self):
         plan = shardc.compile(LLAMA, mesh="tp=2", **SIZE)

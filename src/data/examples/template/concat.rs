@@ -70,7 +70,11 @@ pub fn with_strings(source: &str) -> String {
         let known = inserts.len();
         let end = match close.0 {
             "{#" => rest.find(close.1).map(|n| n + 2),
-            _code => expression(source, at + 2, close.1, &mut inserts).map(|end| end - at),
+            _code => {
+                // A sign there trims what stands before.
+                let begin = at + 2 + usize::from(rest[2..].starts_with(['-', '+']));
+                expression(source, begin, close.1, &mut inserts).map(|end| end - at)
+            }
         };
         let Some(end) = end else {
             inserts.truncate(known);
@@ -161,6 +165,8 @@ mod tests {
     fn operands_end_where_they_do() {
         for (source, want) in [
             ("{{ a ~ b }}", "{{ (a)|string ~ (b)|string }}"),
+            ("{{- a ~ b -}}", "{{- (a)|string ~ (b)|string -}}"),
+            ("{{--a ~ b}}", "{{-(-a)|string ~ (b)|string}}"),
             (
                 "{{ a ~ 'x~y' ~ c[0].d(1, e) }}{# a ~ b #}",
                 "{{ (a)|string ~ ('x~y')|string ~ (c[0].d(1, e))|string }}{# a ~ b #}",

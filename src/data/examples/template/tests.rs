@@ -181,6 +181,7 @@ fn joined_values_are_as_python_prints_them() {
         ("{{ (l ~ '!')|length }}", "19"),
         ("{{ 'a' ~ i * 2 ~ 'b' }}", "a6b"),
         ("{{ 'a' ~ -i }}", "a-3"),
+        ("x {{- 'a' ~ s ~ 'b' -}} y", "xait'sby"),
         ("{% set x = d ~ '' %}{{ x }}", "{'x': 1.5, 'y': [True]}"),
         ("{{ 'y' if n ~ '' == 'None' else 'z' }}", "y"),
         ("{{ l|join('~') ~ '~' ~ l[0] ~ u }}", "a~{'k': None}~a"),

@@ -300,7 +300,7 @@ impl<'a> Config<'a> {
 }
 
 /// JSON with the words `Infinity` and `NaN`, which Python writes and JSON has not, as strings.
-pub(crate) fn with_words(text: &[u8]) -> Vec<u8> {
+pub fn with_words(text: &[u8]) -> Vec<u8> {
     let (mut out, mut inside, mut i) = (Vec::with_capacity(text.len()), false, 0);
     while i < text.len() {
         let word = [&b"Infinity"[..], b"NaN"].into_iter().find(|w| text[i..].starts_with(w));

@@ -12,6 +12,7 @@ use super::{Job, States, in_range};
 use serde_json::Value as Json;
 use shardc_cost::held::Software;
 use shardc_cost::layout::Context;
+use shardc_frontends::config::with_words;
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::files;
 use shardc_ir::types::DType;
@@ -83,20 +84,11 @@ struct Config<'a> {
     place: &'a str,
 }
 
-/// Python writes numbers that JSON does not have; a bound that is none is a number that nothing reaches.
-fn numbers(text: &str) -> String {
-    let parts = text.split('"').enumerate().map(|(i, part)| match i % 2 {
-        0 => part.replace("Infinity", &format!("{:e}", f64::MAX)).replace("NaN", "null"),
-        _within => part.to_string(),
-    });
-    parts.collect::<Vec<_>>().join("\"")
-}
-
 impl<'a> Config<'a> {
     /// A text as JSON or as TOML.
     fn parsed(format: &'a Format, text: &str, place: &'a str) -> Result<Config<'a>> {
         let json = match text.trim_start().starts_with('{') {
-            true => serde_json::from_str(&numbers(text)).map_err(|e| e.to_string()),
+            true => serde_json::from_slice(&with_words(text.as_bytes())).map_err(|e| e.to_string()),
             false => toml::from_str(text).map_err(|e| e.message().to_string()),
         };
         let json = json.map_err(|e| {

@@ -214,6 +214,25 @@ const OUTCOMES: [(&str, &str); 12] = [
     ("model.layers.*.post_attention_layernorm", "eeeesgsele"),
 ];
 
+/// Python writes a bound that is none as a word that JSON has not.
+#[test]
+fn configs_as_python_prints_them_are_read() {
+    let lab = Lab::new("audit-python");
+    let config = std::fs::read_to_string(format!("{FIXTURES}/bamba/config.json")).expect("one");
+    let mut config: Json = serde_json::from_str(&config).expect("JSON");
+    config["time_step_limit"] = json!([0.0, "UNBOUND"]);
+    config["base_model_tp_plan"] = json!({ "embed_tokens": "embedding_rowwise" });
+    let audited = |word: &str| {
+        lab.write("config.json", config.to_string().replace("\"UNBOUND\"", word));
+        lab.shardc(&["audit", "transformers", "config.json", "--gpus", "2"])
+    };
+    let out = audited("Infinity");
+    let said = String::from_utf8_lossy(&out.stderr).into_owned();
+    assert!(out.status.success(), "{said}");
+    assert!(String::from_utf8_lossy(&out.stdout).contains("no finding"));
+    assert_ne!(audited("NaN").status.code(), Some(0));
+}
+
 #[test]
 fn a_plan_with_another_word_is_refused_or_found_where_two_ranks_differ() {
     let lab = Lab::new("audit-plan-words");

@@ -9,6 +9,11 @@ use crate::parts::Times;
 use shardc_ir::diag::Result;
 use shardc_ir::ops::scan::CHUNK;
 
+/// Times that a convolution of four tokens, forward and backward, reads or writes what it convolves: three shifts, four
+/// products and their sum; backward the shifts again, four sums for its weights, and as many shifts back.
+const CONVOLVED: [f64; 2] = [11.0, 26.0];
+const CONVOLVED_LAUNCHES: f64 = 8.0;
+
 /// Times that merging what attention makes of two blocks reads or writes an element of the result.
 const MERGED: f64 = 3.0;
 
@@ -146,27 +151,45 @@ impl Question<'_> {
         Ok(out)
     }
 
-    /// A recurrence, as products of its chunks of tokens: seconds, and the states that ranks of cp exchange.
+    /// A recurrence, as products of its chunks of tokens, behind its convolution: seconds, and the states that ranks of cp
+    /// exchange.
     fn scan(&self, x: Scans) -> Result<Times> {
         let (l, d) = (self.layout, self.device);
         let queries = self.job.seq as f64 / l.cp as f64;
         let chunk = queries.min(CHUNK as f64);
         let (heads, (keys, values)) = (x.heads as f64 / l.tp as f64, x.elements());
         let batch = l.microbatch as f64 * heads * (queries / chunk).ceil();
-        let values_each = x.value_width as f64;
-        let k = x.flops(chunk) / x.heads as f64 / (2.0 * values_each);
-        let g = Gemm { m: chunk, n: values_each, k, batch };
+        let [k, v] = [x.key_width, x.value_width].map(|n| n as f64);
+        // Over cp a piece is walked from 0, too, and by the delta rule with the identity for a state.
+        let walks = match (l.cp > 1, x.delta) {
+            (false, _) => 1.0,
+            (true, false) => 2.0,
+            (true, true) => 3.0,
+        };
+        let walk = |flops: f64| {
+            let each = flops / x.heads as f64 / (2.0 * v);
+            let g = Gemm { m: chunk, n: v, k: each, batch };
+            Ok(walks * g.seconds(d, Precision::F32)?)
+        };
+        let [forward, backward] = x.flops(chunk).map(walk);
         let mut out = Times::default();
+        (out.forward.attention, out.input.attention) = (forward?, backward?);
         // What is walked is f32, and read and written once.
-        let bytes = 4.0 * self.tokens() * (2.0 * keys + 2.0 * values) / l.tp as f64;
-        out.forward.attention = g.seconds(d, Precision::F32)? + rows(d, bytes, 1.0);
-        out.input.attention =
-            2.0 * g.seconds(d, Precision::F32)? + rows(d, self.rows().backward * bytes, 1.0);
+        let part = self.tokens() / l.tp as f64;
+        let bytes = walks * 4.0 * part * 2.0 * (keys + values);
+        let convolved = self.job.precision.wide().bytes() * part * (2.0 * keys + values);
+        let moved = |passes: f64, times: f64| {
+            rows(d, passes * convolved + times * bytes, CONVOLVED_LAUNCHES)
+        };
+        out.forward.memory = moved(CONVOLVED[0], 1.0);
+        out.input.memory = moved(CONVOLVED[1], self.rows().backward);
         if l.cp > 1 {
-            let states = 4.0 * l.microbatch as f64 * heads * (x.key_width * x.value_width) as f64;
-            let all = states * l.cp as f64;
-            out.forward.cp = seconds(d, Kind::AllGather, l.cp_group(d), all);
-            out.input.cp = out.forward.cp;
+            let states = 4.0 * l.microbatch as f64 * heads * l.cp as f64;
+            // Of two pieces what the first makes of a state is not asked for.
+            let makes = if x.delta { k * k } else { 1.0 };
+            let sent = k * v + if l.cp > 2 { makes } else { 0.0 };
+            let time = |elements| seconds(d, Kind::AllGather, l.cp_group(d), states * elements);
+            (out.forward.cp, out.input.cp) = (time(sent), time(k * v));
         }
         Ok(out)
     }

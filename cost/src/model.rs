@@ -1,6 +1,6 @@
 //! Sizes of a transformer, and what follows from them: parameters and FLOPs.
 
-use shardc_ir::ops::scan;
+use shardc_ir::ops::{scan, scan_grad};
 
 /// Sizes of a decoder.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -44,10 +44,11 @@ impl Scans {
         (k as f64, v as f64)
     }
 
-    /// FLOPs of a token, forward, in chunks of so many.
-    pub fn flops(&self, chunk: f64) -> f64 {
+    /// FLOPs of a token, forward and backward, in chunks of so many.
+    pub fn flops(&self, chunk: f64) -> [f64; 2] {
         let [k, v] = [self.key_width, self.value_width].map(|n| n as f64);
-        self.heads as f64 * scan::flops_of(self.delta, chunk, k, v)
+        [scan::flops_of, scan_grad::flops_of]
+            .map(|of| self.heads as f64 * of(self.delta, chunk, k, v))
     }
 }
 
@@ -228,7 +229,7 @@ impl Sizes {
         // Forward, of a layer and a token.
         let mixed = self.mean(|m| match m {
             Mixer::Attention => self.heads as f64 * seq * (width + value),
-            Mixer::Scan(x) => x.flops(seq.min(scan::CHUNK as f64)),
+            Mixer::Scan(x) => x.flops(seq.min(scan::CHUNK as f64))[0],
         });
         let products = 2.0 * (1.0 + weights + inputs) * params;
         tokens * (products + (1.0 + 2.0 * attention) * all * mixed)

@@ -236,8 +236,13 @@ pub fn on_mesh(m: &Module, o: &Options) -> Result<()> {
 /// that the pass takes.
 ///
 /// # Errors
-/// `phase` if it is not, and those of verifying it and of the pass.
+/// `phase` if it is not, `syntax` of a text without a function, and those of verifying it and of the pass.
 pub fn run_pass(pass: &Pass, module: Module, source: Source, o: &Options) -> Result<Module> {
+    if module.funcs.is_empty() {
+        return Err(Diag::new("syntax", "the text has no function")
+            .rule("a pass takes a program")
+            .help("begin with a text that --dump-all wrote"));
+    }
     let mut state = State::new(module, source, o)?;
     state.given = true;
     run(pass, &mut state)?;

@@ -36,9 +36,11 @@ pub struct Opt {
 /// # Errors
 /// `unknown-pass`, `phase`, `mesh`, `flag`, those of the text, and `pass` if the pass cannot do with this program.
 pub fn opt(how: &Opt, json: bool) -> Result<i32> {
-    let folder = how.program.parent().and_then(Path::file_name).map(|f| f.to_string_lossy());
-    let name = how.pass.as_deref().or(folder.as_deref()).unwrap_or_default();
-    let pass = find(name, "--pass")?;
+    let pass = match &how.pass {
+        Some(name) => find(name, "--pass")?,
+        None => of_folder(&how.program)?,
+    };
+    let name = pass.name;
     if how.check {
         return check(how, pass, json);
     }
@@ -62,6 +64,17 @@ pub fn opt(how: &Opt, json: bool) -> Result<i32> {
         None => show(text),
     }
     Ok(0)
+}
+
+/// The pass that the folder of a file test is called as.
+fn of_folder(program: &Path) -> Result<&'static Pass> {
+    let whole = std::path::absolute(program).unwrap_or_else(|_| program.into());
+    let folder = whole.parent().and_then(Path::file_name).unwrap_or_default().to_string_lossy();
+    pipeline::find(&folder).ok_or_else(|| {
+        Diag::new("unknown-pass", format!("its folder, `{folder}`, is the name of no pass"))
+            .at(program.display().to_string())
+            .help("name the pass: --pass NAME")
+    })
 }
 
 /// Runs a file test, and prints how its pass makes something else.

@@ -39,6 +39,15 @@ impl ScanGrad {
     }
 }
 
+/// As [`scan::flops_of`], backward: of `scan` the states of chunks and what is written to them again; then two products
+/// for each of its own.
+pub fn flops_of(delta: bool, c: f64, k: f64, v: f64) -> f64 {
+    match delta {
+        false => c * (6.0 * k + 4.0 * v) + 10.0 * k * v,
+        true => c * (14.0 * k + 9.0 * v) + 18.0 * k * v,
+    }
+}
+
 impl OpDef for ScanGrad {
     fn accepts(&self, ins: &[&Type]) -> Result<(), String> {
         self.forward().takes(ins, &self.operands().1, self.behind())
@@ -56,12 +65,8 @@ impl OpDef for ScanGrad {
     fn linear(&self) -> Linear {
         Linear::Together(1 << 4 | 1 << 5)
     }
-    /// Of `scan` the states of chunks and what is written to them again; then two products for each of its own.
     fn flops(&self, loops: &[(Letter, f64)]) -> f64 {
-        scan::flops(loops, |c, k, v| match self.delta.0 {
-            false => c * (6.0 * k + 4.0 * v) + 10.0 * k * v,
-            true => c * (14.0 * k + 9.0 * v) + 18.0 * k * v,
-        })
+        scan::flops(loops, |c, k, v| flops_of(self.delta.0, c, k, v))
     }
     fn grad(&self, _: &mut Builder, ins: &[Value], _: &[Value], _: &[Option<Value>]) -> Grads {
         smallvec::smallvec![None; ins.len()]

@@ -128,10 +128,7 @@ fn plan(c: &Config, kind: &str) -> BTreeMap<String, String> {
         let word = |(name, word): (&String, &Json)| Some((name.clone(), word.as_str()?.into()));
         all.filter_map(word).collect::<BTreeMap<String, String>>()
     };
-    let whole = of(&format!("{kind}_plan"));
-    if !whole.is_empty() {
-        return whole;
-    }
+    let own = of(&format!("{kind}_plan"));
     let base = of(&format!("base_model_{kind}_plan"));
     let mut out: BTreeMap<String, String> =
         base.into_iter().map(|(name, word)| (format!("model.{name}"), word)).collect();
@@ -140,7 +137,18 @@ fn plan(c: &Config, kind: &str) -> BTreeMap<String, String> {
         out.entry("model.embed_tokens".into()).or_insert("embedding_rowwise".into());
         out.entry("lm_head".into()).or_insert("colwise_gather_output".into());
     }
+    // `_resolve_parallel_plans`: what is asked for lies over what the model has.
+    out.extend(own);
     out
+}
+
+/// How a plan that stands alone is taken.
+fn alone(c: &Config) -> Vec<String> {
+    let has = |key: &str| c.get(key).and_then(Json::as_object).is_some_and(|o| !o.is_empty());
+    let alone = has("tp_plan") && !has("base_model_tp_plan");
+    let how = "tp_plan is taken for the whole plan, as `model.tp_plan` is; that of a DistributedConfig lies over the \
+               model's own, which is read where the file has it (base_model_tp_plan)";
+    alone.then(|| how.to_string()).into_iter().collect()
 }
 
 fn read(c: &Config, world: usize, config: &Json, why: &mut Vec<String>) -> Ranks {
@@ -226,7 +234,7 @@ fn read(c: &Config, world: usize, config: &Json, why: &mut Vec<String>) -> Ranks
         zero: if shards > 1 { 3 } else { 0 },
         dtype: if c.is("bf16") == Some(true) { DType::BF16 } else { DType::F32 },
         plan: Some(Plan { styles }),
-        notes: vec![],
+        notes: alone(c),
     }
 }
 

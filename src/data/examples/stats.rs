@@ -16,14 +16,20 @@ pub struct Found {
     pub count: usize,
     /// `FILE:LINE` of the first.
     pub places: Vec<String>,
+    /// That of the last one.
+    last: String,
 }
 
 impl Found {
     /// Counts the example at a place, if it is one.
     pub fn add(&mut self, is: bool, place: &str) {
-        self.count += usize::from(is);
         // An example may be several rows.
-        if is && self.places.len() < PLACES && self.places.last().is_none_or(|p| p != place) {
+        if !is || self.last == place {
+            return;
+        }
+        self.last = place.into();
+        self.count += 1;
+        if self.places.len() < PLACES {
             self.places.push(place.into());
         }
     }

@@ -173,6 +173,13 @@ fn a_config_may_have_its_plan_and_an_export_is_one() {
     let json: Json = serde_json::from_slice(&lab.ok(&args).stdout).expect("JSON");
     assert_eq!(row(&json, "embed_tokens")["split"], "tp");
     assert_eq!(found(&json), [""; 0]);
+    // A plan of a DistributedConfig lies over that of the model.
+    config["tp_plan"] = json!({ "model.layers.*.self_attn.q_norm": "replicate" });
+    lab.write("over.json", config.to_string());
+    let args = ["audit", "transformers", "over.json", "--gpus", "2", "--format", "json"];
+    let over: Json = serde_json::from_slice(&lab.shardc(&args).stdout).expect("JSON");
+    assert_eq!(row(&over, "q_proj")["split"], "tp");
+    assert_eq!(found(&over), ["sum-missing tp q_norm"]);
     // What the export for transformers writes is read, and is what types say.
     let model = format!("{FIXTURES}/qwen3");
     let plan = ["compile", &model, "--mesh", "tp=2", "--seq", "16", "-o", "plan"];

@@ -114,11 +114,11 @@ fn kernels(c: &mut Criterion) {
     let plan = done.expect("a plan").stored.plan;
     let print = || {
         let program = shardc_codegen::program(&plan, 0).expect("kernels");
-        shardc_codegen::c::print(program.iter().flatten())
+        shardc_codegen::c::Functions::of(program.iter().flatten())
     };
-    let text = print();
+    let functions = print();
     let object =
-        || shardc_codegen::c::compile(&text, Duration::from_secs(600)).expect("a C compiler");
+        || shardc_codegen::c::compile(&functions, Duration::from_secs(600)).expect("a C compiler");
     let mut g = c.benchmark_group("kernels of llama-3.1-8b tp=8,dp=8");
     g.sample_size(10);
     g.bench_function("lowered and printed", |b| b.iter(print));

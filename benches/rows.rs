@@ -159,10 +159,10 @@ fn copy(from: &[f32], to: &mut [f32], threads: usize) -> f64 {
 fn main() {
     let mut cases: Vec<Case> = KERNELS.iter().map(|(name, text)| case(name, text)).collect();
     let program: Program = vec![cases.iter().map(|c| c.kernel.clone()).collect()];
-    let text = shardc_codegen::c::print(program.iter().flatten());
-    let object = shardc_codegen::c::compile(&text, Duration::from_secs(600))
+    let functions = shardc_codegen::c::Functions::of(program.iter().flatten());
+    let objects = shardc_codegen::c::compile(&functions, Duration::from_secs(600))
         .unwrap_or_else(|e| panic!("{}", e.render()));
-    let native = Arc::new(Native::load(&object, std::iter::once(&program)).expect("it loads"));
+    let native = Arc::new(Native::load(&objects, std::iter::once(&program)).expect("it loads"));
     let (from, mut to) = (vec![1.0f32; N * N], vec![0.0f32; N * N]);
     for threads in [1, std::thread::available_parallelism().map_or(1, |n| n.get())] {
         let end = Threads::connect(&Mesh::default(), Duration::from_secs(60)).swap_remove(0);

@@ -47,8 +47,9 @@ use shardc_ir::names::glob;
 use shardc_ir::ops::Op;
 use shardc_ir::plan::Plan;
 use shardc_ir::text;
+use shardc_ir::verify::verify;
 use shardc_passes::options::{Buffers, Options};
-use shardc_passes::pipeline::{self, Compiled, Manager, Propagated, Source, Watch};
+use shardc_passes::pipeline::{self, Begin, Compiled, Manager, Propagated, Source, Watch};
 use shardc_passes::shard::auto::Price;
 use shardc_passes::shard::experts::{ExpertRole, ranks_of};
 use shardc_passes::shard::zero::Accumulate;
@@ -271,6 +272,21 @@ pub(crate) fn variant(s: &Stored, o: &Options) -> Result<Plan> {
     Ok(pipeline::compile_with(source, &o, manager)?.plan)
 }
 
+/// Where a plan's compilation began, if not at its model.
+fn begun(s: &Stored) -> Result<Option<Begin>> {
+    let begin = |f: &plan_dir::From| {
+        let pass = pipeline::find(&f.pass).ok_or_else(|| {
+            Diag::new("plan", format!("no pass is called `{}`", f.pass)).at("plan.json: from")
+        })?;
+        let module = text::parse_source_on(&f.program, &s.plan.module.mesh)
+            .map_err(|d| text::in_file(d, &f.program, "from.ir"))?
+            .module;
+        verify(&module, module.phase).map_err(|mut all| all.swap_remove(0))?;
+        Ok(Begin { pass, module, made: Some(s.options.clone()) })
+    };
+    s.from.as_ref().map(begin).transpose()
+}
+
 /// The model that a plan was made of.
 pub(crate) fn model_of(s: &Stored) -> Result<Source> {
     from_text(&s.source).map(|i| i.source)
@@ -291,11 +307,21 @@ pub fn recompile(s: &Stored, o: &Options) -> Result<Output> {
 
 /// The same, showing what each pass leaves.
 pub fn recompile_watched(s: &Stored, o: &Options, watch: Watch) -> Result<Output> {
+    recompile_with(s, o, Manager::new(watch))
+}
+
+/// Compiles a stored plan as it was: from its model, or from the program that `--from` began with.
+pub fn as_made(s: &Stored) -> Result<Output> {
+    let from = begun(s)?;
+    recompile_with(s, &s.options, Manager { from, ..Manager::new(&mut |_, _| {}) })
+}
+
+fn recompile_with(s: &Stored, o: &Options, manager: Manager) -> Result<Output> {
     let mut input = from_text(&s.source)?;
     (input.family, input.facts, input.config) = (s.family.clone(), s.facts, s.config.clone());
     input.origin.clone_from(&s.origin);
     input.name.clone_from(&s.name);
-    finish(input, o, Manager::new(watch), Instant::now(), vec![])
+    finish(input, o, manager, Instant::now(), vec![])
 }
 
 /// Compiles a stored plan's model for another mesh: without the annotations of its own.
@@ -459,6 +485,10 @@ fn finish(
 ) -> Result<Output> {
     let Input { source, family, facts, config, origin, name, mut warnings, .. } = input;
     let model = text::print_source(&source);
+    let from = manager.from.as_ref().map(|begin| plan_dir::From {
+        pass: begin.pass.name.into(),
+        program: text::print_between(&begin.module),
+    });
     // What it costs to keep something whole, beside a plan that does not.
     let without = Options { zero_accumulate: Accumulate::None, memory: None, ..o.clone() };
     let without = match o.zero() == without.zero() {
@@ -484,6 +514,7 @@ fn finish(
         config,
         origin,
         name,
+        from,
         report: serde_json::Value::Null,
     };
     phases.append(&mut compiled.phases);

@@ -35,6 +35,9 @@ struct Head<Report = Json> {
     /// What people call the model: the name of its folder or file.
     #[serde(default)]
     name: Option<String>,
+    /// The pass that its compilation began with, at the program of [`FROM`], if that was no model.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    from: Option<String>,
     /// blake3 of every other file, by name.
     files: BTreeMap<String, String>,
     /// blake3 of this file without this hash: so it covers all that is in the folder.
@@ -59,7 +62,18 @@ pub struct Stored {
     pub origin: Option<String>,
     /// What people call the model: the name of its folder or file.
     pub name: Option<String>,
+    /// Where its compilation began, if not at the model.
+    pub from: Option<From>,
     pub report: Json,
+}
+
+/// A program between two passes that `compile --from` began with.
+#[derive(Clone, Debug)]
+pub struct From {
+    /// The first pass that ran.
+    pub pass: String,
+    /// What it took.
+    pub program: String,
 }
 
 impl Stored {
@@ -162,7 +176,8 @@ pub fn reseal(dir: &Path) -> Result<()> {
     let mut head: Head =
         serde_json::from_str(&head).map_err(|e| not_a_plan(dir, "plan.json", e))?;
     head.files.clear();
-    for name in TEXTS.into_iter().map(String::from).chain(code(dir)) {
+    let from = head.from.as_ref().map(|_| FROM.to_string());
+    for name in TEXTS.into_iter().map(String::from).chain(from).chain(code(dir)) {
         let own = hash(&read_bytes(dir, &name)?);
         head.files.insert(name, own);
     }
@@ -187,8 +202,9 @@ fn unwritten(dir: &Path, d: Diag) -> Diag {
     d.at(dir.display().to_string())
 }
 
-/// The texts of a folder in the order of [`TEXTS`], if they and all code are as they were written.
-fn unchanged(dir: &Path, text: &str, head: &Head) -> Result<[String; TEXTS.len()]> {
+/// The texts of a folder in the order of [`TEXTS`], and where its compilation began, if they and all code are as they
+/// were written.
+fn unchanged(dir: &Path, text: &str, head: &Head) -> Result<([String; TEXTS.len()], Option<From>)> {
     let changed =
         |name: &str| not_a_plan(dir, name, "the file is not as it was written (its hash differs)");
     let same = |name: &str, bytes: &[u8]| match head.files.get(name) {
@@ -206,7 +222,12 @@ fn unchanged(dir: &Path, text: &str, head: &Head) -> Result<[String; TEXTS.len()
     for name in code(dir) {
         same(&name, &read_bytes(dir, &name)?)?;
     }
-    Ok(texts)
+    let from = head.from.as_ref().map(|pass| {
+        let program = read_file(dir, FROM)?;
+        same(FROM, program.as_bytes())?;
+        Ok(From { pass: pass.clone(), program })
+    });
+    Ok((texts, from.transpose()?))
 }
 
 /// A path without a slash at its end, to which something can be added.
@@ -225,8 +246,11 @@ fn not_a_plan(dir: &Path, file: &str, what: impl std::fmt::Display) -> Diag {
 const TEXTS: [&str; 6] =
     ["model.ir", "options.toml", "programs/all.ir", "schedule.csv", "weights.json", "config.json"];
 
+/// The program that a compilation began with, if that was no model.
+const FROM: &str = "from.ir";
+
 /// Files beside the texts: of this version, and of older ones, which are replaced too.
-const OTHERS: [&str; 2] = ["plan.json", "source.ir"];
+const OTHERS: [&str; 3] = ["plan.json", FROM, "source.ir"];
 
 /// Whether a path in a plan's folder is a file that shardc writes there.
 fn is_part(path: &Path) -> bool {
@@ -318,6 +342,8 @@ pub fn write(dir: &Path, s: &Stored) -> Result<()> {
     let options = toml::to_string(&s.options).expect("options are plain data");
     let texts =
         [s.source.clone(), options, programs, schedule, pretty(&s.plan.weights), pretty(&s.config)];
+    let from = s.from.iter().map(|f| (&FROM, &f.program));
+    let texts: Vec<(&&str, &String)> = TEXTS.iter().zip(&texts).chain(from).collect();
     let head = Head {
         schema: SCHEMA,
         version: env!("CARGO_PKG_VERSION").into(),
@@ -326,11 +352,8 @@ pub fn write(dir: &Path, s: &Stored) -> Result<()> {
         facts: s.facts,
         origin: s.origin.clone(),
         name: s.name.clone(),
-        files: TEXTS
-            .iter()
-            .map(|n| n.to_string())
-            .zip(texts.iter().map(|t| hash(t.as_bytes())))
-            .collect(),
+        from: s.from.as_ref().map(|f| f.pass.clone()),
+        files: texts.iter().map(|(n, t)| (n.to_string(), hash(t.as_bytes()))).collect(),
         hash: String::new(),
         peak_bytes: s.plan.classes.iter().map(|c| c.memory.peak_bytes).collect(),
         report: Timeless::of(&s.report),
@@ -343,7 +366,7 @@ pub fn write(dir: &Path, s: &Stored) -> Result<()> {
         let new = |file: &&str| make::between(staged.path(), Path::new(file)).map_err(fail);
         TEXTS.iter().try_for_each(new)?;
         put(&staged.path().join("plan.json"), &head)?;
-        for (file, text) in TEXTS.iter().zip(&texts) {
+        for (file, text) in &texts {
             put(&staged.path().join(file), text)?;
         }
         staged.publish()
@@ -436,7 +459,7 @@ pub fn read(dir: &Path) -> Result<Stored> {
         return Err(of_another_build(dir, &json));
     }
     let head: Head = serde_json::from_str(&text).map_err(|e| bad("plan.json", e.to_string()))?;
-    let [source, options, programs, csv, weights, config] = unchanged(dir, &text, &head)?;
+    let ([source, options, programs, csv, weights, config], from) = unchanged(dir, &text, &head)?;
     let weights: Vec<Weight> =
         serde_json::from_str(&weights).map_err(|e| bad("weights.json", e.to_string()))?;
     bounds::weights(&weights).map_err(|e| bad("weights.json", e))?;
@@ -494,6 +517,7 @@ pub fn read(dir: &Path) -> Result<Stored> {
         config,
         origin: head.origin,
         name: head.name,
+        from,
         report: head.report,
     })
 }

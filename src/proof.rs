@@ -110,17 +110,31 @@ impl Outcome {
     }
 }
 
-/// What a plan's report says that was proved, and the proof does not find again; nothing if it says no such thing.
-pub fn not_found_again(s: &Stored) -> Option<Result<Option<String>>> {
-    let Some(stored @ Outcome::Proved { .. }) = Outcome::of(s) else { return None };
+/// Proves a plan again whose report says that it was proved, or that was made of a program of somebody's: what the
+/// proof does not find. Nothing if there is nothing to find.
+pub fn found_again(s: &Stored) -> Option<Result<Option<String>>> {
+    let stored = Outcome::of(s).filter(|o| matches!(o, Outcome::Proved { .. }));
+    if stored.is_none() && s.from.is_none() {
+        return None;
+    }
     Some(of_stored(s).map(|texts| {
         let report = texts.prove();
         let now = match report.verdict() {
-            Verdict::Proved => Outcome::Proved { obligations: report.shown.values().sum() },
-            Verdict::Refuted => return Some(format!("recorded: {stored}; now: refuted")),
-            Verdict::NotUnderstood => return Some(format!("recorded: {stored}; now: not proved")),
+            Verdict::Proved => {
+                Outcome::Proved { obligations: report.shown.values().sum() }.to_string()
+            }
+            Verdict::Refuted => "refuted".into(),
+            Verdict::NotUnderstood => "not proved".into(),
         };
-        (now != stored).then(|| format!("recorded: {stored}; now: {now}"))
+        match stored {
+            Some(stored) if stored.to_string() != now => {
+                Some(format!("recorded: {stored}; now: {now}"))
+            }
+            None if report.verdict() != Verdict::Proved => {
+                Some(format!("from.ir is not known to compute model.ir: {now}; see shardc prove"))
+            }
+            _same => None,
+        }
     }))
 }
 

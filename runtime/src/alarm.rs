@@ -1,7 +1,11 @@
 //! What a rank tells those who watch it, and what they tell it.
 
+use crate::transport::failure;
+use shardc_ir::diag::Diag;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 
 /// An operation of a rank's transport, by its number from 1.
 pub type Call = u64;
@@ -18,6 +22,14 @@ pub struct Alarm {
     oldest: OnceLock<Oldest>,
     begins: Mutex<String>,
     abort: OnceLock<Box<dyn Fn() + Send + Sync>>,
+    copies: Mutex<BTreeMap<usize, (Instant, Duration)>>,
+}
+
+/// A rank has waited too long for its device.
+pub(crate) fn silent(rank: usize, limit: Duration) -> Diag {
+    let s = limit.as_secs_f64();
+    let slow = format!("if other ranks are only slow, run with --timeout {}", s * 10.0);
+    failure(format!("rank {rank} waited {s} s for its device")).help(slow)
 }
 
 impl Alarm {
@@ -50,6 +62,20 @@ impl Alarm {
     }
     pub(crate) fn begins(&self) -> String {
         self.begins.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+    /// Does what copies memory of a rank's device, with a limit for all of it: it may be in a call that never ends.
+    pub(crate) fn copying<T>(&self, rank: usize, limit: Duration, work: impl FnOnce() -> T) -> T {
+        let copies = || self.copies.lock().unwrap_or_else(PoisonError::into_inner);
+        copies().insert(rank, (Instant::now(), limit));
+        let done = work();
+        copies().remove(&rank);
+        done
+    }
+    /// What is said of a rank whose copies take longer than their limit.
+    pub(crate) fn overdue(&self) -> Option<Diag> {
+        let copies = self.copies.lock().unwrap_or_else(PoisonError::into_inner);
+        let late = copies.iter().find(|(_, (since, limit))| since.elapsed() > *limit);
+        late.map(|(&rank, &(_, limit))| silent(rank, limit))
     }
     /// Who gives up what is under way on devices, before a process that has failed ends.
     pub(crate) fn at_end(&self, abort: Box<dyn Fn() + Send + Sync>) {

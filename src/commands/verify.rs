@@ -9,7 +9,7 @@ use crate::plan_dir::{self, Stored, Timeless};
 use crate::proof;
 use crate::terminal::{doing, json_line};
 use crate::torch;
-use crate::{Output, recompile};
+use crate::{Output, as_made};
 use serde::Serialize;
 use serde_json::json;
 use shardc_ir::diag::{Diag, Exit, Result, one_line};
@@ -92,15 +92,20 @@ pub fn checks(dir: &Path, how: Verify) -> Result<Vec<Check>> {
         }
         Err(d) => return Err(d),
     };
-    let again = recompile(&s, &s.options);
+    let again = as_made(&s);
     let compiles = again.is_ok();
+    let mut source = exact("source", other_than_compiled(&s, again));
+    if let (true, Some(from)) = (source.ok, &s.from) {
+        let pass = &from.pass;
+        source.detail = Some(format!("   made with --from {pass}: from.ir has what it began with"));
+    }
     let mut checks = vec![
         exact("types", None),
-        exact("source", other_than_compiled(&s, again)),
+        source,
         exact("collective-order", order(&s.plan)),
         exact("memory", replay::replay(&s.plan).err()),
     ];
-    if let Some(again) = proof::not_found_again(&s) {
+    if let Some(again) = proof::found_again(&s) {
         let problem = again.unwrap_or_else(|d| Some(d.to_string()));
         checks.push(exact("proof", problem.map(|p| format!("   {p}"))));
     }
@@ -174,9 +179,11 @@ fn other_than_compiled(s: &Stored, again: Result<Output>) -> Option<String> {
         ("plan.json, settings", lines(&stored[1]), lines(&made[1])),
         ("plan.json, report", lines(&stored[2]), lines(&made[2])),
     ];
-    let mut all = texts
-        .iter()
-        .map(|(file, a, b)| first_difference((file, "model.ir and options.toml compile to"), a, b));
+    let makers = match s.from {
+        Some(_) => "from.ir and options.toml compile to",
+        None => "model.ir and options.toml compile to",
+    };
+    let mut all = texts.iter().map(|(file, a, b)| first_difference((file, makers), a, b));
     all.find_map(|d| d)
 }
 

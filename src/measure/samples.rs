@@ -66,8 +66,8 @@ impl Kernels {
         let ranks = plan.module.mesh.ranks();
         let programs: Vec<Program> =
             (0..ranks).map(|r| shardc_codegen::program(&plan, r)).collect::<Result<_>>()?;
-        let text = c::print(programs.iter().flatten().flatten());
-        let native = Arc::new(Native::load(&c::compile(&text, TIMEOUT)?, programs.iter())?);
+        let functions = c::Functions::of(programs.iter().flatten().flatten());
+        let native = Arc::new(Native::load(&c::compile(&functions, TIMEOUT)?, programs.iter())?);
         Ok(Kernels { plan, programs, native })
     }
 

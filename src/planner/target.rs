@@ -102,6 +102,7 @@ fn stored(input: &Input, plan: Plan, options: &Options) -> Stored {
         facts: input.facts,
         config: input.config.clone(),
         origin: input.origin.clone(),
+        from: None,
         report: serde_json::Value::Null,
     }
 }

@@ -350,10 +350,10 @@ fn compiled_kernels_give_the_bits_of_interpreted_ones() {
                 .collect()
         })
         .collect();
-    let text = shardc_codegen::c::print(programs.iter().flatten());
-    let object =
-        shardc_codegen::c::compile(&text, MINUTES).unwrap_or_else(|e| panic!("{}", e.render()));
-    let native = Native::load(&object, std::iter::once(&programs)).expect("it loads");
+    let functions = shardc_codegen::c::Functions::of(programs.iter().flatten());
+    let objects = shardc_codegen::c::compile(&functions, MINUTES)
+        .unwrap_or_else(|e| panic!("{}", e.render()));
+    let native = Native::load(&objects, std::iter::once(&programs)).expect("it loads");
     let native = Arc::new(native);
     let (stream, mut next) = (Stream::new(5, "compiled", 0), 0);
     let mut rng = || {

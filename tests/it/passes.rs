@@ -235,6 +235,16 @@ fn a_changed_program_is_refuted_as_changed() {
     assert!(said.contains("--prove no") && !said.contains("a bug of shardc"), "{said}");
     assert!(said.contains("0.004") && !said.contains("mod 2^61"), "{said}");
     lab.ok(&[&from[..], &["--prove", "no"]].concat());
+    // It is what its own program compiles to, and does not compute the model.
+    let verified = |status: i32| {
+        let out = lab.shardc(&["verify", "plan"]);
+        let said = text(&out.stdout);
+        assert_eq!(out.status.code(), Some(status), "{said}");
+        assert!(said.contains("made with --from differentiate: from.ir"), "{said}");
+        said
+    };
+    let said = verified(1);
+    assert!(said.contains("from.ir is not known to compute model.ir: refuted"), "{said}");
     // What is shown of it is made again from the model: that is said.
     let warns = |args: &[&str], warned: bool| {
         let said = String::from_utf8_lossy(&lab.ok(args).stderr).into_owned();
@@ -246,6 +256,13 @@ fn a_changed_program_is_refuted_as_changed() {
     lab.ok(&[&base[..], &["-o", "plan"]].concat());
     warns(&["inspect", "plan", "--phase", "partition"], false);
     warns(&["explain", "plan", "%loss"], false);
+    // A program that nobody has changed; and one that somebody changes in the plan.
+    let same = ["--from", "differentiate", "dump/08-partition.ir", "-o", "plan"];
+    lab.ok(&[&base[..], &same].concat());
+    verified(0);
+    let kept = std::fs::read_to_string(lab.path("plan/from.ir")).expect("from.ir");
+    lab.write("plan/from.ir", kept.replace("scale[0.025]", "scale[0.004]"));
+    lab.refuses(&["inspect", "plan"], 2, "plan");
 }
 
 /// A changed program whose terms are too large to compute is refuted all the same, by `compile` and by `prove`.

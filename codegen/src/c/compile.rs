@@ -1,14 +1,18 @@
-//! Compiles the text of kernels to a shared object, with the C compiler of the machine.
+//! Compiles kernels to shared objects, with the C compiler of the machine.
 //!
-//! Objects are kept in a folder of the user's, under the hash of all they depend on: text, compiler,
-//! flags, processor. They are written beside and renamed, so that processes may race; one that is
-//! found is opened once, and what was checked is what is loaded.
+//! Kernels are kept in a folder of the user's, each under the hash of all it depends on: text, compiler,
+//! flags, processor. What is not there is compiled at once, to one object; a file for each of its kernels
+//! names it. So a plan that differs from another in some kernels has these compiled alone. Files are written
+//! beside and renamed, so that processes may race; an object that is found is opened once, and what was
+//! checked is what is loaded.
 
+use super::Functions;
 use crate::cache::{self, Folder, MOST};
 use rustix::process::{Pid, Signal, kill_process_group};
 use shardc_ir::cpu;
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::files::{self, Undo, Unfinished, make, trust};
+use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs::{File, Permissions};
 use std::io::{Read, Write as _};
@@ -85,22 +89,15 @@ fn lasting(file: File, path: PathBuf) -> PathBuf {
     if open.exists() { open } else { path }
 }
 
-/// Compiles a text, or finds it compiled; from where it is loaded. A compiler that takes longer than `limit` is ended.
+/// Compiles functions, or finds them compiled; the objects that have them, from where they are loaded. A compiler that
+/// takes longer than `limit` is ended.
 ///
 /// # Errors
 /// `c-compiler` if there is none, if it refuses the text, or if others can write where objects are kept;
 /// with exit status 5.
-pub fn compile(text: &str, limit: Duration) -> Result<PathBuf> {
+pub fn compile(functions: &Functions, limit: Duration) -> Result<Vec<PathBuf>> {
     let cc = Compiler { words: compiler(), limit };
-    let version = cc.run(None, Stream::Out, &["--version"])?.said;
-    let mut hash = blake3::Hasher::new();
-    for part in [text, &version, &processor(), &cc.words] {
-        hash.update(&(part.len() as u64).to_le_bytes()).update(part.as_bytes());
-    }
-    for flag in NEEDED.iter().chain(wished().into_iter().flatten()) {
-        hash.update(flag.as_bytes());
-    }
-    let name = format!("kernels-{}.so", &hash.finalize().to_hex()[..32]);
+    let base = cc.base()?;
     let dir = cache::place()
         .ok_or_else(|| failed("no folder for compiled kernels: HOME is not set".into()))?;
     let other = "name another folder with SHARDC_CACHE";
@@ -108,42 +105,76 @@ pub fn compile(text: &str, limit: Duration) -> Result<PathBuf> {
         let interpreted = "kernels may be interpreted, several times slower: --kernels interpreted";
         d.coded("c-compiler").help(other).help(interpreted)
     })?;
-    let sum = format!("{name}.blake3");
-    if let Some(object) = whole(&folder, &name, &sum) {
-        return Ok(object);
+    let mut objects = Objects { folder: &folder, found: BTreeMap::new() };
+    let mut missing = vec![];
+    for text in functions.0.values() {
+        let key = key(&base, text);
+        if !objects.have(&key) {
+            missing.push((key, text));
+        }
     }
-    let cannot = |e: &dyn std::fmt::Display| {
-        failed(format!("compiled kernels cannot be kept in {}: {e}", dir.display())).help(other)
-    };
-    // All that the compiler and what it starts write; it goes when this ends.
-    let work = Unfinished::beside(&folder.path.join(WORK)).map_err(|e| cannot(&e))?;
-    let (source, new) = (work.path().join("kernels.c"), work.path().join("kernels.so"));
-    let put = |made: Vec<u8>| -> Result<PathBuf> {
-        // The compiler gives others what they may have of any file.
-        let own = std::fs::set_permissions(&new, Permissions::from_mode(0o700));
-        own.map_err(|e| cannot(&e))?;
-        // Another process may put its own in the place at once: this one goes by what is open.
-        let (file, path) = (files::open(&new)?.0, folder.path.join(&name));
-        std::fs::rename(&new, &path).map_err(|e| cannot(&e))?;
-        let hash = blake3::hash(&made).to_hex();
-        folder.keep(&sum, hash.as_bytes()).map_err(|e| cannot(&e))?;
-        Ok(lasting(file, path))
-    };
-    written(&source, text).map_err(|e| cannot(&e))?;
-    cc.build(&source, &new).and_then(put)
+    let mut paths = objects.paths();
+    if !missing.is_empty() {
+        let cannot = |e: &dyn std::fmt::Display| {
+            failed(format!("compiled kernels cannot be kept in {}: {e}", dir.display())).help(other)
+        };
+        paths.push(cc.keep(&folder, &missing, &cannot)?);
+    }
+    Ok(paths)
+}
+
+/// The name under which a function is kept: the hash of its text and of all else that its code depends on.
+fn key(base: &blake3::Hasher, text: &str) -> String {
+    base.clone().update(text.as_bytes()).finalize().to_hex()[..32].to_string()
+}
+
+/// The file of a function: the name of the object that has it.
+fn place(key: &str) -> String {
+    format!("rows-{key}")
+}
+
+/// An object's name, by what it has.
+fn named(missing: &[(String, &String)]) -> String {
+    let keys: String = missing.iter().map(|(key, _)| key.as_str()).collect();
+    format!("kernels-{}.so", &blake3::hash(keys.as_bytes()).to_hex()[..32])
+}
+
+/// Objects that functions were found in; `None`: one that is not as it was written.
+struct Objects<'a> {
+    folder: &'a Folder,
+    found: BTreeMap<String, Option<PathBuf>>,
+}
+
+impl Objects<'_> {
+    /// Whether the function of a key is in an object that is whole.
+    fn have(&mut self, key: &str) -> bool {
+        let name = self.folder.read(&place(key)).and_then(|name| String::from_utf8(name).ok());
+        let ours = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '.');
+        let Some(name) = name.filter(|n| n.chars().all(ours)) else { return false };
+        self.found.entry(name).or_insert_with_key(|name| whole(self.folder, name)).is_some()
+    }
+
+    fn paths(self) -> Vec<PathBuf> {
+        self.found.into_values().flatten().collect()
+    }
 }
 
 /// What the compiler works in, in the folder of compiled kernels.
 const WORK: &str = "kernels";
 
 /// An object that is there as it was written, and ours: a damaged one would end the process.
-fn whole(folder: &Folder, name: &str, sum: &str) -> Option<PathBuf> {
-    let (sum, file) = (folder.read(sum)?, folder.file(name)?);
+fn whole(folder: &Folder, name: &str) -> Option<PathBuf> {
+    let (sum, file) = (folder.read(&sum(name))?, folder.file(name)?);
     let (path, what) = (folder.path.join(name), "a file of compiled kernels");
     let bytes = file.try_clone().ok()?;
     let bytes = trust::read_checked(bytes, what, &path, trust::WRITABLE, MOST).ok()?;
     let same = blake3::hash(&bytes).to_hex().as_bytes() == sum;
     same.then(|| lasting(file, path))
+}
+
+/// The file of an object's hash.
+fn sum(object: &str) -> String {
+    format!("{object}.blake3")
 }
 
 /// Writes a new file.
@@ -171,6 +202,48 @@ struct Ran {
 }
 
 impl Compiler {
+    /// What the code of every function depends on.
+    fn base(&self) -> Result<blake3::Hasher> {
+        let version = self.run(None, Stream::Out, &["--version"])?.said;
+        let mut hash = blake3::Hasher::new();
+        for part in [super::HEADER, &version, &processor(), &self.words] {
+            hash.update(&(part.len() as u64).to_le_bytes()).update(part.as_bytes());
+        }
+        for flag in NEEDED.iter().chain(wished().into_iter().flatten()) {
+            hash.update(flag.as_bytes());
+        }
+        Ok(hash)
+    }
+
+    /// Makes an object of functions, and keeps it under their keys; from where it is loaded.
+    fn keep(
+        &self,
+        folder: &Folder,
+        functions: &[(String, &String)],
+        cannot: &dyn Fn(&dyn std::fmt::Display) -> Diag,
+    ) -> Result<PathBuf> {
+        // All that the compiler and what it starts write; it goes when this ends.
+        let work = Unfinished::beside(&folder.path.join(WORK)).map_err(|e| cannot(&e))?;
+        let (source, new) = (work.path().join("kernels.c"), work.path().join("kernels.so"));
+        let text = super::text_of(functions.iter().map(|(_, text)| text.as_str()));
+        written(&source, &text).map_err(|e| cannot(&e))?;
+        let made = self.build(&source, &new)?;
+        // The compiler gives others what they may have of any file.
+        let own = std::fs::set_permissions(&new, Permissions::from_mode(0o700));
+        own.map_err(|e| cannot(&e))?;
+        // Another process may put its own in the place at once: this one goes by what is open.
+        let name = named(functions);
+        let (file, path) = (files::open(&new)?.0, folder.path.join(&name));
+        std::fs::rename(&new, &path).map_err(|e| cannot(&e))?;
+        let keep =
+            |file: &str, text: &str| folder.keep(file, text.as_bytes()).map_err(|e| cannot(&e));
+        keep(&sum(&name), &blake3::hash(&made).to_hex())?;
+        for (key, _) in functions {
+            keep(&place(key), &name)?;
+        }
+        Ok(lasting(file, path))
+    }
+
     /// Makes an object of a file, with the flags that the compiler knows; its bytes.
     fn build(&self, source: &Path, object: &Path) -> Result<Vec<u8>> {
         let all = wished().map(|row| row.first().copied());

@@ -20,21 +20,32 @@ use std::fmt::Write as _;
 /// Helpers that the text of every kernel begins with.
 pub const HEADER: &str = include_str!("../../c/rows.h");
 
+/// Functions of kernels over rows, each once, by name.
+pub struct Functions(BTreeMap<String, String>);
+
+impl Functions {
+    /// Those of the kernels over rows of some programs.
+    pub fn of<'a>(kernels: impl Iterator<Item = &'a Kernel>) -> Functions {
+        let bodies = kernels.flat_map(Kernel::rows).map(text);
+        let named = bodies.map(|body| {
+            let name = name(&body);
+            let text = format!(
+                "\nvoid {name}(char *const *m, const float *p, word from, word to) {body}\n"
+            );
+            (name, text)
+        });
+        Functions(named.collect())
+    }
+}
+
 /// The kernels over rows of some programs, each once: one text.
 pub fn print<'a>(kernels: impl Iterator<Item = &'a Kernel>) -> String {
-    let mut bodies: BTreeMap<String, String> = BTreeMap::new();
-    for k in kernels.flat_map(Kernel::rows) {
-        let body = text(k);
-        bodies.insert(name(&body), body);
-    }
-    let mut out = String::from(HEADER);
-    for (name, body) in bodies {
-        let _ = writeln!(
-            out,
-            "\nvoid {name}(char *const *m, const float *p, word from, word to) {body}"
-        );
-    }
-    out
+    text_of(Functions::of(kernels).0.values().map(String::as_str))
+}
+
+/// The text that a compiler is given.
+fn text_of<'a>(functions: impl Iterator<Item = &'a str>) -> String {
+    std::iter::once(HEADER).chain(functions).collect()
 }
 
 /// The name of a kernel's function: it is that of its text.

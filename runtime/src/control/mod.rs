@@ -293,6 +293,9 @@ impl Control {
         start(Box::new(move || {
             while !shared.gone.load(Ordering::Acquire) {
                 shared.runs();
+                if let Some(d) = shared.alarm.overdue() {
+                    shared.fail(shared.me, d.render(), d.exit as i32);
+                }
                 // Process 0 answers those that say that they live.
                 if shared.me != 0 {
                     let text = shared.whereabouts();

@@ -113,8 +113,9 @@ impl Arena {
         self.check(byte, out.len())?;
         self.stream.device.bind()?;
         self.stage()?;
+        // What is queued may take any time, and copies may not.
         self.stream.wait()?;
-        for (i, part) in out.chunks_mut(STAGING).enumerate() {
+        let one = |(i, part): (usize, &mut [u8])| {
             // SAFETY: as for `write`.
             unsafe {
                 let staged = std::slice::from_raw_parts_mut(self.staging, part.len());
@@ -123,9 +124,10 @@ impl Arena {
                     .called("cuMemcpyDtoHAsync")?;
                 self.stream.wait()?;
                 part.copy_from_slice(staged);
+                Ok(())
             }
-        }
-        Ok(())
+        };
+        out.chunks_mut(STAGING).enumerate().try_for_each(|part| self.stream.copying(|| one(part)))
     }
 }
 

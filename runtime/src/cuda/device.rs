@@ -1,5 +1,6 @@
 //! A device, its context, its streams and their events; errors of the driver as diagnostics.
 
+use crate::alarm::Alarm;
 use cudarc::driver::sys::CUdevice_attribute_enum as Is;
 use cudarc::driver::{DriverError, result, sys};
 use shardc_ir::diag::{Diag, Result, exact_bytes};
@@ -274,6 +275,8 @@ pub struct Stream {
     pub(super) device: Arc<Device>,
     pub(super) stream: sys::CUstream,
     watch: OnceLock<Watch>,
+    /// Who watches copies, of which rank, and for how long.
+    copies: OnceLock<(Arc<Alarm>, usize, Duration)>,
 }
 
 // SAFETY: a stream may be used from any thread, and `&self` never by two at once: it is a rank's.
@@ -303,13 +306,27 @@ impl Stream {
             let made = sys::cuStreamCreateWithPriority(&mut stream, plain, priority([least, most]));
             made.result().called("cuStreamCreateWithPriority")?;
         }
-        Ok(Arc::new(Stream { device: device.clone(), stream, watch: OnceLock::new() }))
+        let (watch, copies) = (OnceLock::new(), OnceLock::new());
+        Ok(Arc::new(Stream { device: device.clone(), stream, watch, copies }))
     }
 
     /// Whom to ask, while work of this stream is awaited, whether it will ever be done: it may wait for
     /// other ranks. The first one is asked.
     pub(super) fn watch(&self, watch: Watch) {
         let _ = self.watch.set(watch);
+    }
+
+    /// Copies of this rank have a limit from now on.
+    pub(super) fn limit(&self, alarm: &Arc<Alarm>, rank: usize, limit: Duration) {
+        let _ = self.copies.set((alarm.clone(), rank, limit));
+    }
+
+    /// Does what copies memory of the device, with the limit for it.
+    pub(super) fn copying<T>(&self, work: impl FnOnce() -> T) -> T {
+        match self.copies.get() {
+            None => work(),
+            Some((alarm, rank, limit)) => alarm.copying(*rank, *limit, work),
+        }
     }
 
     /// Waits until all work is done.

@@ -23,7 +23,8 @@ pub fn observed(stored: &Stored, tell: bool) -> Result<Stored> {
         format!("peak {new} B instead of {old} B")
     };
     if tell {
-        note(format!("recompiled to observe logits and gradients: {peak}"));
+        let of = if stored.from.is_some() { " from model.ir, and not from from.ir," } else { "" };
+        note(format!("recompiled{of} to observe logits and gradients: {peak}"));
     }
     Ok(again.stored)
 }

@@ -293,9 +293,9 @@ fn products(devices: &Devices, programs: &[Program]) -> String {
 
 /// The kernels over rows of these programs, compiled.
 fn native(programs: &[Program], how: &Run) -> Result<Native> {
-    let text = c::print(programs.iter().flatten().flatten());
-    let object = c::compile(&text, Duration::from_secs(how.timeout.max(1)))?;
-    Native::load(&object, programs.iter())
+    let functions = c::Functions::of(programs.iter().flatten().flatten());
+    let objects = c::compile(&functions, Duration::from_secs(how.timeout.max(1)))?;
+    Native::load(&objects, programs.iter())
 }
 
 /// Opens a checkpoint and checks its data; processes share this.

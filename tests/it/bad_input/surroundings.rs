@@ -223,6 +223,33 @@ fn compilers_with_fewer_flags() {
     }
 }
 
+/// A kernel is compiled once, whatever plan it is of.
+#[test]
+fn kernels_that_plans_share_are_compiled_once() {
+    let lab = with_plan("shared_kernels", &[]);
+    let mha = format!("{FIXTURES}/llama_mha");
+    lab.ok(&["compile", &mha, "--seq", "16", "--clip", "0.5", "-o", "other"]);
+    let text = "for a; do case $a in *kernels.c) cat \"$a\" >>all.c; echo '// end' >>all.c;; esac; done\nexec cc \"$@\"";
+    let (cc, cache) = (compiler(&lab, "shows", text), lab.path("cache"));
+    for plan in ["plan", "other", "plan", "other"] {
+        let args = ["run", plan, "--steps", "1", "--kernels", "compiled"];
+        let mut c = in_lab(&lab, &args);
+        let out = c.env("CC", &cc).env("SHARDC_CACHE", &cache).output().expect("starts");
+        assert!(out.status.success(), "{}", said(&out));
+    }
+    let all = std::fs::read_to_string(lab.path("all.c")).expect("it was started");
+    let objects: Vec<&str> = all.split("// end").map(str::trim).filter(|t| !t.is_empty()).collect();
+    assert_eq!(objects.len(), 2, "one for each plan, once");
+    let functions = |t: &str| t.lines().filter(|l| l.starts_with("void rows_")).count();
+    let mut names: Vec<&str> = all.lines().filter(|l| l.starts_with("void rows_")).collect();
+    let compiled = names.len();
+    names.sort_unstable();
+    names.dedup();
+    assert_eq!(names.len(), compiled, "a kernel is in both objects");
+    let [first, second] = [functions(objects[0]), functions(objects[1])];
+    assert!((1..first).contains(&second), "{first} and {second} kernels");
+}
+
 /// Objects that others can have put into the cache: a folder that they can write is not used, and an object
 /// that is not as it was written, can be written by others, or is a link to one, is made again.
 #[test]

@@ -167,10 +167,10 @@ fn epilogues_give_the_bits_of_products_alone() {
         }
     }
     let programs: Program = all.iter().flat_map(|(a, b)| [lower(a), lower(b)]).collect();
-    let text = shardc_codegen::c::print(programs.iter().flatten());
-    let object =
-        shardc_codegen::c::compile(&text, MINUTES).unwrap_or_else(|e| panic!("{}", e.render()));
-    let native = Arc::new(Native::load(&object, std::iter::once(&programs)).expect("it loads"));
+    let functions = shardc_codegen::c::Functions::of(programs.iter().flatten());
+    let objects = shardc_codegen::c::compile(&functions, MINUTES)
+        .unwrap_or_else(|e| panic!("{}", e.render()));
+    let native = Arc::new(Native::load(&objects, std::iter::once(&programs)).expect("it loads"));
     let (stream, mut next) = (Stream::new(5, "epilogues", 0), 0);
     let mut rng = || {
         next += 1;

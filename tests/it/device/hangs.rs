@@ -267,8 +267,7 @@ fn a_taken_port() {
     assert!(ended.said[0].contains(&said), "{ended:?}");
 }
 
-/// The same while parameters are loaded, and while a checkpoint is written, where a device that says nothing more has no
-/// limit yet.
+/// The same while parameters are loaded, and while a checkpoint is written.
 #[test]
 fn loads_and_checkpoints_have_limits() {
     let Some(m) = pair() else { return };
@@ -279,6 +278,7 @@ fn loads_and_checkpoints_have_limits() {
         ("cuMemcpyHtoDAsync:6", "deaf", "rank 0 waited 5 s for its device"),
         ("cuMemcpyDtoHAsync:30", "kill", "process 1 ("),
         ("cuMemcpyDtoHAsync:30", "stop", "process 1 ("),
+        ("cuMemcpyDtoHAsync:30", "deaf", "rank 1 waited 5 s for its device"),
     ];
     let one = |&(call, how, words): &(&str, &str, &str)| {
         let (at, dir) = (format!("{call}:{how}"), format!("save-{call}-{how}").replace(':', "-"));

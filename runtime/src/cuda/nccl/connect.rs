@@ -2,7 +2,7 @@
 
 use super::library::{Comm, Config, Data, DataType, Library};
 use super::{Edge, Group, Job, Lane, Nccl, Scratch, UnderWay, warm};
-use crate::alarm::Alarm;
+use crate::alarm::{Alarm, silent};
 use crate::cuda::arena::Arena;
 use crate::cuda::device::Stream;
 use crate::cuda::movement::OnDevice;
@@ -197,6 +197,7 @@ fn watch(main: &Stream, rank: usize, job: &Job, comms: Vec<Arc<Comm>>, under_way
     let (timeout, watched): (Duration, Arc<Alarm>) = (job.timeout, job.alarm.clone());
     // The oldest operation that is not done, and since when it is that.
     let seen = Mutex::new((None, Duration::ZERO));
+    main.limit(&watched, rank, timeout);
     main.watch(Box::new(move |waited| {
         let oldest = under_way.look();
         let Some(waited) = waited else { return Ok(()) };
@@ -212,8 +213,6 @@ fn watch(main: &Stream, rank: usize, job: &Job, comms: Vec<Arc<Comm>>, under_way
         if waited - seen.1 < timeout {
             return Ok(());
         }
-        let s = timeout.as_secs_f64();
-        let slow = format!("if other ranks are only slow, run with --timeout {}", s * 10.0);
-        Err(failure(format!("rank {rank} waited {s} s for its device")).help(slow))
+        Err(silent(rank, timeout))
     }));
 }

@@ -261,9 +261,12 @@ impl<'a> Compared<'a> {
     }
 
     /// The ranks whose gradients of a class are of other tokens, and among which states are shared out.
-    fn data(&self, class: &str) -> AtomSet {
+    fn data(&self, class: &'a str) -> AtomSet {
         match class.starts_with("expert") {
-            true => self.d.axis("edp"),
+            // Where ranks of edp are not all of other tokens, rules sum over fewer.
+            true => {
+                self.atoms(self.holding.of(class).flat_map(|r| &r.sums)).and(self.d.axis("edp"))
+            }
             false => self.d.axis("dp").union(self.d.axis("cp")),
         }
     }

@@ -5,6 +5,7 @@ mod check;
 mod faults;
 mod foreign;
 mod page;
+mod plans;
 mod refused;
 mod transformers;
 mod words;

@@ -1,11 +1,13 @@
 //! Configurations of DeepSpeed.
 
 use super::Kind::{Count, Section, Switch, UpTo};
-use super::{Config, Format, JobSizes, Ranks, tokens};
+use super::transformers::{Plan, SUMMED, words_of};
+use super::{Config, Format, JobSizes, Ranks, tied, tokens};
 use crate::audit::rules::Table;
 use serde_json::Value as Json;
 use shardc_ir::types::DType;
 use shardc_passes::options::CpMode;
+use std::collections::BTreeSet;
 
 /// Its keys and sections.
 pub const DEEPSPEED: Format = Format {
@@ -34,6 +36,24 @@ pub const DEEPSPEED: Format = Format {
     cp: (CpMode::Ulysses, None),
     read,
 };
+
+/// Words of a plan that DeepSpeed knows (`SUPPORTED_STYLES`); any other one makes it refuse all of it.
+const KNOWN: [&str; 6] =
+    ["colwise", "colwise_rep", "colwise_gather_output", "rowwise", SUMMED, "embedding_rowwise"];
+
+/// What AutoTP makes of the plan of a model's config; none if the config has none.
+fn plan(config: &Json, why: &mut Vec<String>) -> Option<Plan> {
+    let mut words = words_of(config, "tp");
+    let other: BTreeSet<&str> =
+        words.values().map(String::as_str).filter(|w| !KNOWN.contains(w)).collect();
+    if !other.is_empty() {
+        let all = other.into_iter().collect::<Vec<_>>().join(", ");
+        why.push(format!("TPPlanConverter: the model's tp_plan has words that it does not know, and is rejected as a whole: {all}; give tensor_parallel.partition_config"));
+    }
+    // A table is split with a head that is tied to it, and stays whole else.
+    words.retain(|_, word| word != "embedding_rowwise" || tied(config));
+    (!words.is_empty()).then(|| Plan::of_layers(words))
+}
 
 fn read(c: &Config, world: usize, config: &Json, why: &mut Vec<String>) -> Ranks {
     let tp = c.count("tensor_parallel.autotp_size").unwrap_or(1);
@@ -80,10 +100,13 @@ fn read(c: &Config, world: usize, config: &Json, why: &mut Vec<String>) -> Ranks
         global,
         seq: tokens(config),
     };
+    let plan = if tp > 1 { plan(config, why) } else { None };
     let taken = [
         (
-            tp > 1,
-            "tensor_parallel: AutoTP splits as the model's tp_plan says; norms of heads are taken as summed",
+            tp > 1 && plan.is_none(),
+            "tensor_parallel: AutoTP splits as the model's tp_plan says, which config.json does not have \
+             (base_model_tp_plan): it is taken to be by heads and by columns and rows of MLPs, with norms of heads \
+             summed. A plan with other words, as those of experts and of latents, DeepSpeed refuses",
         ),
         (
             cp > 1,
@@ -91,5 +114,5 @@ fn read(c: &Config, world: usize, config: &Json, why: &mut Vec<String>) -> Ranks
         ),
     ];
     let notes = taken.into_iter().filter(|t| t.0).map(|t| t.1.to_string()).collect();
-    Ranks { sizes, replicas: 1, zero, dtype, plan: None, notes }
+    Ranks { sizes, replicas: 1, zero, dtype, plan, notes }
 }

@@ -7,6 +7,7 @@
 //! runs. Backward is read off the same letters: of what every rank has alike and uses with its own part of another value,
 //! each has a part of the gradient, until a style adds these.
 
+use super::modules::Modules;
 use super::transformers::{Does, Plan, Style, generic};
 use shardc_ir::func::{Func, Node, Value, ValueMap};
 use shardc_ir::infer::{Linear, Loops, sizes};
@@ -41,8 +42,7 @@ struct Fitting<'a> {
     ranks: usize,
     weights: BTreeMap<&'a str, &'a Weight>,
     held: ValueMap<OnRank>,
-    /// Modules that multiply by a matrix, or look up in a table.
-    linears: BTreeSet<String>,
+    modules: &'a Modules,
     /// By node what its module takes, and whether it is a product of a linear that has a style.
     taken: Vec<(Vec<OnRank>, bool)>,
     why: Vec<String>,
@@ -57,11 +57,17 @@ pub(super) struct Fit {
 }
 
 /// Walks through the program of a rank, forward and backward.
-pub(super) fn fit(plan: &Plan, f: &Func, weights: &[Weight], ranks: usize) -> Fit {
+pub(super) fn fit(
+    plan: &Plan,
+    f: &Func,
+    (weights, modules): (&[Weight], &Modules),
+    ranks: usize,
+) -> Fit {
     let by_param = weights.iter().map(|w| (w.param.as_str(), w)).collect();
     let held = f.per_value(OnRank::default());
-    let (linears, taken, why) = (BTreeSet::new(), vec![], vec![]);
-    let mut walk = Fitting { plan, f, ranks, weights: by_param, held, linears, taken, why };
+    let why = if plan.has_dtensors() { modules.misfits(plan) } else { vec![] };
+    let taken = vec![];
+    let mut walk = Fitting { plan, f, ranks, weights: by_param, held, modules, taken, why };
     for a in &f.args {
         let name = a.role.as_ref().map(|r| r.name.to_string()).unwrap_or_default();
         let weight = walk.weights.get(name.as_str()).copied();
@@ -73,17 +79,13 @@ pub(super) fn fit(plan: &Plan, f: &Func, weights: &[Weight], ranks: usize) -> Fi
             ..OnRank::default()
         };
     }
-    let matrix = |n: &&Node| {
-        let product = matches!(n.op.facts().kind, Kind::Product | Kind::Lookup);
-        product && n.ins.iter().any(|v| walk.held[*v].weight && f.ty(*v).rank() > 1)
-    };
-    let linears: BTreeSet<String> = f.nodes.iter().filter(matrix).map(|n| walk.module(n)).collect();
-    walk.linears = linears;
-    walk.of_rules();
+    let experts = f.nodes.iter().map(|n| walk.module(n)).filter(|m| m.ends_with(".experts"));
+    experts.collect::<BTreeSet<_>>().iter().for_each(|m| walk.of_their_rules(m));
     for n in &f.nodes {
         walk.node(n);
     }
-    let parts = walk.parts();
+    let (parts, twice) = walk.parts();
+    twice.into_iter().for_each(|w| walk.say(w));
     walk.why.truncate(MOST);
     Fit { why: walk.why, parts }
 }
@@ -106,21 +108,6 @@ impl<'a> Fitting<'a> {
 
     fn does(&self, module: &str) -> Does {
         self.plan.of_module(module).map_or(Does::Nothing, |s| s.does)
-    }
-
-    /// Styles of linears and tables on other modules, which transformers refuses.
-    fn of_rules(&mut self) {
-        for module in modules(self.f) {
-            let experts = module.ends_with(".experts");
-            if experts {
-                self.of_their_rules(&module);
-            }
-            let Some(style) = self.plan.of_module(&module) else { continue };
-            let table = style.does == Does::Table;
-            if style.does.is_linear() && !table && !self.linears.contains(&module) {
-                self.say(format!("{module}: {}: it is for linears, and this is none", style.word));
-            }
-        }
     }
 
     /// Experts whose module and parameters have styles that do not go together.
@@ -182,7 +169,7 @@ impl<'a> Fitting<'a> {
             ));
         }
         let weight = !ins.is_empty() && ins.iter().all(|h| h.weight);
-        let of_matrix = (self.linears.contains(&module) && does.is_linear())
+        let of_matrix = (self.modules.linears.contains(&module) && does.is_linear())
             .then(|| ins.iter().position(|h| h.weight && !weight))
             .flatten();
         let rows = ins.first().is_some_and(|h| h.by == module);
@@ -191,11 +178,13 @@ impl<'a> Fitting<'a> {
             (Some(_), Kind::Lookup) => self.lookup(n, &module),
             (at, _) => {
                 for (i, h) in ins.iter_mut().enumerate().filter(|(_, h)| h.weight && !weight) {
-                    // A bias is cut as what it is added to.
+                    // A bias is cut as what it is added to; where torch knows the parts, it brings what is needed.
                     let bias = at == Some(i) && matches!(does, Does::Columns | Does::Gathers);
-                    h.cut = match bias {
-                        true => vec![Some(true); h.cut.len()],
-                        false => self.own(h, rows),
+                    let moved = self.plan.own_style(&module).is_some_and(Style::makes_dtensors);
+                    h.cut = match (bias, moved) {
+                        (true, _) => vec![Some(true); h.cut.len()],
+                        (false, true) => vec![Some(false); h.cut.len()],
+                        (false, false) => self.own(h, rows),
                     };
                 }
                 self.by_letters(n, &module, &ins)
@@ -226,9 +215,8 @@ impl<'a> Fitting<'a> {
 
     fn lookup(&mut self, n: &Node, module: &str) -> Vec<OnRank> {
         let style = self.plan.of_module(module).expect("it has one");
-        if style.does != Does::Table {
-            let (word, why) = (style.word, "it is for linears, and this is a table");
-            self.say(format!("{module}: {word}: {why}"));
+        if style.word == "packed_colwise" {
+            self.say(format!("{module}: packed_colwise: it is for linears, and this is a table"));
         }
         self.whole(n)
     }
@@ -258,6 +246,9 @@ impl<'a> Fitting<'a> {
                 "{module}: {word}: a rank's part of the weight takes {part} columns, and what \
                  {of} gives has {size}"
             )),
+            (Does::Columns, false) if self.columns(out, own, dims, n) == 1 => self.say(format!(
+                "{module}: {word}: it has one column, and ranks behind the first have none"
+            )),
             (Does::Rows, true) | (_, false) => {}
             (_, true) => self.say(format!(
                 "{module}: {word}: it takes {size} columns, and what {of} gives has {part} on a rank"
@@ -273,6 +264,12 @@ impl<'a> Fitting<'a> {
             outs[0].cut[d] = kept.or(Some(false)).map(|kept| kept || new);
         }
         outs
+    }
+
+    /// How many columns a linear's matrix gives.
+    fn columns(&self, out: &Dims, own: &Dims, dims: &Dims, n: &Node) -> usize {
+        let new = |d: &usize| !dims.contains(&out[*d]) && own.contains(&out[*d]);
+        (0..out.len()).filter(new).map(|d| self.f.ty(n.outs[0]).dims[d].size).product()
     }
 
     /// Refuses columns of several matrices in one tensor that are cut as if they were one, and the other way round.
@@ -303,21 +300,14 @@ impl<'a> Fitting<'a> {
         let experts = name.split('.').any(|w| w == "experts");
         let plan = self.plan;
         let found = if experts { plan.of_experts(rows) } else { plan.of_param(name) };
-        let Some((rule, style)) = found else { return whole };
-        let owner = name.rsplit_once('.').map_or("", |(m, _)| m).to_string();
+        let Some((_, style)) = found else { return whole };
         let dim = match style.dim {
-            Some(_) if style.does == Does::Table => return whole,
+            Some("rowwise") if style.does == Does::Table => 0,
+            Some(_) if style.does == Does::Table => 1.min(rank - 1),
             Some("colwise") => rank.saturating_sub(2),
             Some(_) if !name.ends_with(".bias") => rank.saturating_sub(1),
             _none => return whole,
         };
-        // A rule of its own cuts it; its owner's style makes a plain tensor of the part.
-        if !experts && rule == *name && !matches!(self.plan.of_module(&owner), Some(s) if s.local) {
-            let word = style.word;
-            self.say(format!(
-                "{name}: {word}: {owner} has no style that takes its part (local_params)"
-            ));
-        }
         if experts {
             self.in_one_tensor(name, style);
         }
@@ -407,19 +397,31 @@ impl<'a> Fitting<'a> {
 }
 
 impl<'a> Fitting<'a> {
-    /// Parameters that ranks have alike, with parts of a gradient.
-    fn parts(&self) -> BTreeSet<String> {
+    /// Parameters that ranks have alike, with parts of a gradient; and where gradients are added that are no parts.
+    fn parts(&self) -> (BTreeSet<String>, Vec<String>) {
         let mut part = self.f.per_value(false);
         let mut cut: ValueMap<Vec<bool>> = self.f.per_value(vec![]);
         for v in self.held.ids() {
             cut[v] = is_cut(&self.held[v]);
         }
+        let mut twice = vec![];
         for (n, (ins, matrix)) in self.f.nodes.iter().zip(&self.taken).rev() {
+            let module = self.module(n);
+            let adds = self.plan.own_style(&module).is_some_and(|s| s.word == "mla_kv_a_proj")
+                && self.modules.is_called(&module);
+            let leaves = |v: &Value| {
+                self.f.nodes.iter().any(|o| o.ins.contains(v) && self.module(o) != module)
+            };
+            if adds && n.outs.iter().any(|v| leaves(v) && !part[*v]) {
+                twice.push(format!(
+                    "{module}: mla_kv_a_proj: it adds gradients of its last columns, and each rank has all of them"
+                ));
+            }
             self.behind(n, ins, *matrix, (&mut part, &mut cut));
         }
         let names = self.f.args.iter().filter(|a| part[a.value]).filter_map(|a| a.role.as_ref());
         let own = names.filter_map(|r| self.weights.get(r.name.to_string().as_str()));
-        own.map(|w| w.tensor.replace("{}", "*")).collect()
+        (own.map(|w| w.tensor.replace("{}", "*")).collect(), twice)
     }
 
     /// What the gradients of a node's results say of those of its operands.
@@ -471,9 +473,4 @@ fn adds_up(n: &Node, ins: &[OnRank]) -> bool {
         Linear::Each(mask) => parts.len() == 1 && parts.iter().all(in_mask(mask)),
         Linear::Together(mask) => (0..ins.len()).filter(in_mask(mask)).eq(parts),
     }
-}
-
-/// The modules of a program, as rules name them.
-pub(super) fn modules(f: &Func) -> BTreeSet<String> {
-    f.nodes.iter().map(|n| generic(&f.scope_info(n.scope).path)).collect()
 }

@@ -3,6 +3,7 @@
 
 mod deepspeed;
 mod held;
+mod modules;
 mod torchtitan;
 mod transformers;
 
@@ -253,7 +254,7 @@ fn tied(config: &Json) -> bool {
 
 /// Tokens of a sequence, where the configuration does not say it.
 fn tokens(config: &Json) -> usize {
-    let of = |c: &Json| c["max_position_embeddings"].as_u64();
+    let of = |c: &Json| c["max_position_embeddings"].as_u64().or(c["n_positions"].as_u64());
     of(config).or(of(&config["text_config"])).unwrap_or(4096).clamp(1, 4096) as usize
 }
 

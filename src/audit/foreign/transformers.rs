@@ -1,13 +1,13 @@
 //! Plans of transformers: which module is split over tp, and how, as its config classes and `DistributedConfig` have it.
 
 use super::Kind::{Count, Idle, Section, Switch, Words};
+use super::modules::{Modules, in_their_words, renamed};
 use super::{Config, Format, JobSizes, Ranks, held, tied, tokens};
 use crate::audit::Job;
 use crate::audit::rules::{Class, Table};
 use crate::shape;
 use serde_json::Value as Json;
 use shardc_ir::diag::{Diag, Result};
-use shardc_ir::func::Func;
 use shardc_ir::types::DType;
 use shardc_ir::weights::Weight;
 use shardc_passes::options::{CpMode, ShardRule};
@@ -79,6 +79,13 @@ pub(super) struct Style {
     pub(super) local: bool,
 }
 
+impl Style {
+    /// Whether it makes a DTensor of what its module is given.
+    pub(super) fn makes_dtensors(self) -> bool {
+        self.does.is_linear() && self.word != "packed_colwise"
+    }
+}
+
 const fn style(word: &'static str, dim: Option<&'static str>, does: Does) -> Style {
     let local = matches!(does, Does::Adds | Does::Dispatches);
     Style { word, dim, does, local }
@@ -111,20 +118,44 @@ const STYLES: [Style; 20] = [
 /// Words with which ranks hold what is not audited.
 const OUTSIDE: [&str; 3] = ["sequence_parallel", "all_reduce", "moe_identity_expert"];
 
+/// The word with which a hook sums gradients.
+pub(super) const SUMMED: &str = "replicated_with_grad_allreduce";
+
 /// The style of a word, which was looked up before.
-fn style_of(word: &str) -> Option<Style> {
+pub(super) fn style_of(word: &str) -> Option<Style> {
     STYLES.iter().copied().find(|s| s.word == word)
 }
 
 /// Styles by names of modules and parameters, with `*` for the number of a layer.
 pub(super) struct Plan {
     styles: BTreeMap<String, String>,
+    /// Names that a DistributedConfig has and the model's own plan has not: each is one of the model's.
+    asked: BTreeSet<String>,
+    /// Words make DTensors, as those of transformers do.
+    dtensors: bool,
+}
+
+impl Plan {
+    /// A plan of a program that has neither DTensors nor a DistributedConfig.
+    pub(super) fn of_layers(styles: BTreeMap<String, String>) -> Plan {
+        Plan { styles, asked: BTreeSet::new(), dtensors: false }
+    }
+
+    /// Whether words make DTensors.
+    pub(super) fn has_dtensors(&self) -> bool {
+        self.dtensors
+    }
 }
 
 /// The words of a plan; what a config has is of the model without its head.
 fn plan(c: &Config, kind: &str) -> BTreeMap<String, String> {
+    words_of(&c.json, kind)
+}
+
+/// The same of a JSON that has plans.
+pub(super) fn words_of(json: &Json, kind: &str) -> BTreeMap<String, String> {
     let of = |key: &str| {
-        let all = c.get(key).and_then(Json::as_object).into_iter().flatten();
+        let all = json.get(key).and_then(Json::as_object).into_iter().flatten();
         let word = |(name, word): (&String, &Json)| Some((name.clone(), word.as_str()?.into()));
         all.filter_map(word).collect::<BTreeMap<String, String>>()
     };
@@ -149,6 +180,15 @@ fn alone(c: &Config) -> Vec<String> {
     let how = "tp_plan is taken for the whole plan, as `model.tp_plan` is; that of a DistributedConfig lies over the \
                model's own, which is read where the file has it (base_model_tp_plan)";
     alone.then(|| how.to_string()).into_iter().collect()
+}
+
+/// Names of a DistributedConfig that are not in the model's own plan. What is printed with the model's config is its own.
+fn asked(c: &Config, kind: &str) -> BTreeSet<String> {
+    let of = |key: &str| c.get(key).and_then(Json::as_object).into_iter().flatten();
+    let base: BTreeSet<String> =
+        of(&format!("base_model_{kind}_plan")).map(|(name, _)| format!("model.{name}")).collect();
+    let own = of(&format!("{kind}_plan")).map(|(name, _)| name.clone());
+    own.filter(|name| c.get("config").is_none() && !base.contains(name)).collect()
 }
 
 fn read(c: &Config, world: usize, config: &Json, why: &mut Vec<String>) -> Ranks {
@@ -193,13 +233,6 @@ fn read(c: &Config, world: usize, config: &Json, why: &mut Vec<String>) -> Ranks
         experts.values().any(|w| w == "moe_tp_experts"),
         "_resolve_parallel_plans: moe_tp_experts is a style of tp_plan, and not of ep_plan".into(),
     );
-    let text = if config["text_config"].is_object() { &config["text_config"] } else { config };
-    refuse(
-        tp > 1
-            && styles.values().any(|w| w == "mla_kv_a_proj")
-            && text["qk_rope_head_dim"].is_null(),
-        "MlaKvAProjParallel: mla_kv_a_proj needs qk_rope_head_dim in the config".into(),
-    );
     let by_width = styles.iter().any(|(name, w)| name.contains("experts") && w == "moe_tp_experts");
     let experts_of = ["num_experts", "num_local_experts", "n_routed_experts"];
     let dense = experts_of.iter().all(|k| config[*k].as_u64().unwrap_or(0) == 0);
@@ -213,6 +246,7 @@ fn read(c: &Config, world: usize, config: &Json, why: &mut Vec<String>) -> Ranks
         styles.retain(|name, _| !own(name));
         styles.extend(experts);
     }
+    let asked = &asked(c, "tp") | &asked(c, "ep");
     let micro = size("per_device_train_batch_size");
     let steps = size("gradient_accumulation_steps");
     let dp = replicas.saturating_mul(shards);
@@ -233,7 +267,7 @@ fn read(c: &Config, world: usize, config: &Json, why: &mut Vec<String>) -> Ranks
         replicas,
         zero: if shards > 1 { 3 } else { 0 },
         dtype: if c.is("bf16") == Some(true) { DType::BF16 } else { DType::F32 },
-        plan: Some(Plan { styles }),
+        plan: Some(Plan { styles, asked, dtensors: true }),
         notes: alone(c),
     }
 }
@@ -267,25 +301,32 @@ impl Plan {
     pub(super) fn of_experts(&self, rows: bool) -> Option<(&str, Style)> {
         let is = |name: &str| {
             let of = name.rsplit_once('.').filter(|(module, _)| module.ends_with(".experts"));
-            of.is_some_and(|(_, own)| own.starts_with("down") == rows && !own.ends_with("_bias"))
+            of.is_some_and(|(_, own)| own == if rows { "down_proj" } else { "gate_up_proj" })
         };
         let (rule, word) = self.styles.iter().find(|s| is(s.0))?;
         Some((rule, style_of(word)?))
     }
 
-    /// Gives the output projection the name that checkpoints have for it.
-    fn named_as_here(&mut self, f: &Func) {
-        let logits = f
-            .results
-            .iter()
-            .find(|r| r.role.as_ref().is_some_and(|r| r.name.to_string() == "logits"));
-        let node = logits.and_then(|r| f.nodes.iter().find(|n| n.outs.contains(&r.value)));
-        let head = node.map(|n| f.scope_info(n.scope).path.to_string()).unwrap_or_default();
-        if self.styles.keys().all(|k| *k != head)
-            && let Some(word) = self.styles.remove("lm_head")
-        {
-            self.styles.insert(head, word);
-        }
+    /// The style that a rule gives to exactly this.
+    pub(super) fn own_style(&self, name: &str) -> Option<Style> {
+        style_of(self.styles.get(name)?)
+    }
+
+    /// Rules and their words.
+    pub(super) fn words(&self) -> impl Iterator<Item = (&String, &String)> {
+        self.styles.iter()
+    }
+
+    /// Gives modules the names that checkpoints have for them.
+    fn named_as_here(&mut self, modules: &Modules, model: &str) {
+        let ours = |name: &String| {
+            let head = || Some(name.replacen("lm_head", modules.head()?, 1));
+            let other =
+                renamed(model, name).or_else(|| head().filter(|_| name.starts_with("lm_head")));
+            other.filter(|n| !modules.has(name) && modules.has(n)).unwrap_or(name.clone())
+        };
+        self.styles = self.styles.iter().map(|(name, word)| (ours(name), word.clone())).collect();
+        self.asked = self.asked.iter().map(ours).collect();
     }
 
     /// Splits each parameter as the plan says, and gives it the class of its style.
@@ -295,40 +336,41 @@ impl Plan {
     pub(super) fn lay(mut self, job: &mut Job, place: &str) -> Result<()> {
         let model = shardc_frontends::from_config(&job.config, place, &shape(&job.options))?;
         let f = &model.module.funcs[0];
-        self.named_as_here(f);
-        let mut used: BTreeSet<&str> = BTreeSet::new();
+        let kind = job.config["model_type"].as_str().unwrap_or("").to_string();
+        let modules = Modules::of(f, &model.weights, &kind, tied(&job.config));
+        self.named_as_here(&modules, &kind);
         let mut seen: BTreeSet<String> = BTreeSet::new();
-        for w in &model.weights {
+        for w in model.weights.iter().filter(|w| w.experts.is_none()) {
             let name = generic(&w.tensor.replace("{}", "0"));
             let found = self.of_param(&name);
-            used.extend(found.map(|f| f.0));
-            if w.experts.is_some() {
-                used.extend(
-                    self.styles.keys().filter(|k| k.contains("experts")).map(String::as_str),
-                );
-                continue;
-            }
             if job.options.mesh.iter().any(|a| a.0 == "tp") && seen.insert(name.clone()) {
                 let dims = dims(w, found.and_then(|f| f.1.dim));
                 job.options.shard.push(ShardRule { glob: name, dims, priority: 0 });
             }
         }
-        if tied(&job.config) {
-            used.insert("lm_head");
-        }
-        let scopes = held::modules(f);
-        for (name, style) in &self.styles {
-            if !used.contains(name.as_str()) && !scopes.contains(name) {
-                let text = format!("{name}: {style}: names nothing in this model");
-                job.not_modelled.push(text.chars().take(90).collect());
+        let mut why = vec![];
+        let ranks = job.layout.tp;
+        for (name, style) in self.styles.iter().filter(|s| !modules.has(s.0)) {
+            let text = format!("{name}: {style}: names nothing in this model");
+            match self.asked.contains(name) {
+                true => why.push(format!("{text} (_resolve_parallel_plans refuses it)")),
+                false => job.not_modelled.push(text.chars().take(90).collect()),
             }
         }
-        let ranks = job.layout.tp;
-        let fit = held::fit(&self, f, &model.weights, ranks);
+        let config = &job.config;
+        let text = if config["text_config"].is_object() { &config["text_config"] } else { config };
+        let latents =
+            |(name, word): &(&String, &String)| *word == "mla_kv_a_proj" && modules.is_called(name);
+        if text["qk_rope_head_dim"].is_null() && self.styles.iter().any(|s| latents(&s)) {
+            why.push(
+                "MlaKvAProjParallel: mla_kv_a_proj needs qk_rope_head_dim in the config".into(),
+            );
+        }
+        let fit = held::fit(&self, f, (&model.weights, &modules), ranks);
         let outside = |s: &(&String, &String)| OUTSIDE.contains(&s.1.as_str());
         let outside =
             self.styles.iter().filter(outside).map(|(n, w)| format!("{n}: {w}: not audited"));
-        let why: Vec<String> = fit.why.into_iter().chain(outside).collect();
+        why.extend(fit.why.into_iter().chain(outside));
         if !why.is_empty() {
             let d = Diag::new("audit", "ranks of this plan do not compute what the model means")
                 .at(place.to_string())
@@ -336,27 +378,38 @@ impl Plan {
                     "what a module gives is what the next one takes, but for what styles exchange",
                 );
             let help = "correct the plan, or tp_size";
-            return Err(why.into_iter().fold(d, Diag::why).help(help));
+            let why = why.iter().map(|w| in_their_words(&kind, w));
+            return Err(why.fold(d, Diag::why).help(help));
         }
         job.parts = Some(fit.parts);
-        let at = job.table.class.iter().position(|c| c.name == "expert").map_or(0, |i| i + 1);
+        let at = job.table.class.iter().position(|c| c.name == "expert").unwrap_or(0);
+        job.table.class.splice(at..at, self.classes(&modules, &seen));
+        let asked = job.table.asked();
+        let facts = self.styles.values().map(String::as_str).chain(["plan"]);
+        let facts: BTreeSet<String> =
+            facts.filter(|s| asked.contains(s)).map(String::from).collect();
+        job.given.facts.extend(facts);
+        Ok(())
+    }
+}
+
+impl Plan {
+    /// Parameters by the style that they have; those that a hook sums first.
+    fn classes(&self, modules: &Modules, params: &BTreeSet<String>) -> Vec<Class> {
+        let summed: Vec<String> = modules.summed(self).collect();
         let mut all: BTreeMap<&str, Vec<String>> = BTreeMap::new();
-        for (name, style) in &self.styles {
-            let own = [name.clone(), format!("{name}.weight"), format!("{name}.bias")];
-            all.entry(style).or_default().extend(own);
+        for name in params.iter().filter(|name| !summed.contains(name)) {
+            let word = self.of_param(name).map(|(_, style)| style.word);
+            if let Some(word) = word.filter(|w| *w != SUMMED) {
+                all.entry(word).or_default().push(name.clone());
+            }
         }
         let class = |(style, params): (&str, Vec<String>)| Class {
             name: style.into(),
             params,
             called: String::new(),
         };
-        let classes: Vec<Class> = all.into_iter().map(class).collect();
-        job.table.class.splice(at..at, classes);
-        let asked = job.table.asked();
-        let facts = self.styles.values().filter(|s| asked.contains(s.as_str()));
-        let facts: BTreeSet<String> = facts.cloned().collect();
-        job.given.facts.extend(facts);
-        Ok(())
+        std::iter::once((SUMMED, summed)).chain(all).map(class).collect()
     }
 }
 

@@ -118,3 +118,44 @@ fn values_that_other_software_refuses_are_refused_by_name() {
         assert!(lab.refuses(&args, 2, "audit").contains(word), "{text}");
     }
 }
+
+/// AutoTP of DeepSpeed takes the plan of a model, with six words.
+#[test]
+fn deepspeed_takes_the_plan_of_a_config() {
+    let lab = Lab::new("audit-deepspeed-plan");
+    let text = std::fs::read_to_string(format!("{FIXTURES}/qwen3/config.json")).expect("a fixture");
+    let mut config: Json = serde_json::from_str(&text).expect("JSON");
+    lab.write("tp.json", r#"{"train_batch_size": 8, "gradient_accumulation_steps": 4, "tensor_parallel": {"autotp_size": 2}}"#);
+    let mut audit = |words: &[(&str, &str)]| {
+        let all = [
+            ("q_proj", "colwise"),
+            ("k_proj", "colwise"),
+            ("v_proj", "colwise"),
+            ("o_proj", "rowwise"),
+        ];
+        let all = all.iter().chain(words);
+        let name = |(module, word): &(&str, &str)| {
+            (format!("layers.*.self_attn.{module}"), Json::from(*word))
+        };
+        config["base_model_tp_plan"] = all.map(name).collect::<serde_json::Map<_, _>>().into();
+        lab.write("config.json", config.to_string());
+        let args = ["audit", "deepspeed", "tp.json", "--model", "config.json", "--gpus", "4"];
+        let out = lab.shardc(&args);
+        let said = [out.stdout, out.stderr].map(|s| String::from_utf8_lossy(&s).into_owned());
+        (out.status.code(), said.concat())
+    };
+    let sums = "replicated_with_grad_allreduce";
+    // A hook in front of accumulation sums once, however many microbatches there are.
+    let (code, said) = audit(&[("q_norm", sums), ("k_norm", sums)]);
+    assert!(code == Some(0) && said.contains("no finding"), "{said}");
+    assert!(!said.contains("config.json does not have"), "{said}");
+    let (code, said) = audit(&[("k_norm", sums)]);
+    assert!(code == Some(1) && said.contains("q_norm.weight is not summed over tp"), "{said}");
+    let (code, said) = audit(&[("q_norm", sums), ("k_norm", "replicate")]);
+    assert!(
+        code == Some(2) && said.contains("TPPlanConverter") && said.contains("replicate"),
+        "{said}"
+    );
+    let (code, said) = audit(&[("q_norm", sums), ("k_norm", sums), ("o_proj", "colwise")]);
+    assert!(code == Some(2) && said.contains("o_proj: colwise: it takes"), "{said}");
+}

@@ -148,8 +148,15 @@ fn plans_that_transformers_refuses_are_refused_by_name() {
         let flat = said.split_whitespace().collect::<Vec<_>>().join(" ");
         assert!(flat.contains(word), "{config}: no {word}: {said}");
     }
-    let other =
+    // A name that is none is an error in a DistributedConfig, and a warning in the plan that a model has.
+    let mut other =
         json!({ "tp_size": 2, "tp_plan": { "model.layers.*.mlp.fc1": "colwise" }, "mine": 3 });
+    lab.write("plan.json", other.to_string());
+    let model = format!("{FIXTURES}/qwen3");
+    let said = lab.refuses(&["audit", "transformers", "plan.json", "--model", &model], 2, "audit");
+    assert!(said.contains("mlp.fc1: colwise: names nothing in this model"), "{said}");
+    let text = std::fs::read_to_string(format!("{model}/config.json")).expect("a fixture");
+    other["config"] = serde_json::from_str(&text).expect("JSON");
     let said = audit(&lab, &other, "qwen3")["not_modelled"].to_string();
     for word in ["mine = 3: not modelled", "mlp.fc1: colwise: names nothing in this model"] {
         assert!(said.contains(word), "no {word}: {said}");

@@ -1,5 +1,6 @@
 //! What depends on data: truth values as 0 and 1, and choices of elements.
 
+use super::folded::spread;
 use super::graph::{Arg, Node};
 use super::lower::{Lower, Val};
 use super::operands::dim_of;
@@ -37,7 +38,9 @@ impl Lower<'_> {
     /// The other truth value.
     pub(super) fn not(&mut self, n: &Node) -> Result<Vec<Val>> {
         let x = self.data(n, "self")?;
-        if !self.draft.ty(x.value).dtype.is_float() {
+        if !self.draft.ty(x.value).dtype.is_float()
+            || !n.outs.iter().any(|o| self.g.truths.contains(o))
+        {
             return Err(self.refuse(n, "bits of integers"));
         }
         Ok(vec![Val::Data(self.without(n, &x)?)])
@@ -46,10 +49,11 @@ impl Lower<'_> {
     /// A number where a mask of data says so.
     pub(super) fn filled(&mut self, n: &Node, mask: &View, c: f64) -> Result<View> {
         let x = self.data(n, "self")?;
-        if mask.shape != x.shape {
-            return Err(self.refuse(n, "its mask is of another shape"));
-        }
-        let (x, m) = (self.whole(n, &x)?, self.whole(n, mask)?);
+        let to = spread(&x.shape, &mask.shape);
+        let to = to.ok_or_else(|| self.refuse(n, "its mask is of another shape"))?;
+        let (x, mask) = (self.spread_to(n, &x, &to)?, self.spread_to(n, mask, &to)?);
+        let x = if self.draft.ty(x.value).dtype.is_float() { x } else { self.float(n, &x)? };
+        let (x, m) = (self.whole(n, &x)?, self.whole(n, &mask)?);
         // An infinity is no number that a plan can be proved with: the largest one stands for it.
         let c = c.clamp(f64::from(f32::MIN), f64::from(f32::MAX));
         let number = self.emit_n(n, &["number"], Fill { value: c }, &[], Some(&Type::f32(&[])))?[0];
@@ -84,11 +88,14 @@ impl Lower<'_> {
     }
 
     /// Along a dim the elements at the places of an index with the same other dims.
-    fn at_places(&mut self, n: &Node, x: &View, at: &View, d: usize) -> Result<View> {
+    pub(super) fn at_places(&mut self, n: &Node, x: &View, at: &View, d: usize) -> Result<View> {
         let rank = x.shape.len();
         let fits = at.shape.len() == rank && (0..rank).all(|k| k == d || at.shape[k] == x.shape[k]);
-        if !fits || self.draft.ty(at.value).dtype.is_float() {
+        if !fits {
             return Err(self.refuse(n, "its index does not fit"));
+        }
+        if self.is_computed(at) {
+            return self.at_computed(n, x, at, d);
         }
         let (x, at) = (self.whole(n, x)?, self.whole(n, at)?);
         let from: String = (0..rank).map(letter).collect();
@@ -109,9 +116,12 @@ impl Lower<'_> {
     pub(super) fn scatter(&mut self, n: &Node) -> Result<Vec<Val>> {
         let (base, value) = (self.folded(n, "self", 0)?, self.number(n, "value"));
         let (Some(base), Some(value)) = (base.filter(|b| b.scalar() == Some(0.0)), value) else {
-            return Err(self.refuse(n, "it writes into other than zeros, or other than one number"));
+            return self.written_at(n);
         };
         let at = self.data(n, "index")?;
+        if self.is_computed(&at) {
+            return self.written_at(n);
+        }
         let at = self.whole(n, &at)?;
         let rank = base.shape.len();
         let d = dim_of(self.int(n, "dim")?.unwrap_or(0), rank, self, n)?;

@@ -1,6 +1,6 @@
 //! Comparisons, which give truth values, and what is chosen by those.
 
-use super::folded::Folded;
+use super::folded::{Folded, spread};
 use super::graph::{Elem, Node};
 use super::lower::{Lower, Val};
 use super::mask::FAR;
@@ -52,6 +52,10 @@ impl Lower<'_> {
         self.both(n, Arithmetic::Add, &less, &equal)
     }
 
+    fn as_float(&mut self, n: &Node, x: View) -> Result<View> {
+        if self.draft.ty(x.value).dtype.is_float() { Ok(x) } else { self.float(n, &x) }
+    }
+
     /// A number of the element type of another operand.
     pub(super) fn one_number(&mut self, n: &Node, value: f64, like: &View) -> Result<View> {
         let dtype = self.draft.ty(like.value).dtype;
@@ -66,8 +70,10 @@ impl Lower<'_> {
 
     /// Of two operands each element by a truth value; of a known one scores of which it hides some.
     pub(super) fn choose(&mut self, n: &Node) -> Result<Vec<Val>> {
-        if let Some(known) = self.cells(self.operand(n, "condition").as_ref()) {
-            let far = |name: &str| self.number(n, name).filter(|x| *x <= FAR);
+        let known = self.cells(self.operand(n, "condition").as_ref());
+        let far = |name: &str| self.number(n, name).filter(|x| *x <= FAR);
+        let one_far = far("self").is_some() != far("other").is_some();
+        if let Some(known) = known.filter(|_| one_far && !self.plainly) {
             let (scores, hides, put) = match (far("self"), far("other")) {
                 (None, Some(put)) => ("self", false, put),
                 (Some(put), None) => ("other", true, put),
@@ -84,23 +90,35 @@ impl Lower<'_> {
         }
         let m = self.data(n, "condition")?;
         let m = self.truth(n, &m)?;
-        let m = self.whole(n, &m)?;
         let [a, b] = ["self", "other"].map(|name| self.term(n, name));
         let (a, b) = (a?, b?);
+        let mut to = m.shape.clone();
+        for x in [&a, &b] {
+            if let Term::Data(x) = x {
+                let both = spread(&to, &x.shape);
+                to = both.ok_or_else(|| self.refuse(n, "its operands do not fit"))?;
+            }
+        }
+        let m = self.spread_to(n, &m, &to)?;
+        let m = self.whole(n, &m)?;
+        let is_float = |x: &Term| match x {
+            Term::Data(x) => self.draft.ty(x.value).dtype.is_float(),
+            Term::Number(c) => c.fract() != 0.0 || !c.is_finite(),
+        };
+        let floats = is_float(&a) || is_float(&b);
         let like = match (&a, &b) {
-            (Term::Data(x), _) | (_, Term::Data(x)) => x.clone(),
+            (Term::Data(x), _) | (_, Term::Data(x)) if !floats => x.clone(),
             _ => m.clone(),
         };
         let l = m.letters(m.shape.len());
         let (mut ins, mut letters) = (vec![m.value], vec![&*l]);
         for x in [a, b] {
             match x {
-                Term::Data(x) if x.shape == m.shape => {
+                Term::Data(x) => {
+                    let x = self.spread_to(n, &x, &m.shape)?;
+                    let x = if floats { self.as_float(n, x)? } else { x };
                     ins.push(self.whole(n, &x)?.value);
                     letters.push(&l);
-                }
-                Term::Data(_) => {
-                    return Err(self.refuse(n, "its mask and what it chooses are of other shapes"));
                 }
                 Term::Number(c) => {
                     ins.push(self.one_number(n, c, &like)?.value);

@@ -253,6 +253,26 @@ impl Lower<'_> {
                 let e = elem(if whole { Elem::Int } else { Elem::Float });
                 self.fits(n, Folded::new(e, &[len as usize], x)).map(Some)
             }
+            "linspace" => {
+                let number = |k: &str| Ok(self.folded(n, k, usize::MAX)?.and_then(|f| f.scalar()));
+                let (Some(start), Some(end)) = (number("start")?, number("end")?) else {
+                    return Ok(None);
+                };
+                let steps = self.int(n, "steps")?.and_then(|s| usize::try_from(s).ok());
+                let steps = steps.filter(|&s| s <= MAX_LISTED).unwrap_or(0);
+                let step = (end - start) / steps.saturating_sub(1).max(1) as f64;
+                let x = (0..steps).map(|i| start + step * i as f64);
+                self.fits(n, Folded::new(elem(Elem::Float), &[steps], x)).map(Some)
+            }
+            "eye" => {
+                let rows = self.int(n, "n")?.and_then(|s| usize::try_from(s).ok());
+                let rows = rows.ok_or_else(|| self.refuse(n, "it has no size"))?;
+                let columns = self.int(n, "m")?.and_then(|s| usize::try_from(s).ok());
+                let [a, b] = [rows, columns.unwrap_or(rows)].map(Folded::iota);
+                let (a, b) = (self.fits(n, a)?.unsqueeze(1), self.fits(n, b)?);
+                let one = |a: f64, b: f64| f64::from(u8::from(a == b));
+                self.fits(n, a.zip(&b, elem(Elem::Float), one)).map(Some)
+            }
             "ones" => full(elem(Elem::Float), &shape(self)?, 1.0),
             "zeros" => full(elem(Elem::Float), &shape(self)?, 0.0),
             "new_ones" => full(elem(self.elem_of(n, "self")), &shape(self)?, 1.0),
@@ -466,6 +486,8 @@ fn unary(name: &str) -> Option<fn(f64) -> f64> {
         "log" => f64::ln,
         "sqrt" => f64::sqrt,
         "rsqrt" => |x| 1.0 / x.sqrt(),
+        "exp2" => f64::exp2,
+        "square" => |x| x * x,
         "reciprocal" => |x| 1.0 / x,
         "sign" => |x| if x == 0.0 { 0.0 } else { x.signum() },
         "ceil" => f64::ceil,

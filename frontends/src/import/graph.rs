@@ -5,7 +5,7 @@
 //! reader of another format uses what it needs.
 
 use shardc_ir::ids::{self, IndexVec};
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -54,6 +54,7 @@ pub(super) enum Arg {
     /// Some of them are values of sizes.
     Ints(Vec<IntArg>),
     Float(f64),
+    Floats(Vec<f64>),
     Bool(bool),
     Text(Arc<str>),
     Elem(Elem),
@@ -178,6 +179,12 @@ pub(super) struct Graph {
 }
 
 impl Graph {
+    /// Of each value the node that makes it.
+    pub fn makers(&self) -> BTreeMap<Id, usize> {
+        let nodes = self.nodes.iter().enumerate();
+        nodes.flat_map(|(at, n)| n.outs.iter().map(move |&id| (id, at))).collect()
+    }
+
     /// Of each value the last node that takes it.
     pub fn last_uses(&self) -> HashMap<Id, usize> {
         let nodes = self.nodes.iter().enumerate();

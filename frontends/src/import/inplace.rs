@@ -48,6 +48,10 @@ fn base(op: &str) -> &str {
 fn pure(op: &str) -> Option<String> {
     let (name, overload) = op.split_once('.')?;
     let plain = name.strip_suffix('_').filter(|p| !p.ends_with('_'))?;
+    // What is named otherwise where nothing is written: `pow.Scalar` is of a number.
+    if plain == "pow" {
+        return Some(format!("pow.Tensor_{overload}"));
+    }
     Some(format!("{plain}.{overload}"))
 }
 

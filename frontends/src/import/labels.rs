@@ -112,7 +112,8 @@ impl Lower<'_> {
                 Err(self.refuse(n, "its first operand is not logits"))
             }
             _ if matches!(first, Val::Head(_)) => Ok(None),
-            _ => Err(self.refuse(n, "labels are only for a cross-entropy")),
+            // They are read as data.
+            _ => Ok(None),
         }
     }
 
@@ -127,11 +128,13 @@ impl Lower<'_> {
         let target = self.operand(n, "target");
         if let Some(Val::Data(y)) = &target
             && self.draft.ty(y.value).dtype.is_float()
+            && head.as_ref().and_then(Val::shape) == Some(&y.shape[..])
         {
             return self.soft_cross_entropy(n, y);
         }
-        let Some(Val::Labels(labels)) = target else {
-            return Err(self.refuse(n, "its targets are not the labels"));
+        let Some(Val::Labels(labels)) = target.filter(|_| !self.plainly && !self.labels_are_data())
+        else {
+            return self.plain_cross_entropy(n);
         };
         let (logits, cut) = match head {
             Some(Val::Head(v)) => (v.value, true),
@@ -139,10 +142,16 @@ impl Lower<'_> {
             _ => return Err(self.refuse(n, "its first operand is not logits")),
         };
         let sizes = self.draft.ty(logits).sizes();
-        let all = [rows, seq];
+        let (plain, all) = (labels.state == State::Whole, [rows, seq]);
         let of_rows = labels.state == State::Whole && labels.shape == all[..1];
         let own = if of_rows { &all[..1] } else { &all[..] };
         let fits = sizes.len() == own.len() + 1 && sizes.starts_with(own);
+        if plain
+            && !cut
+            && (!fits || (!of_rows && labels.shape.iter().product::<usize>() != rows * seq))
+        {
+            return self.plain_cross_entropy(n);
+        }
         if !fits || cut != (labels.state == State::Tail) || labels.state == State::Padded {
             return Err(self.refuse(
                 n,

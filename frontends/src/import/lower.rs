@@ -96,7 +96,13 @@ pub(super) struct Lower<'a> {
     pub mesh: Mesh,
     /// The program as it grows, with nodes that nobody uses.
     pub draft: Func,
-    env: IndexVec<Id, Val>,
+    pub env: IndexVec<Id, Val>,
+    /// The node that makes each value of the archive.
+    pub makers_of: BTreeMap<Id, usize>,
+    /// What was on its way to attention or a loss, as data.
+    pub again: BTreeMap<Id, Val>,
+    /// Nothing is kept for attention or a loss.
+    pub plainly: bool,
     pub params: Vec<Param>,
     /// Input arguments, in the order in which they were made.
     pub inputs: Vec<(Role, Value)>,
@@ -158,6 +164,9 @@ impl<'a> Lower<'a> {
             mesh: Mesh::default(),
             draft: Func::new("model"),
             env: IndexVec::filled(Val::Unmade, g.names.len()),
+            makers_of: g.makers(),
+            again: BTreeMap::new(),
+            plainly: false,
             params: vec![],
             inputs: vec![],
             labels: ("".into(), vec![]),
@@ -212,7 +221,7 @@ impl<'a> Lower<'a> {
         self.outputs()
     }
 
-    fn input(&mut self, i: &Input, seen: &mut Vec<Meaning>) -> Result<()> {
+    pub(super) fn input(&mut self, i: &Input, seen: &mut Vec<Meaning>) -> Result<()> {
         let name = self.g.names[i.id].clone();
         if i.sizes.len() > MAX_RANK {
             return Err(self.dims(&name, format!("it has more than {MAX_RANK} dims")));
@@ -316,7 +325,7 @@ impl<'a> Lower<'a> {
         }
     }
 
-    fn node(&mut self, n: &Node) -> Result<()> {
+    pub(super) fn node(&mut self, n: &Node) -> Result<()> {
         if checks(n) {
             return Ok(());
         }
@@ -326,6 +335,7 @@ impl<'a> Lower<'a> {
             _ => None,
         });
         if let Some(first @ (Val::Labels(_) | Val::Head(_))) = &first
+            && !self.plainly
             && !matches!(&*n.op, "sym_size.int" | "cross_entropy_loss.default" | "detach.default")
             && let Some(v) = self.labelled(n, first)?
         {
@@ -341,14 +351,14 @@ impl<'a> Lower<'a> {
         made
     }
 
-    fn lowered(&mut self, n: &Node, row: Option<&How>, first: Option<Val>) -> Result<()> {
+    fn lowered(&mut self, n: &Node, row: Option<How>, first: Option<Val>) -> Result<()> {
         let same = matches!(row, Some(How::Same));
         if let Some(v @ (Val::Probs(..) | Val::Masked(..))) = &first
             && let Some(v) = if same { Some(v.clone()) } else { self.regrouped(n, v)? }
         {
             return self.set_all(n, vec![v]);
         }
-        if let Some(all) = self.fold_padded(n)? {
+        if let Some(all) = self.fold_padded(n)?.filter(|_| !self.plainly) {
             return self.set_all(n, all);
         }
         if self.is_known(n) || fold::of_shape(&n.op) {
@@ -360,18 +370,19 @@ impl<'a> Lower<'a> {
                 return self.set_all(n, all.into_iter().map(Val::Folded).collect());
             }
         }
-        let made = match row {
+        let made = match &row {
             None => return Err(self.unknown(n)),
             Some(How::Same) => self.same(n).map(|v| vec![v]),
             Some(How::Unary(hint, op)) => self.unary(n, hint, op()).map(|v| vec![Val::Data(v)]),
             Some(How::Binary(b)) => self.arithmetic(n, *b).map(|v| vec![v]),
+            Some(How::Text(text)) => self.composed(n, text),
             Some(How::Call(f)) => f(self, n),
         }?;
         self.set_all(n, made)
     }
 
     /// True if no operand is data.
-    fn is_known(&self, n: &Node) -> bool {
+    pub(super) fn is_known(&self, n: &Node) -> bool {
         n.ids().into_iter().all(|id| matches!(self.val(id), Val::Folded(_)))
     }
 
@@ -405,9 +416,10 @@ impl<'a> Lower<'a> {
 
     /// A diagnostic about a node that cannot be imported as it is.
     pub fn refuse(&self, n: &Node, what: &str) -> Diag {
-        let name = n.outs.first().map_or("", |id| &self.g.names[id]);
+        let name = n.outs.first().and_then(|id| self.g.names.find(*id)).map(|n| &**n);
+        let made = name.map_or(String::new(), |name| format!(", which makes `{name}`"));
         let scope = if n.scope.is_empty() { "the model itself" } else { &n.scope };
-        Diag::new("import-op", format!("`{}`, which makes `{name}`: {what}", n.op))
+        Diag::new("import-op", format!("`{}`{made}: {what}", n.op))
             .at(format!("{}: {scope}", self.archive.path().display()))
     }
 
@@ -415,79 +427,10 @@ impl<'a> Lower<'a> {
     pub fn lacks(&self, n: &Node, missing: &Missing) -> Diag {
         missing.help.iter().fold(self.refuse(n, &missing.why), |d, help| d.help(*help))
     }
-
-    fn unknown(&self, n: &Node) -> Diag {
-        let missing = n.ids().into_iter().find_map(|id| match self.val(id) {
-            Val::Missing(m) => Some(m),
-            _ => None,
-        });
-        if let Some(m) = missing {
-            return self.lacks(n, m);
-        }
-        if let Some(buffer) = self.written(n) {
-            // A module that keeps numbers from step to step is refused for what it does with them.
-            let own = self.g.nodes.iter().filter(|o| o.scope == n.scope && !o.op.contains("_."));
-            if let Some(other) = own.into_iter().find(|o| table::row(&o.op).is_none()) {
-                return self
-                    .refuse(other, "shardc does not import this op")
-                    .help(table::nearest(&other.op));
-            }
-            let what =
-                format!("it writes into the buffer `{buffer}`, which no step of a plan does");
-            return self.refuse(n, &what).help("export a model that changes no buffer");
-        }
-        let known = match self.is_known(n) {
-            true => "shardc does not compute this op of numbers that are known",
-            false => "shardc does not import this op",
-        };
-        let d = self.refuse(n, known).help(table::nearest(&n.op));
-        match &self.unknown_too(n)[..] {
-            [] => d,
-            all => d.why(format!("nor are these ops of the archive: `{}`", all.join("`, `"))),
-        }
-    }
-
-    /// Ops behind an unknown one that are not known either, of parameters and inputs: each once.
-    fn unknown_too(&self, n: &Node) -> Vec<&str> {
-        // What is done to labels needs no rows of the table.
-        let known = |i: &Input| {
-            matches!(i.source, Source::Constant(_)) || *self.g.names[i.id] == *self.labels.0
-        };
-        let mut data: BTreeSet<Id> =
-            self.g.inputs.iter().filter(|i| !known(i)).map(|i| i.id).collect();
-        let (mut all, mut behind): (Vec<&str>, _) = (vec![], false);
-        for m in &self.g.nodes {
-            let of_data = m.ids().iter().any(|id| data.contains(id)) && !fold::of_shape(&m.op);
-            if of_data {
-                data.extend(&m.outs);
-            }
-            let read = table::row(&m.op).is_some() || checks(m) || *m.op == *n.op;
-            if behind && of_data && !read && !all.contains(&&*m.op) {
-                all.push(&m.op);
-            }
-            behind |= m.outs == n.outs;
-        }
-        all.truncate(SHOWN);
-        all
-    }
-
-    /// The buffer that an op in place writes into.
-    fn written(&self, n: &Node) -> Option<&str> {
-        let Some((_, Arg::Value(id))) = n.args.first().filter(|_| n.op.contains("_.")) else {
-            return None;
-        };
-        self.g.inputs.iter().find_map(|i| match &i.source {
-            Source::Constant(name) if i.id == *id => Some(&**name),
-            _other => None,
-        })
-    }
 }
 
-/// Most ops that one message names.
-const SHOWN: usize = 16;
-
 /// An op that only says what must hold.
-fn checks(n: &Node) -> bool {
+pub(super) fn checks(n: &Node) -> bool {
     n.op.starts_with("_assert") || n.op.contains("sym_constrain") || n.outs.is_empty()
 }
 

@@ -1,19 +1,17 @@
 //! Functions of elements, by rules whose letters the views choose.
 
 use super::folded::{Folded, spread};
-use super::graph::{Arg, Elem, Id, Node};
+use super::graph::{Arg, Elem, Node};
 use super::lower::{Lower, Val};
 use super::mask::FAR;
-use super::operands::dim_of;
 use super::padding::Cells;
 use super::table::Arithmetic;
-use super::view::{Dim, View, letter};
-use shardc_ir::attr::Padding;
+use super::view::{View, letter};
 use shardc_ir::diag::Result;
 use shardc_ir::func::Value;
 use shardc_ir::ops::{
     Add, Div, Equal, Erf, Fill, Gelu, Less, Max, Min, Mul, Op, Pow, Rsqrt, Scale, Shift, Softplus,
-    Sqrt, StopGradient, Sub, Take,
+    Sqrt, Sub,
 };
 use shardc_ir::types::Type;
 
@@ -32,6 +30,16 @@ impl Lower<'_> {
         self.data(n, name).map(Term::Data)
     }
 
+    /// The same of numbers that are not whole ones to ops: those of f32 are exact below 2^24.
+    fn number_term(&mut self, n: &Node, name: &str) -> Result<Term> {
+        match self.term(n, name)? {
+            Term::Data(x) if !self.draft.ty(x.value).dtype.is_float() => {
+                self.float(n, &x).map(Term::Data)
+            }
+            other => Ok(other),
+        }
+    }
+
     pub(super) fn arithmetic(&mut self, n: &Node, how: Arithmetic) -> Result<Val> {
         let by = self.number(n, "alpha").unwrap_or(1.0);
         let how = match (n.outs.iter().any(|o| self.g.truths.contains(o)), how) {
@@ -46,7 +54,7 @@ impl Lower<'_> {
         {
             return Ok(v);
         }
-        let (mut a, mut b) = (self.term(n, "self")?, self.term(n, "other")?);
+        let (mut a, mut b) = (self.number_term(n, "self")?, self.number_term(n, "other")?);
         let how = match how {
             Arithmetic::Rsub => {
                 std::mem::swap(&mut a, &mut b);
@@ -60,6 +68,9 @@ impl Lower<'_> {
                 Term::Number(x) => Term::Number(x * by),
                 Term::Data(v) => Term::Data(self.scaled(n, &v, by)?),
             };
+        }
+        if let (Arithmetic::Max | Arithmetic::Min, Term::Data(a), Term::Data(b)) = (how, &a, &b) {
+            return self.tied(n, how, a, b).map(Val::Data);
         }
         self.combined(n, how, a, b).map(Val::Data)
     }
@@ -108,7 +119,7 @@ impl Lower<'_> {
     }
 
     pub(super) fn unary(&mut self, n: &Node, hint: &'static str, op: Op) -> Result<View> {
-        let x = self.data(n, "self")?;
+        let x = self.float_data(n, "self")?;
         self.each(n, hint, op, &x)
     }
 
@@ -158,7 +169,7 @@ impl Lower<'_> {
 
     /// The larger, or smaller, one of a number and each element. No gradient flows where they are equal, as in
     /// PyTorch's `relu` and `clamp`.
-    fn bounded(&mut self, n: &Node, how: Arithmetic, c: f64, x: &View) -> Result<View> {
+    pub(super) fn bounded(&mut self, n: &Node, how: Arithmetic, c: f64, x: &View) -> Result<View> {
         let bound = self.emit_n(n, &["bound"], Fill { value: c }, &[], Some(&Type::f32(&[])))?[0];
         let l = x.letters(x.shape.len());
         let rule = self.spread(n, &["", &l], &l, &[bound, x.value])?;
@@ -273,112 +284,6 @@ impl Lower<'_> {
         Ok(vec![Val::Data(self.scaled(n, &y, 0.5)?)])
     }
 
-    pub(super) fn embedding(&mut self, n: &Node) -> Result<Vec<Val>> {
-        if self.flag(n, "scale_grad_by_freq") {
-            let what = "scale_grad_by_freq divides gradients by how often a token is in a batch";
-            return Err(self.refuse(n, what).help("export with scale_grad_by_freq=False"));
-        }
-        let (w, padding) = (self.data(n, "weight")?, self.int(n, "padding_idx")?);
-        let Arg::Value(indices) = n.arg("indices") else {
-            return Err(self.refuse(n, "it has no index"));
-        };
-        self.looked_up(n, w, *indices, padding)
-    }
-
-    /// Rows of a table by whole numbers.
-    pub(super) fn looked_up(
-        &mut self,
-        n: &Node,
-        mut w: View,
-        indices: Id,
-        mut padding: Option<i64>,
-    ) -> Result<Vec<Val>> {
-        let known = if let Val::Folded(f) = self.val(indices) { Some(f.clone()) } else { None };
-        let i = match known {
-            Some(f) if f.elements() > 1 && f.is_one_number() => {
-                return self.one_row(n, &w, &f, padding).map(|y| vec![Val::Data(y)]);
-            }
-            Some(f) if self.counted(&f).is_some_and(|c| c.0.saturating_add(c.1) <= w.shape[0]) => {
-                // A range that is not of tokens is one of the table.
-                let (first, len) = self.counted(&f).unwrap_or((0, 1));
-                let padded = padding.and_then(|p| usize::try_from(p).ok());
-                if padded.is_some_and(|p| (first..first + len).contains(&p)) {
-                    return Err(self.refuse(n, "its range has the padding token's row"));
-                }
-                let rows = self.narrowed(n, &w, 0, first, len)?;
-                let mut y = View { value: rows.value, dims: vec![], shape: f.shape.clone() };
-                for d in 0..f.shape.len() {
-                    y.dims.push(if f.is_same_along(d) { Dim::Virtual } else { rows.dims[0] });
-                }
-                y.dims.push(rows.dims[1]);
-                y.shape.push(rows.shape[1]);
-                return Ok(vec![Val::Data(y)]);
-            }
-            Some(f) => {
-                // Positions that are counted from another number look into the rest of the table.
-                let first = f.scalar().is_none().then(|| f.first()).flatten();
-                let first = first.filter(|x| *x > 0.0 && w.shape.len() == 2);
-                let from = first.map_or(0, |x| x as usize);
-                let seq = self.sizes.seq;
-                if from > 0 && from.checked_add(seq).is_some_and(|end| end <= w.shape[0]) {
-                    w = self.narrowed(n, &w, 0, from, seq)?;
-                    padding = padding.and_then(|p| p.checked_sub(from as i64));
-                }
-                let by = if from > 0 { f.map(Elem::Int, |x| x - from as f64) } else { Some(f) };
-                let by = by.ok_or_else(|| self.refuse(n, "its index is too large"))?;
-                self.constant(n, &by)?
-            }
-            None => self.data_of(n, indices)?,
-        };
-        let (rank, i) = (i.shape.len(), self.ordered(n, &i)?);
-        if w.shape.len() != 2 || w.real() != 2 {
-            return Err(self.refuse(n, "its table has not 2 dims"));
-        }
-        let li = i.letters(rank);
-        let lw: String = w.letters(2).chars().map(|c| if c == 'a' { 'y' } else { 'z' }).collect();
-        let rule = self.rule(n, &format!("{lw},{li}->{li}z"), &[w.value, i.value])?;
-        let padding = match padding {
-            Some(p) if p >= 0 && (p as usize) < w.shape[0] => Padding::Constant(p as usize),
-            _ => Padding::None,
-        };
-        let v = self.emit(n, "embedded", Take { rule, padding }, &[w.value, i.value])?;
-        let mut y = View { value: v, ..i };
-        y.dims.push(Dim::Real(y.real()));
-        y.shape.push(w.shape[1]);
-        Ok(vec![Val::Data(y)])
-    }
-
-    /// Where a range of whole numbers that is not as long as a row of tokens begins, and its length.
-    fn counted(&self, f: &Folded) -> Option<(usize, usize)> {
-        let mut moving = (0..f.shape.len()).filter(|&d| !f.is_same_along(d));
-        let (d, None) = (moving.next()?, moving.next()) else { return None };
-        let tokens = self.g.batch().is_some_and(|b| b.1.is_some());
-        let first = f.counts_from(d).filter(|x| *x >= 0.0)?;
-        (!tokens || f.shape[d] != self.sizes.seq).then_some((first as usize, f.shape[d]))
-    }
-
-    /// The row of a table that every element of an index names.
-    fn one_row(
-        &mut self,
-        n: &Node,
-        w: &View,
-        index: &Folded,
-        padding: Option<i64>,
-    ) -> Result<View> {
-        let rows = w.shape.first().copied().unwrap_or(0);
-        let at = dim_of(index.first().unwrap_or(0.0) as i64, rows, self, n)?;
-        let row = self.narrowed(n, w, 0, at, 1)?;
-        let mut y = self.reshaped(n, &row, &w.shape[1..])?;
-        if padding == Some(at as i64) {
-            y = y.with(self.emit(n, "padding", StopGradient {}, &[y.value])?);
-        }
-        for &size in index.shape.iter().rev() {
-            y.dims.insert(0, Dim::Virtual);
-            y.shape.insert(0, size);
-        }
-        Ok(y)
-    }
-
     /// Scores of which a known mask hides some.
     pub(super) fn masked_fill(&mut self, n: &Node) -> Result<Vec<Val>> {
         let (scores, old) = match self.operand(n, "self") {
@@ -389,6 +294,15 @@ impl Lower<'_> {
             }
         };
         let (mask, value) = (self.cells(self.operand(n, "mask").as_ref()), self.number(n, "value"));
+        let far = value.is_some_and(|c| c <= FAR);
+        let plain = self.plainly || !far;
+        if let (true, Some(m), Some(c)) = (plain, &mask, value)
+            && m.tried.is_none()
+            && !m.plain.is_one_number()
+        {
+            let m = self.constant(n, &m.plain.clone())?;
+            return self.filled(n, &m, c).map(|y| vec![Val::Data(y)]);
+        }
         if let (Some(Val::Data(m)), Some(c)) = (self.operand(n, "mask"), value) {
             return self.filled(n, &m, c).map(|y| vec![Val::Data(y)]);
         }
@@ -431,7 +345,7 @@ impl Lower<'_> {
             let scores = || self.scores_of(v).is_some_and(|s| s.k.shape.len() > 2);
             f.elem != Elem::Int && last.is_some() && v.shape.len() > 2 && scores()
         };
-        if how != Arithmetic::Add {
+        if how != Arithmetic::Add || self.plainly {
             return Ok(None);
         }
         let (v, old, c) = match (a, b) {

@@ -13,6 +13,10 @@ use shardc_ir::ops::{Div, Exp, Log, ReduceMax, ReduceSum, Rsqrt, StopGradient, S
 impl Lower<'_> {
     pub(super) fn layer_norm(&mut self, n: &Node) -> Result<Vec<Val>> {
         let x = self.data(n, "input")?;
+        let several = self.ints(n, "normalized_shape")?.len();
+        if several > 1 && several < x.shape.len() {
+            return self.norm_of_several(n, &x, several);
+        }
         let last = self.normed_dim(n, &x)?;
         let mean = self.mean_of(n, &x, last)?;
         let centered = self.both(n, Arithmetic::Sub, &x, &mean)?;
@@ -38,6 +42,23 @@ impl Lower<'_> {
         Ok(vec![Val::Data(self.both(n, Arithmetic::Mul, &v, &by)?)])
     }
 
+    /// A norm over the last dims together.
+    fn norm_of_several(&mut self, n: &Node, x: &View, several: usize) -> Result<Vec<Val>> {
+        let outer = &x.shape[..x.shape.len() - several];
+        let many = x.shape[outer.len()..].iter().product();
+        let y = self.whole(n, x)?;
+        let y = self.reshaped(n, &y, &[outer, &[many]].concat())?;
+        let mean = self.mean_of(n, &y, outer.len())?;
+        let y = self.both(n, Arithmetic::Sub, &y, &mean)?;
+        let y = self.over_root(n, &y, outer.len(), 1e-5)?;
+        let mut y = self.reshaped(n, &y, &x.shape)?;
+        if *n.arg("weight") != Arg::None {
+            let w = self.data(n, "weight")?;
+            y = self.both(n, Arithmetic::Mul, &y, &w)?;
+        }
+        self.biased(n, y, "bias")
+    }
+
     fn normed_dim(&self, n: &Node, x: &View) -> Result<usize> {
         match (self.ints(n, "normalized_shape")?.len(), x.shape.len()) {
             (1, rank) if rank > 0 => Ok(rank - 1),
@@ -54,17 +75,22 @@ impl Lower<'_> {
     /// x over the root of its mean square and of an epsilon, times the weight, plus the bias; an archive leaves out an
     /// epsilon that is PyTorch's `default`.
     fn normed(&mut self, n: &Node, x: &View, d: usize, default: f64) -> Result<Vec<Val>> {
-        let eps = self.number(n, "eps").unwrap_or(default);
-        let square = self.both(n, Arithmetic::Mul, x, x)?;
-        let mean = self.mean_of(n, &square, d)?;
-        let mean = self.shifted(n, &mean, eps)?;
-        let rstd = self.each(n, "rstd", Rsqrt {}.into(), &mean)?;
-        let mut y = self.both(n, Arithmetic::Mul, x, &rstd)?;
+        let mut y = self.over_root(n, x, d, default)?;
         if *n.arg("weight") != Arg::None {
             let w = self.data(n, "weight")?;
             y = self.both(n, Arithmetic::Mul, &y, &w)?;
         }
         self.biased(n, y, "bias")
+    }
+
+    /// x over the root of its mean square and of an epsilon.
+    pub(super) fn over_root(&mut self, n: &Node, x: &View, d: usize, default: f64) -> Result<View> {
+        let eps = self.number(n, "eps").unwrap_or(default);
+        let square = self.both(n, Arithmetic::Mul, x, x)?;
+        let mean = self.mean_of(n, &square, d)?;
+        let mean = self.shifted(n, &mean, eps)?;
+        let rstd = self.each(n, "rstd", Rsqrt {}.into(), &mean)?;
+        self.both(n, Arithmetic::Mul, x, &rstd)
     }
 
     /// exp(x - max) over its sum, along one dim.
@@ -78,6 +104,7 @@ impl Lower<'_> {
         }
         let x = self.data(n, "self")?;
         let d = dim_of(self.int(n, "dim")?.unwrap_or(-1), x.shape.len(), self, n)?;
+        let x = if x.dims[d] == Dim::Virtual { self.whole(n, &x)? } else { x };
         let (x, [_, e, sum], by) = self.exponentials(n, &x, d)?;
         let y = self.emit(n, "probs", Div { rule: by }, &[e, sum])?;
         Ok(vec![Val::Data(x.with(y))])

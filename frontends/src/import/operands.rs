@@ -68,7 +68,7 @@ impl Lower<'_> {
     }
 
     pub fn flag(&self, n: &Node, name: &str) -> bool {
-        matches!(n.arg(name), Arg::Bool(true))
+        matches!(n.arg(name), Arg::Bool(true) | Arg::Int(1))
     }
 
     /// The shape of an operand, whatever it became.
@@ -174,14 +174,8 @@ impl Lower<'_> {
             Val::Folded(f) => self.constant(n, &f),
             Val::Unmade | Val::Mean(_) => Err(self.refuse(n, "its operand was not made")),
             Val::Missing(m) => Err(self.lacks(n, &m)),
-            Val::Labels(_) => {
-                let help = "give them a tensor of their own: labels=input_ids.clone()";
-                Err(self.refuse(n, "labels are only for a cross-entropy").help(help))
-            }
-            Val::Padded(_) => {
-                let help = "give position_ids, and what else the model makes of the mask, or export without it";
-                let what = "what follows from a padding mask is only for attention";
-                Err(self.refuse(n, what).help(help))
+            Val::Labels(_) | Val::Padded(_) | Val::Masked(..) | Val::Probs(..) => {
+                self.as_data(n, id)
             }
             // No logits after all, but rows of tokens without the last one.
             Val::Head(v) => {
@@ -189,9 +183,6 @@ impl Lower<'_> {
                 let x = View::plain(v.value, &sizes);
                 let x = self.narrowed(n, &x, 1, 0, sizes[1].saturating_sub(1))?;
                 self.reshaped(n, &x, &v.shape)
-            }
-            Val::Masked(..) | Val::Probs(..) => {
-                Err(self.refuse(n, "a mask is only for the softmax of attention"))
             }
         }
     }
@@ -222,20 +213,13 @@ impl Lower<'_> {
             let v = self.of_input(inputs::POSITIONS);
             return Ok(along(v, *d, &f.shape));
         }
-        if f.elem == Elem::Int {
-            return Err(self.refuse(n, "integers that are not positions are not read"));
-        }
         let d = match &moving[..] {
             [] => None,
             [d] => Some(*d),
-            _ => {
-                return Err(
-                    self.refuse(n, "a table of numbers is not a value of ours, only a list is")
-                );
-            }
+            _several => return self.table_of(n, f, &moving),
         };
         let line = match d {
-            None => vec![f.scalar().unwrap_or(0.0)],
+            None => vec![f.first().unwrap_or(0.0)],
             Some(d) => {
                 let mut index = vec![0; f.shape.len()];
                 let at = |i| {
@@ -260,10 +244,9 @@ impl Lower<'_> {
                 view.dims = vec![Dim::Virtual; view.shape.len()];
                 let last = view.dims.len() - 1;
                 view.dims[last] = Dim::Real(0);
-                return if f.elements() == 1 {
-                    Ok(view)
-                } else {
-                    Err(self.refuse(n, "a repeated number"))
+                return match (f.elements(), f.shape.is_empty()) {
+                    (1, false) => Ok(view),
+                    _repeated => self.number_in(n, line[0], &f.shape),
                 };
             }
         })

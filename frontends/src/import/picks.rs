@@ -1,6 +1,6 @@
 //! Repeats, and elements of a dim by their numbers.
 
-use super::graph::{Arg, Node};
+use super::graph::{Arg, Elem, Node};
 use super::lower::{Lower, MAX_RANK, Val};
 use super::operands::dim_of;
 use super::view::{Dim, View, letter};
@@ -74,12 +74,19 @@ impl Lower<'_> {
             return Err(self.refuse(n, "it has no index"));
         };
         let x = self.data(n, "self")?;
-        let mut given = all.iter().enumerate().filter_map(|(d, id)| id.map(|id| (d, id)));
-        let (Some((d, id)), None) = (given.next(), given.next()) else {
-            return Err(self
-                .refuse(n, "it has more than one index")
-                .help("flatten the dims first"));
+        let given = all.iter().enumerate().filter_map(|(d, id)| id.map(|id| (d, id)));
+        let given: Vec<_> = given.collect();
+        let [(d, id)] = given[..] else {
+            return match given.is_empty() {
+                true => Err(self.refuse(n, "it has no index")),
+                false => self.by_several(n, &x, &given).map(|y| vec![Val::Data(y)]),
+            };
         };
+        if let (Val::Folded(mask), 0) = (self.val(id).clone(), d)
+            && mask.elem == Elem::Bool
+        {
+            return self.by_mask(n, &x, &mask).map(|y| vec![Val::Data(y)]);
+        }
         if d >= x.shape.len() {
             return Err(self.refuse(n, "its index is of no dim"));
         }
@@ -93,8 +100,8 @@ impl Lower<'_> {
             return self.taken(n, &x, d, &i).map(|y| vec![Val::Data(y)]);
         };
         if index.shape.len() != 1 || index.elements() == 0 || index.elements() > MOST {
-            let what = format!("its index is not a list of 1 to {MOST} numbers");
-            return Err(self.refuse(n, &what));
+            let i = self.constant(n, &index)?;
+            return self.taken(n, &x, d, &i).map(|y| vec![Val::Data(y)]);
         }
         let at = self.fits(n, index.numbers())?.into_iter();
         let at = at.map(|i| dim_of(i as i64, x.shape[d], self, n));
@@ -123,6 +130,17 @@ impl Lower<'_> {
 
     /// The elements of a dim that a tensor of whole numbers names: its dims stand in that place.
     fn taken(&mut self, n: &Node, x: &View, d: usize, index: &View) -> Result<View> {
+        if self
+            .g
+            .truths
+            .iter()
+            .any(|t| matches!(self.env.find(*t), Some(Val::Data(v)) if v == index))
+        {
+            return Err(self.refuse(n, "how many elements it has depends on data"));
+        }
+        if self.is_computed(index) {
+            return self.taken_by(n, x, d, index);
+        }
         let (x, i) = (self.settled(n, x)?, self.ordered(n, index)?);
         let (rank, more) = (x.shape.len(), i.shape.len());
         if !matches!(x.dims[d], Dim::Real(_)) || rank + more > MAX_RANK {

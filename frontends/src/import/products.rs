@@ -37,9 +37,14 @@ impl Lower<'_> {
     }
 
     /// x [.., c] times a weight [o, c].
-    fn product(&mut self, n: &Node, x: &View, w: &View) -> Result<View> {
-        let x = self.settled(n, x)?;
+    pub(super) fn product(&mut self, n: &Node, x: &View, w: &View) -> Result<View> {
+        let mut x = self.settled(n, x)?;
         let rank = x.shape.len();
+        if rank > 0 && x.dims[rank - 1] == Dim::Virtual {
+            x = self.whole(n, &x)?;
+        }
+        // A weight that was made may have its dims in any order, or one of a single element.
+        let w = &if w.real() == w.shape.len() { w.clone() } else { self.whole(n, w)? };
         let last = rank.checked_sub(1).map(|d| x.dims[d]);
         let fits = w.shape.len() == 2 && w.real() == 2 && matches!(last, Some(Dim::Real(_)));
         if !fits || x.shape[rank - 1] != w.shape[1] {
@@ -62,8 +67,26 @@ impl Lower<'_> {
         if let Some(v) = self.raised_probs(n, other)? {
             return Ok(vec![Val::Data(v)]);
         }
-        let (a, b) = (self.data(n, "self")?, self.data(n, other)?);
-        self.product_of(n, a, b).map(|y| vec![Val::Data(y)])
+        let (mut a, mut b) = (self.data(n, "self")?, self.data(n, other)?);
+        // Vectors are matrices of one row, or one column.
+        let (row, column) = (a.shape.len() == 1, b.shape.len() == 1);
+        if row {
+            a = a.unsqueeze(0);
+        }
+        if column {
+            b = b.unsqueeze(1);
+        }
+        let mut y = self.product_of(n, a, b)?;
+        let mut to = y.shape.clone();
+        let rank = to.len();
+        if column {
+            to.remove(rank - 1);
+        }
+        if row {
+            to.remove(rank - 2);
+        }
+        y = self.reshaped(n, &y, &to)?;
+        Ok(vec![Val::Data(y)])
     }
 
     /// A product of matrices with a factor, plus another: scores with what is added to them, if that is known.
@@ -97,7 +120,13 @@ impl Lower<'_> {
         let mut shape = outer.ok_or_else(|| self.refuse(n, "its operands do not fit"))?;
         shape.extend([m, c]);
         let given = (a.clone(), b.clone());
-        let (a, b) = (self.settled(n, &a)?, self.settled(n, &b)?);
+        let (mut a, mut b) = (self.settled(n, &a)?, self.settled(n, &b)?);
+        // What is repeated, or has one element, where the other has what is summed over.
+        let gone = [a.dims[ra - 1], b.dims[rb - 2]].map(|d| d == Dim::Virtual);
+        if gone != [true; 2] || a.shape[ra - 1] != 1 {
+            a = if gone[0] { self.whole(n, &a)? } else { a };
+            b = if gone[1] { self.whole(n, &b)? } else { b };
+        }
         // Dims: those of the result, and behind them the one that is summed over.
         let rank = shape.len();
         let put = |v: &View, keep: usize, sum: usize, at: usize| {

@@ -11,7 +11,7 @@ use shardc_ir::ops::{Dot, Op, ReduceSum};
 
 impl Lower<'_> {
     /// Dims that are reduced, and whether they stay as dims of one element.
-    fn reduced(&self, n: &Node, rank: usize) -> Result<(Vec<usize>, bool)> {
+    pub(super) fn reduced(&self, n: &Node, rank: usize) -> Result<(Vec<usize>, bool)> {
         let all = self.ints(n, "dim")?;
         let dims: Vec<usize> = match all.is_empty() {
             true => (0..rank).collect(),
@@ -22,7 +22,7 @@ impl Lower<'_> {
 
     /// The mean or sum over dims.
     pub(super) fn mean(&mut self, n: &Node, is_mean: bool) -> Result<Vec<Val>> {
-        let x = self.data(n, "self")?;
+        let x = self.float_data(n, "self")?;
         let (dims, keep) = self.reduced(n, x.shape.len())?;
         let count: f64 = dims.iter().map(|&d| x.shape[d] as f64).product();
         let y = self.sum_over(n, &x, &dims, keep)?;

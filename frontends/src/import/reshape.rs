@@ -103,7 +103,12 @@ impl Lower<'_> {
         let mut open = String::new();
         let last = (0..x.shape.len()).rev().find(|&d| x.dims[d] != Dim::Virtual);
         let Some(last) = last else {
-            return Err(self.refuse(n, "a single number stands for a tensor"));
+            // A single number stands for a tensor.
+            let to: String = (0..x.shape.len()).map(letter).collect();
+            let rule = self.rule(n, &format!("->{to}"), &[x.value])?;
+            let sizes = Sizes(to.chars().map(|c| sized(c, 1)).collect());
+            let v = self.emit(n, "number", Expand { rule, sizes }, &[x.value])?;
+            return Ok(View::plain(v, &x.shape));
         };
         for d in 0..x.shape.len() {
             to.push(letter(d));
@@ -185,6 +190,10 @@ impl Lower<'_> {
     /// The view without dims of a value that have one element here and more in `shape`, to which it is
     /// spread.
     pub(super) fn thinned(&mut self, n: &Node, x: &View, shape: &[usize]) -> Result<View> {
+        if room::count(&x.shape) == 1 && x.real() > 0 && room::count(shape) > 1 {
+            let all: Vec<usize> = (0..x.shape.len()).collect();
+            return self.sum_over(n, x, &all, true);
+        }
         let off = shape.len() - x.shape.len();
         let thin = |d: &usize| {
             matches!(x.dims[*d], Dim::Real(_)) && x.shape[*d] == 1 && shape[off + d] > 1
@@ -204,6 +213,11 @@ impl Lower<'_> {
     pub(super) fn reshaped(&mut self, n: &Node, x: &View, to: &[usize]) -> Result<View> {
         if x.shape == to {
             return Ok(x.clone());
+        }
+        // One element is a number.
+        if to.is_empty() && x.real() > 0 && room::count(&x.shape) == 1 {
+            let all: Vec<usize> = (0..x.shape.len()).collect();
+            return self.sum_over(n, x, &all, false);
         }
         // Back to what it was made of.
         if let Some(before) = self.before.get(&x.value).filter(|b| b.shape == to && x.is_plain()) {

@@ -187,6 +187,7 @@ pub(super) enum RawArg {
     Int(RawInt),
     Ints(Vec<RawInt>),
     Float(f64),
+    Floats(Vec<f64>),
     Bool(bool),
     Text(String),
     Dtype(u32),
@@ -226,6 +227,10 @@ impl<'de> Visitor<'de> for ArgVisitor {
             }
             "as_sym_ints" => RawArg::Ints(m.next_value()?),
             "as_float" => RawArg::Float(m.next_value::<Number>()?.value()),
+            "as_floats" => {
+                let all: Vec<Number> = m.next_value()?;
+                RawArg::Floats(all.iter().map(Number::value).collect())
+            }
             "as_bool" => RawArg::Bool(m.next_value()?),
             "as_string" => RawArg::Text(m.next_value()?),
             "as_scalar_type" => RawArg::Dtype(m.next_value()?),
@@ -443,6 +448,7 @@ impl Build<'_> {
             },
             RawArg::Ints(all) => Arg::Ints(all.iter().map(int).collect::<Result<_>>()?),
             RawArg::Float(x) => Arg::Float(*x),
+            RawArg::Floats(all) => Arg::Floats(all.clone()),
             RawArg::Bool(x) => Arg::Bool(*x),
             RawArg::Text(t) => Arg::Text(t.as_str().into()),
             RawArg::Dtype(d) => match stores(*d) {

@@ -31,9 +31,7 @@ impl Lower<'_> {
         let float = self.draft.ty(x.value).dtype.is_float();
         Ok(Val::Data(match to {
             Some(Elem::Bool) => self.truth(n, &x)?,
-            Some(Elem::Int) if float => {
-                return Err(self.refuse(n, "numbers that depend on data become integers"));
-            }
+            Some(Elem::Int) if float => self.truncated(n, &x)?,
             Some(Elem::Float | Elem::Double) if !float => self.float(n, &x)?,
             _ => x,
         }))
@@ -83,6 +81,28 @@ impl Lower<'_> {
         Self::one(x.unsqueeze(at))
     }
 
+    /// Without dims of one element: those that are named, or all.
+    pub(super) fn squeezes(&mut self, n: &Node) -> Result<Vec<Val>> {
+        let x = self.data(n, "self")?;
+        let rank = x.shape.len();
+        let named = self.ints(n, "dim")?.into_iter().map(|d| dim_of(d, rank, self, n));
+        let named = named.collect::<Result<Vec<usize>>>()?;
+        let all = *n.arg("dim") == Arg::None;
+        let stays = |d: &usize| x.shape[*d] != 1 || !all && !named.contains(d);
+        let to: Vec<usize> = (0..rank).filter(stays).map(|d| x.shape[d]).collect();
+        self.reshaped(n, &x, &to).and_then(Self::one)
+    }
+
+    /// The last two dims exchanged.
+    pub(super) fn turned_last(&mut self, n: &Node) -> Result<Vec<Val>> {
+        let x = self.data(n, "self")?;
+        let rank = x.shape.len();
+        if rank < 2 {
+            return Err(self.refuse(n, "its operand is no matrix"));
+        }
+        Self::one(x.transpose(rank - 2, rank - 1))
+    }
+
     pub(super) fn squeeze(&mut self, n: &Node) -> Result<Vec<Val>> {
         let x = self.data(n, "self")?;
         let d = self.dim(n, "dim", 0, x.shape.len())?;
@@ -99,7 +119,13 @@ impl Lower<'_> {
 
     pub(super) fn expand(&mut self, n: &Node) -> Result<Vec<Val>> {
         let x = self.data(n, "self")?;
-        let to = self.expanded(n, &x.shape, &self.ints(n, "size")?)?;
+        let to = match n.arg("other") {
+            Arg::Value(_) => self.shape_of(n, "other")?,
+            _sizes => self.expanded(n, &x.shape, &self.ints(n, "size")?)?,
+        };
+        if to.len() < x.shape.len() {
+            return Err(self.refuse(n, "it has more dims than it is expanded to"));
+        }
         let x = self.thinned(n, &x, &to)?;
         let more = to.len() - x.shape.len();
         let mut dims = vec![Dim::Virtual; more];
@@ -115,7 +141,13 @@ impl Lower<'_> {
 
     pub(super) fn view(&mut self, n: &Node, key: &str) -> Result<Vec<Val>> {
         let x = self.data(n, "self")?;
-        let to = self.resolved(n, &self.ints(n, key)?, room::count(&x.shape))?;
+        let to = match n.arg("other") {
+            Arg::Value(_) => self.shape_of(n, "other")?,
+            _sizes => self.resolved(n, &self.ints(n, key)?, room::count(&x.shape))?,
+        };
+        if room::count(&to) != room::count(&x.shape) {
+            return Err(self.refuse(n, "its shapes have different numbers of elements"));
+        }
         self.reshaped(n, &x, &to).and_then(Self::one)
     }
 
@@ -351,6 +383,15 @@ impl Lower<'_> {
             return Err(self.refuse(n, "it has no operands"));
         };
         let d = self.dim(n, "dim", 0, first.shape.len())?;
+        self.cat_of(n, parts, d).and_then(Self::one)
+    }
+
+    /// Parts one after the other along a dim.
+    pub(super) fn cat_of(&mut self, n: &Node, parts: Vec<View>, d: usize) -> Result<View> {
+        let Some(first) = parts.first().cloned() else {
+            return Err(self.refuse(n, "it has no operands"));
+        };
+        let float = parts.iter().any(|p| self.draft.ty(p.value).dtype.is_float());
         let mut joined: Option<View> = None;
         for p in parts {
             let alike = p.shape.len() == first.shape.len()
@@ -358,12 +399,14 @@ impl Lower<'_> {
             if !alike {
                 return Err(self.refuse(n, "its operands do not fit"));
             }
+            let whole = !self.draft.ty(p.value).dtype.is_float();
+            let p = if float && whole { self.float(n, &p)? } else { p };
             joined = Some(match joined {
                 None => p,
                 Some(a) => self.joined(n, a, p, d)?,
             });
         }
-        joined.map_or_else(|| Err(self.refuse(n, "it has no operands")), Self::one)
+        joined.ok_or_else(|| self.refuse(n, "it has no operands"))
     }
 
     fn joined(&mut self, n: &Node, a: View, b: View, d: usize) -> Result<View> {

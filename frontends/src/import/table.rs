@@ -1,13 +1,15 @@
 //! What becomes of each op. A new op of ours is a row here.
 
 use super::compare::Order;
+use super::compose;
 use super::graph::Node;
 use super::lower::{Lower, Val};
+use super::recur::Cell;
 use shardc_ir::diag::Result;
 use shardc_ir::names;
 use shardc_ir::ops::unary::Rounding;
 use shardc_ir::ops::{
-    Abs, Cos, Erf, Exp, Log, Log1p, Logistic, Op, Round, Rsqrt, Scale, Silu, Sin, Sqrt, Tanh,
+    Abs, Cos, Erf, Exp, Log, Log1p, Logistic, Op, Round, Rsqrt, Scale, Sign, Silu, Sin, Sqrt, Tanh,
 };
 
 /// Functions of two operands, of which one may be a number.
@@ -27,6 +29,7 @@ pub(super) enum Arithmetic {
 }
 
 /// How an op is lowered.
+#[derive(Clone, Copy)]
 pub(super) enum How {
     /// Nothing becomes of its first operand.
     Same,
@@ -34,9 +37,11 @@ pub(super) enum How {
     Unary(&'static str, fn() -> Op),
     Binary(Arithmetic),
     Call(fn(&mut Lower, &Node) -> Result<Vec<Val>>),
+    /// An expression of others.
+    Text(&'static str),
 }
 
-use How::{Binary, Call, Same, Unary};
+use How::{Binary, Call, Same, Text, Unary};
 
 /// All ops, by name.
 const TABLE: &[(&str, How)] = &[
@@ -157,15 +162,84 @@ const TABLE: &[(&str, How)] = &[
     ("unbind.int", Call(|l, n| l.unbind(n))),
     ("unflatten.int", Call(|l, n| l.unflatten(n))),
     ("unsqueeze.default", Call(|l, n| l.unsqueeze(n))),
+    ("view_as.default", Call(|l, n| l.view(n, "size"))),
     ("view.default", Call(|l, n| l.view(n, "size"))),
     ("where.ScalarOther", Call(|l, n| l.choose(n))),
     ("where.ScalarSelf", Call(|l, n| l.choose(n))),
     ("where.self", Call(|l, n| l.choose(n))),
+    ("adaptive_avg_pool1d.default", Call(|l, n| l.adaptive(n, 1))),
+    ("adaptive_avg_pool2d.default", Call(|l, n| l.adaptive(n, 2))),
+    ("amax.default", Call(|l, n| l.extreme(n, true))),
+    ("amin.default", Call(|l, n| l.extreme(n, false))),
+    ("argmax.default", Call(|l, n| l.extreme_at(n, true, false))),
+    ("argmin.default", Call(|l, n| l.extreme_at(n, false, false))),
+    ("avg_pool1d.default", Call(|l, n| l.pool(n, 1, false))),
+    ("avg_pool2d.default", Call(|l, n| l.pool(n, 2, false))),
+    ("batch_norm.default", Call(|l, n| l.batch_norm(n))),
+    ("bilinear.default", Call(|l, n| l.bilinear(n))),
+    ("constant_pad_nd.default", Call(|l, n| l.padded(n))),
+    ("conv_transpose1d.default", Call(|l, n| l.conv_back(n, 1))),
+    ("conv_transpose2d.input", Call(|l, n| l.conv_back(n, 2))),
+    ("cumprod.default", Call(|l, n| l.product_along(n, true))),
+    ("cumsum.default", Call(|l, n| l.cumsum(n))),
+    ("diagonal.default", Call(|l, n| l.diagonal(n))),
+    ("dot.default", Call(|l, n| l.matmul(n, "tensor"))),
+    ("einsum.default", Call(|l, n| l.einsum(n))),
+    ("embedding_bag.padding_idx", Call(|l, n| l.bags(n))),
+    ("expand_as.default", Call(|l, n| l.expand(n))),
+    ("flip.default", Call(|l, n| l.flip(n))),
+    ("group_norm.default", Call(|l, n| l.group_norm(n, false))),
+    ("gru.input", Call(|l, n| l.layers(n, Cell::Gru))),
+    ("gru_cell.default", Call(|l, n| l.cell(n, Cell::Gru))),
+    ("index_add.default", Call(|l, n| l.added_at(n, "source"))),
+    ("instance_norm.default", Call(|l, n| l.group_norm(n, true))),
+    ("lift_fresh_copy.default", Same),
+    ("linalg_vector_norm.default", Call(|l, n| l.vector_norm(n))),
+    ("lstm.input", Call(|l, n| l.layers(n, Cell::Lstm))),
+    ("lstm_cell.default", Call(|l, n| l.cell(n, Cell::Lstm))),
+    ("mT.default", Call(|l, n| l.turned_last(n))),
+    ("max.default", Call(|l, n| l.extreme(n, true))),
+    ("max.dim", Call(|l, n| l.extreme_at(n, true, true))),
+    ("max.other", Binary(Arithmetic::Max)),
+    ("max_pool1d.default", Call(|l, n| l.pool(n, 1, true))),
+    ("max_pool2d.default", Call(|l, n| l.pool(n, 2, true))),
+    ("min.default", Call(|l, n| l.extreme(n, false))),
+    ("min.dim", Call(|l, n| l.extreme_at(n, false, true))),
+    ("min.other", Binary(Arithmetic::Min)),
+    ("multi_margin_loss.default", Call(|l, n| l.multi_margin(n))),
+    ("mv.default", Call(|l, n| l.matmul(n, "vec"))),
+    ("nll_loss_nd.default", Call(|l, n| l.nll(n))),
+    ("one_hot.default", Call(|l, n| l.one_hot(n))),
+    ("pad.default", Call(|l, n| l.padded(n))),
+    ("pixel_shuffle.default", Call(|l, n| l.pixel_shuffle(n))),
+    ("prod.dim_int", Call(|l, n| l.product_along(n, false))),
+    ("rnn_tanh.input", Call(|l, n| l.layers(n, Cell::Tanh))),
+    ("rnn_tanh_cell.default", Call(|l, n| l.cell(n, Cell::Tanh))),
+    ("roll.default", Call(|l, n| l.roll(n))),
+    ("scatter.src", Call(|l, n| l.written_at(n))),
+    ("scatter_add.default", Call(|l, n| l.added_at(n, "src"))),
+    ("sign.default", Unary("sign", || Sign {}.into())),
+    ("squeeze.default", Call(|l, n| l.squeezes(n))),
+    ("squeeze.dims", Call(|l, n| l.squeezes(n))),
+    ("std.correction", Call(|l, n| l.variance(n, true))),
+    ("std.default", Call(|l, n| l.variance(n, true))),
+    ("std.dim", Call(|l, n| l.variance(n, true))),
+    ("tril.default", Call(|l, n| l.triangle(n, true))),
+    ("triu.default", Call(|l, n| l.triangle(n, false))),
+    ("unfold.default", Call(|l, n| l.unfold(n))),
+    ("upsample_bilinear2d.vec", Call(|l, n| l.resized(n, true))),
+    ("upsample_linear1d.vec", Call(|l, n| l.resized(n, true))),
+    ("upsample_nearest1d.vec", Call(|l, n| l.resized(n, false))),
+    ("upsample_nearest2d.vec", Call(|l, n| l.resized(n, false))),
+    ("var.correction", Call(|l, n| l.variance(n, false))),
+    ("var.default", Call(|l, n| l.variance(n, false))),
+    ("var.dim", Call(|l, n| l.variance(n, false))),
 ];
 
 /// The row of an op.
-pub(super) fn row(op: &str) -> Option<&'static How> {
-    TABLE.iter().find(|r| r.0 == op).map(|r| &r.1)
+pub(super) fn row(op: &str) -> Option<How> {
+    let own = TABLE.iter().find(|r| r.0 == op).map(|r| r.1);
+    own.or_else(|| compose::text(op).map(Text))
 }
 
 /// What ops that are not there can be made of.

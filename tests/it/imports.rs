@@ -6,6 +6,7 @@ mod files;
 mod floats;
 mod labelled;
 mod losses;
+mod ops;
 mod sizes;
 mod survey;
 mod words;

@@ -42,6 +42,9 @@ pub struct Generate {
     /// What a user says in a chat, which the model's template makes a prompt of
     #[arg(long, value_name = "TEXT", conflicts_with = "chat_file")]
     pub chat: Option<String>,
+    /// The system message before what --chat says
+    #[arg(long, value_name = "TEXT", requires = "chat")]
+    pub system: Option<String>,
     /// Examples (FILE.jsonl or FILE.json): each chat up to its last answer, each prompt, or each text
     #[arg(long, value_name = "FILE")]
     pub chat_file: Option<PathBuf>,
@@ -220,7 +223,7 @@ fn prompts(how: &Generate, words: &Prompts) -> Result<Vec<Prompt>> {
     let alone = |ids| vec![Prompt { place: None, ids }];
     Ok(match (&how.prompt, &how.chat, &how.chat_file) {
         (Some(text), ..) => alone(words.text(text)?),
-        (_, Some(said), _) => alone(words.chat(said)?),
+        (_, Some(said), _) => alone(words.chat(how.system.as_deref(), said)?),
         (_, _, Some(file)) => {
             let all = words.file(file)?.into_iter();
             all.map(|p| Prompt { place: Some(p.place), ids: p.ids }).collect()

@@ -103,7 +103,7 @@ fn no_flag(path: &str) -> String {
 }
 
 /// A path as a word of a command that somebody may type: in quotes where a shell would see more than a word.
-pub(super) fn word(path: &Path) -> String {
+pub(crate) fn word(path: &Path) -> String {
     let path = no_flag(&path.display().to_string());
     let plain = |c: char| c.is_alphanumeric() || "/._-+=,:@%".contains(c);
     if !path.is_empty() && path.chars().all(plain) { path } else { quoted(&path) }

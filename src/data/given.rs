@@ -3,6 +3,7 @@
 use super::examples::{Examples, Row, Setup};
 use super::reading::YesNo;
 use super::{Data, Order, Reading, columns, globs};
+use crate::commands::launch_script::word;
 use crate::hub;
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::documents::Documents;
@@ -35,13 +36,8 @@ pub(super) fn kept_otherwise(spec: &str) -> Option<Diag> {
     let path = Path::new(spec);
     let kind = path.extension().map(|e| e.to_string_lossy().to_lowercase()).unwrap_or_default();
     let refuse = |what: String| Some(Diag::new("data", what).at(spec));
-    let python = |d: Diag, [module, read]: [String; 2], write: String| {
-        d.rule("examples are lines of JSON: three lines of Python write them")
-            .help(format!("import {module}"))
-            .help(format!("table = {module}.{read}"))
-            .help(format!("table.{write}"))
-    };
     let read = match &*kind {
+        _folder if path.is_dir() => return data_set(path, refuse("a folder is not read".into())?),
         "parquet" => format!("read_parquet({spec:?})"),
         "arrow" | "feather" => format!("read_feather({spec:?})"),
         "csv" => format!("read_csv({spec:?})"),
@@ -55,28 +51,36 @@ pub(super) fn kept_otherwise(spec: &str) -> Option<Diag> {
                 "bunzip2"
             };
             let d = refuse(format!("a .{kind} file is not read, a .zst file is"))?;
-            return Some(d.help(format!("unpack it: {by} -k {spec}")));
+            return Some(d.help(format!("unpack it: {by} -k {}", word(path))));
         }
-        _other if path.is_dir() || kind.is_empty() && hub::is_name(path) => {
-            let what = if path.is_dir() { "a folder" } else { "a name of a data set" };
-            let read = match path.join("state.json").is_file()
-                || path.join("dataset_dict.json").is_file()
-            {
-                true => format!("load_from_disk({spec:?})"),
-                false => format!("load_dataset({spec:?}, split=\"train\")"),
-            };
-            let d = refuse(format!("{what} is not read"))?;
-            return Some(python(
-                d,
-                ["datasets".into(), read],
-                "to_json(\"train.jsonl\", force_ascii=False)".into(),
-            ));
+        _other if kind.is_empty() && hub::is_name(path) => {
+            return data_set(path, refuse("a name of a data set is not read".into())?);
         }
         _other => return None,
     };
     let to = path.with_extension("jsonl").display().to_string();
     let write = format!("to_json({to:?}, orient=\"records\", lines=True, force_ascii=False)");
-    Some(python(refuse(format!("a .{kind} file is not read"))?, ["pandas".into(), read], write))
+    Some(python(refuse(format!("a .{kind} file is not read"))?, "pandas", read, write))
+}
+
+/// A data set as the library `datasets` keeps it: in a folder, or by its name.
+fn data_set(path: &Path, d: Diag) -> Option<Diag> {
+    let saved = ["state.json", "dataset_dict.json"].iter().any(|f| path.join(f).is_file());
+    let name = path.display().to_string();
+    let read = match saved {
+        true => format!("load_from_disk({name:?})"),
+        false => format!("load_dataset({name:?}, split=\"train\")"),
+    };
+    let write = "to_json(\"train.jsonl\", force_ascii=False)";
+    Some(python(d, "datasets", read, write.into()))
+}
+
+/// The lines that read a table with a module, and write it as lines of JSON.
+fn python(d: Diag, module: &str, read: String, write: String) -> Diag {
+    d.rule("examples are lines of JSON: three lines of Python write them")
+        .help(format!("import {module}"))
+        .help(format!("table = {module}.{read}"))
+        .help(format!("table.{write}"))
 }
 
 /// Where data come from, with what a run knows.

@@ -198,7 +198,10 @@ fn lines_that_are_no_examples_are_errors() {
         refuses(2, "data", line, words);
     }
     for (line, words) in [
-        (r#"{"prompt": "a", "chosen": "b", "rejected": "c"}"#, "preference data: DPO is not built"),
+        (
+            r#"{"prompt": "a", "chosen": "b", "rejected": "c"}"#,
+            "preference data: DPO and KTO are not built",
+        ),
         (
             r#"{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}"#,
             "a part of type `image_url`",
@@ -287,12 +290,21 @@ fn examples_that_lose_something_are_named() {
     let at = |n: &[usize]| n.iter().map(|n| format!("c.jsonl:{n}")).collect::<Vec<_>>();
     let how = ["--chat-template", "t.jinja", "--seq", "32"];
     let said = shown(&lab, "c.jsonl", &how);
-    let want = json!({ "cut": at(&[2, 3, 8]), "too_long": [], "unscored": at(&[3, 4, 5]), "empty": at(&[4, 7]) });
+    let want = json!({ "cut": at(&[2, 3, 8]), "too_long": [], "unscored": at(&[3, 4, 5]), "empty": at(&[4]), "none": at(&[7]) });
     assert_eq!(said["places"], want);
     assert_eq!(
-        (&said["cut"], &said["unscored"], &said["empty"]),
-        (&json!(3), &json!(3), &json!(2))
+        (&said["cut"], &said["unscored"], &said["empty"], &said["none"]),
+        (&json!(3), &json!(3), &json!(1), &json!(1))
     );
+    // The word is scored, as transformers would score it.
+    let text = said["shown"].as_array().and_then(|all| all.last()).expect("rows")["shown"].clone();
+    assert!(text.as_str().is_some_and(|t| t.contains("many words")), "{text}");
+    let none = said["shown"]
+        .as_array()
+        .expect("rows")
+        .iter()
+        .any(|s| s["shown"] == "<user>a<assistant>[None]");
+    assert!(none, "{}", said["shown"]);
     let unused = said["unused"].as_array().expect("keys");
     assert!(!unused.contains(&json!("weight")), "{unused:?}");
     // A template that reads calls writes them.
@@ -302,6 +314,35 @@ fn examples_that_lose_something_are_named() {
     );
     let said = shown(&lab, "c.jsonl", &["--chat-template", "calls.jinja", "--loss-on", "all"]);
     assert_eq!(said["places"]["empty"], json!(at(&[4])));
+    // Nor is there a word where the template leaves null out, or a text says it.
+    lab.write(
+        "null.jinja",
+        "{% for m in messages %}<{{ m.role }}>{{ m.content or 'None' }}{% endfor %}",
+    );
+    let said = shown(&lab, "c.jsonl", &["--chat-template", "null.jinja", "--loss-on", "all"]);
+    assert_eq!((&said["none"], &said["empty"]), (&json!(0), &json!(2)));
+    // Of several answers one that is empty counts where it is scored.
+    let two = json!({ "messages": [{ "role": "user", "content": "a" }, says(""), { "role": "user", "content": "a" }, says("b")] });
+    lab.write("two.jsonl", two.to_string());
+    for (on, empty) in [("completion", 0), ("assistant", 1), ("all", 1)] {
+        let said = shown(&lab, "two.jsonl", &["--chat-template", "t.jinja", "--loss-on", on]);
+        assert_eq!(said["empty"], json!(empty), "{on}");
+    }
+    let weighs = |role: &str, w: Json| json!({ "role": role, "content": "b", "weight": w });
+    let barred = json!({ "messages": [weighs("user", json!(1)), weighs("assistant", json!(0))] })
+        .to_string();
+    for (text, words) in [
+        (barred.clone(), "all of them have `weight` 0"),
+        (
+            json!({ "messages": [weighs("user", json!(1))] }).to_string(),
+            "chats have no turn of an assistant",
+        ),
+    ] {
+        lab.write("b.jsonl", text);
+        let args = ["data", "b.jsonl", "--tokenizer", &tokenizer(), "--chat-template", "t.jinja"];
+        let said = lab.refuses(&args, 2, "data");
+        assert!(said.contains("no token is scored") && said.contains(words), "{said}");
+    }
     let dropped = shown(&lab, "c.jsonl", &[&how[..], &["--too-long", "drop"]].concat());
     assert_eq!(dropped["places"]["too_long"], json!(at(&[2, 3, 8])));
     let tokenizer = tokenizer();
@@ -310,7 +351,8 @@ fn examples_that_lose_something_are_named() {
     for line in [
         "3 cut (37.5 %): c.jsonl:2, c.jsonl:3, c.jsonl:8\n",
         "3 without a scored token left out (37.5 %): c.jsonl:3, c.jsonl:4, c.jsonl:5\n",
-        "2 with an empty answer (25.0 %): c.jsonl:4, c.jsonl:7\n",
+        "1 with an empty answer (12.5 %): c.jsonl:4\n",
+        "1 with the word None, as which the template writes a content of null (12.5 %): c.jsonl:7\n",
     ] {
         assert!(text.contains(line), "no `{line}` in {text}");
     }
@@ -372,11 +414,37 @@ fn files_that_are_no_examples_are_errors() {
     );
     says("x.csv", b"a,b", &["pandas.read_csv(\"x.csv\")"]);
     says("x.tsv", b"a\tb", &["pandas.read_csv(\"x.tsv\", sep=\"\\t\")"]);
-    says("x.jsonl.gz", b"\x1f\x8b", &["a .gz file is not read", "gunzip -k x.jsonl.gz"]);
+    says("x.jsonl.gz", b"\x1f\x8b", &["a .gz file is not read", "gunzip -k x.jsonl.gz\n"]);
+    says("my x.jsonl.gz", b"\x1f\x8b", &["gunzip -k 'my x.jsonl.gz'\n"]);
+    says("x y.jsonl", b"\xff\xfe{\0", &["utf-8 'x y.jsonl' > new.jsonl"]);
+    says(
+        "cut.jsonl",
+        b"{\"text\": \"a b\"}\n{\"text\": \"a",
+        &["cut.jsonl:2", "sed '$d' FILE > whole.jsonl"],
+    );
+    says(
+        "old.jsonl",
+        br#"{"messages": [{"role": "assistant", "function_call": {}}]}"#,
+        &["write \"tool_calls\""],
+    );
+    let line = r#"[{"text": "a b"}, {"text": "a b"}, {"text": 1}]"#;
+    says("line.json", line.as_bytes(), &["line.json:1, example 3\n"]);
+    for judged in [
+        r#"{"prompt": "a", "completion": "b", "label": false}"#,
+        r#"{"input": {"messages": []}, "preferred_output": [], "non_preferred_output": []}"#,
+        r#"{"chosen": "a", "rejected": "b"}"#,
+    ] {
+        lab.write("judged.jsonl", judged);
+        let said =
+            lab.refuses(&["data", "judged.jsonl", "--tokenizer", &tokenizer], 4, "not-built");
+        assert!(said.contains("DPO and KTO are not built"), "{said}");
+    }
+    lab.write("folder.csv/state.json", "{}");
     lab.write("kept/state.json", "{}");
     for (name, words) in [
         ("org/chats", "load_dataset(\"org/chats\", split=\"train\")"),
         ("kept", "datasets.load_from_disk(\"kept\")"),
+        ("folder.csv", "datasets.load_from_disk(\"folder.csv\")"),
     ] {
         let said = lab.refuses(&["data", name, "--tokenizer", &tokenizer], 2, "data");
         assert!(said.contains(words) && said.contains("to_json(\"train.jsonl\""), "{said}");

@@ -135,6 +135,24 @@ fn flags_of_other_software() {
         (&["run", "p", "--learning-rate", "3e-4"], "--learning-rate", "use --lr 3e-4"),
         (&["compile", "m", "--lora-r", "16"], "--lora-r", "use --lora r=16,alpha=A"),
         (&["compile", "m", "--tp"], "--tp", "use --mesh tp=N"),
+        (&["compile", "m", "--sample_packing"], "--sample_packing", "use --documents rows"),
+        (&["run", "p", "--packing", "true"], "--packing", "compile with --documents rows"),
+        (
+            &["compile", "m", "--lora_dropout", "0.1"],
+            "--lora_dropout",
+            "use --lora r=R,dropout=0.1",
+        ),
+        (
+            &["compile", "m", "--warmup_ratio", "0.1"],
+            "--warmup_ratio",
+            "use --warmup STEPS: 0.1 times",
+        ),
+        (&["run", "p", "--assistant_only_loss"], "--assistant_only_loss", "--loss-on assistant|"),
+        (
+            &["compile", "m", "--loraplus_lr_ratio", "16"],
+            "--loraplus_lr_ratio",
+            "use --optim '*.lora_B.*=RULE,lr*=16'",
+        ),
     ] {
         let said = lab.refuses(args, 2, "usage");
         assert!(said.contains(&format!("there is no {flag} here")) && said.contains(way), "{said}");

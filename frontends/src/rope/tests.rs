@@ -136,6 +136,9 @@ fn mistakes_are_named() {
     let (c, place, help) = code(dynamic, 4);
     assert_eq!((c, &*place), ("rope-type", "config.json: /rope_scaling/type"));
     assert!(help.contains("default, linear, llama3, yarn, longrope"), "{help}");
+    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/errors/rope-type.md");
+    let page = std::fs::read_to_string(page).unwrap();
+    assert!(page.contains(&format!("= help: {help}\n")), "{page}");
     let (c, place, _) = code(json!({"rope_scaling": {"rope_type": "linear", "factor": 0}}), 4);
     assert_eq!((c, &*place), ("config", "config.json: /rope_scaling/factor"));
     assert_eq!(code(json!({"rope_theta": "x"}), 4).0, "config");

@@ -39,6 +39,11 @@ fn is_zero(x: &f64) -> bool {
 /// What is done where nobody says.
 const LINEAR: &str = "linear";
 const EXPERTS: &str = "experts";
+/// A target by our word for it, where PEFT or LLaMA-Factory have another.
+fn target(word: &str) -> String {
+    if ["all-linear", "all"].contains(&word) { LINEAR.into() } else { word.into() }
+}
+
 /// Most modules that a message lists.
 const LISTED: usize = 12;
 
@@ -80,7 +85,7 @@ impl Lora {
                 }
                 ("alpha", Some(_)) => l.alpha = number()?,
                 ("dropout", Some(_)) => l.dropout = number()?,
-                ("targets", Some(v)) => l.targets = v.split('+').map(String::from).collect(),
+                ("targets", Some(v)) => l.targets = v.split('+').map(target).collect(),
                 ("rslora", None) => l.rslora = true,
                 _unknown => {
                     return Err(wrong(format!(

@@ -46,7 +46,7 @@ impl Prompts {
 
     /// # Errors
     /// None.
-    pub fn chat(&self, _: &str) -> Result<Vec<u32>> {
+    pub fn chat(&self, _: Option<&str>, _: &str) -> Result<Vec<u32>> {
         match self.0 {}
     }
 

@@ -4,7 +4,7 @@ mod prompt;
 
 use super::shape::Example;
 use super::spans::{Marked, Marker};
-use super::template::{Template, special_tokens};
+use super::template::{self, Template, special_tokens};
 use crate::data::{Reading, TooLong, short, tokenizer};
 pub use prompt::{Prompt, Prompts};
 use serde_json::{Map, Value as Json};
@@ -150,7 +150,26 @@ impl Coder {
     /// Whether an answer of an example has nothing in it that its template reads.
     pub fn says_nothing(&self, e: &Example) -> bool {
         let tools = matches!(e, Example::Chat(c) if !c.tools.is_null());
-        e.says_nothing(&|key| self.template_of(tools).is_none_or(|t| t.names(key)))
+        let reads = |key: &str| self.template_of(tools).is_none_or(|t| t.names(key));
+        e.says_nothing(self.reading.loss_on, &reads) && !self.writes_none(e)
+    }
+
+    /// Whether a template writes a content of null as the word that Python has for it.
+    pub fn writes_none(&self, e: &Example) -> bool {
+        let Example::Chat(c) = e else { return false };
+        let none = |m: &Json| m.get("content").is_some_and(Json::is_null);
+        let Some(t) = self.template_of(!c.tools.is_null()) else { return false };
+        if !c.messages.iter().any(none) {
+            return false;
+        }
+        let mut empty = c.messages.clone();
+        empty.iter_mut().filter(|m| none(m)).for_each(|m| m["content"] = "".into());
+        let text = |messages: &[Json]| {
+            let (tools, kwargs) = (&c.tools, &c.kwargs);
+            t.render(&template::Chat { messages, tools, kwargs, prompt: false }).map(|r| r.text)
+        };
+        let nones = |messages: &[Json]| text(messages).map(|text| text.matches("None").count());
+        matches!((nones(&c.messages), nones(&empty)), (Ok(null), Ok(empty)) if null > empty)
     }
 
     /// The texts of an example of a line.

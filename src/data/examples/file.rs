@@ -1,6 +1,7 @@
 //! Files of examples: one in each line, or the elements of one array. They are read once from the beginning to the end,
 //! and then from where each example is.
 
+use crate::commands::launch_script::word;
 use ruzstd::decoding::StreamingDecoder;
 use ruzstd::decoding::errors::{FrameDecoderError, ReadFrameHeaderError};
 use shardc_ir::diag::{Diag, Result, bytes};
@@ -78,7 +79,7 @@ impl Files {
             if n == 2 && matches!(head, [0xff, 0xfe] | [0xfe, 0xff]) {
                 return Err(wrong("it is UTF-16").rule("text is UTF-8").help(format!(
                     "write it again: iconv -f utf-16 -t utf-8 {} > new.jsonl",
-                    path.display()
+                    word(path)
                 )));
             }
             if size == 0 {
@@ -213,6 +214,12 @@ impl<R: BufRead> Walk<'_, R> {
         format!("{}:{line}", self.one.path.display())
     }
 
+    /// That of the element of an array with this number, where others begin in its line.
+    fn place_of(&self, line: u64, number: usize, others: bool) -> String {
+        let place = self.place(line);
+        if others { format!("{place}, example {number}") } else { place }
+    }
+
     fn wrong(&self, line: u64, what: impl Into<String>) -> Diag {
         Diag::new("data", what).at(self.place(line))
     }
@@ -223,13 +230,13 @@ impl<R: BufRead> Walk<'_, R> {
     }
 
     /// Gives an example of these bytes that begin at `at`, without the space around them.
-    fn give(&self, at: u64, line: u64, bytes: &[u8], work: &mut Work) -> Result<()> {
+    fn give(&self, at: u64, place: &str, bytes: &[u8], work: &mut Work) -> Result<()> {
         let own = bytes.trim_ascii_start();
         // Files that are one behind the other have marks within.
         let own = own.strip_prefix(BYTE_ORDER_MARK).unwrap_or(own).trim_ascii_start();
         let (begin, bytes) = (bytes.len() - own.len(), own.trim_ascii_end());
         let spot = Spot { at: self.one.before + at + begin as u64, bytes: bytes.len() as u32 };
-        work(spot, &self.place(line), bytes.to_vec())
+        work(spot, place, bytes.to_vec())
     }
 
     fn lines(&mut self, work: &mut Work) -> Result<()> {
@@ -245,7 +252,7 @@ impl<R: BufRead> Walk<'_, R> {
                 return Err(self.too_long(self.line));
             }
             if !bytes.trim_ascii().is_empty() {
-                self.give(self.at, self.line, &bytes, work)?;
+                self.give(self.at, &self.place(self.line), &bytes, work)?;
             }
             self.at += n as u64;
             self.line += 1;
@@ -278,6 +285,8 @@ impl<R: BufRead> Walk<'_, R> {
         }
         let (mut all, mut from, mut line) = (vec![], self.at, self.line);
         let (mut depth, mut text, mut escaped, mut any) = (0usize, false, false, false);
+        // How many there are so far, and the line in which the last one begins.
+        let (mut number, mut before) = (0, 0);
         loop {
             let Some(b) = self.byte()? else {
                 return Err(self
@@ -292,7 +301,10 @@ impl<R: BufRead> Walk<'_, R> {
                     return Err(self.wrong(self.line, what).help("take the comma out"));
                 }
                 if !empty {
-                    self.give(from, line, &all, work)?;
+                    number += 1;
+                    let place = self.place_of(line, number, before == line);
+                    self.give(from, &place, &all, work)?;
+                    before = line;
                 }
                 any = true;
                 all.clear();

@@ -126,7 +126,9 @@ impl Examples {
             let at = |d: Diag| if d.place.is_some() { d } else { d.at(place) };
             let example = reader.read(&bytes).map_err(at)?;
             pass.stats.shape = reader.shape;
-            pass.stats.example(&example, coder.says_nothing(&example), place);
+            let [empty, none] = [coder.says_nothing(&example), coder.writes_none(&example)];
+            pass.stats.example(&example, empty, place);
+            pass.stats.none.add(none, place);
             reader.leaves(coder.unnamed(&example));
             let line = place.rsplit(':').next().unwrap_or_default();
             group.add(spot, place, coder.texts(&example, line).map_err(at)?);
@@ -147,6 +149,9 @@ impl Examples {
             let d = Diag::new("data", "no token is scored").at(name);
             let d = d.rule("a row without a scored token teaches nothing, and is left out");
             return Err(match (stats.long.count > 0, shape) {
+                _ if stats.barred == stats.examples => d
+                    .why("each chat has turns of an assistant, and all of them have `weight` 0 or `train` false")
+                    .help("take these keys out, or score all tokens: --loss-on all"),
                 (true, _) => d.help("all examples are too long: compile with a larger --seq"),
                 (_, Shape::Texts | Shape::Pairs) => d.help("write texts of two tokens or more"),
                 _ => d.help("chats have no turn of an assistant, or it is cut: look at them with shardc data"),
@@ -293,6 +298,8 @@ impl Examples {
     pub fn told(&self) -> Vec<String> {
         let of = match (self.shape, &self.coder.template) {
             (Shape::Texts, _) | (_, None) => String::new(),
+            // Two texts are no chat.
+            (Shape::Pairs, _) if self.stats.turns == 0 => String::new(),
             (_, Some(t)) => {
                 let how = match t.tags {
                     true => "masks by its generation tags",

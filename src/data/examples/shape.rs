@@ -1,6 +1,8 @@
 //! An example of a line of JSON: a chat, a prompt with its completion, or a text.
 
+use super::spans::spoken;
 use super::template::has_marks;
+use crate::data::LossOn;
 use serde_json::{Map, Value as Json};
 use shardc_ir::diag::{Diag, Result};
 use std::collections::BTreeSet;
@@ -80,7 +82,7 @@ const SAYS: [&str; 4] = ["tool_calls", "reasoning_content", "thinking", "reasoni
 
 impl Example {
     /// Whether an answer that is scored has nothing in it, of the keys that its template `reads`.
-    pub fn says_nothing(&self, reads: &dyn Fn(&str) -> bool) -> bool {
+    pub fn says_nothing(&self, on: Option<LossOn>, reads: &dyn Fn(&str) -> bool) -> bool {
         let none = |v: &Json| match v {
             Json::Null => true,
             Json::String(text) => text.is_empty(),
@@ -90,7 +92,9 @@ impl Example {
         let empty =
             |m: &Json| none(&m["content"]) && !SAYS.iter().any(|key| !none(&m[*key]) && reads(key));
         match self {
-            Example::Chat(c) => c.messages.iter().any(|m| Chat::scores(m) && empty(m)),
+            Example::Chat(c) => {
+                spoken(c, on).iter().any(|&(i, scored)| scored && empty(&c.messages[i]))
+            }
             Example::Pair { completion, .. } => completion.is_empty(),
             Example::Text(_) => false,
         }
@@ -170,10 +174,11 @@ impl Reader {
         let shapes = [Shape::Messages, Shape::Conversations, Shape::Pairs, Shape::Texts];
         let found = shapes.into_iter().find(|s| has(s.keys()));
         let keys: Vec<&str> = all.keys().map(String::as_str).collect();
-        if has(&["chosen", "rejected"]) {
-            return Err(Diag::new("not-built", "preference data: DPO is not built")
+        let judged = found == Some(Shape::Pairs) && all.get("label").is_some_and(Json::is_boolean);
+        if judged || has(&["chosen", "rejected"]) || has(&["preferred_output"]) {
+            return Err(Diag::new("not-built", "preference data: DPO and KTO are not built")
                 .rule(SHAPES)
-                .help("to train on the better answers alone: {\"prompt\": …, \"completion\": the chosen one}"));
+                .help("to train on the better answers alone: {\"prompt\": …, \"completion\": the better one}"));
         }
         match (found, self.shape) {
             (Some(now), None) => {
@@ -245,6 +250,7 @@ fn not_json(e: &serde_json::Error) -> Diag {
     match e.is_eof() {
         true => d
             .rule("an example is one line of a .jsonl file")
+            .help("is it the last line? Then the file was cut short: sed '$d' FILE > whole.jsonl leaves it out")
             .help("examples of several lines: jq -c . FILE > chats.jsonl writes each in one")
             .help("a file that is one array is called FILE.json"),
         false => d.help("an example is one object of JSON in one line: its keys and texts stand in double quotes, and commas between them"),
@@ -346,6 +352,10 @@ fn messages(key: &str, v: Json) -> Result<Vec<Json>> {
         }
         match m.get("content") {
             None if m.get("tool_calls").is_some() => {}
+            None if m.get("function_call").is_some() => {
+                return Err(wrong(format!("{at} has `function_call`, which is an old form"))
+                    .help("write \"tool_calls\": [{\"type\": \"function\", \"function\": …}], and the role tool for function"));
+            }
             None => return Err(wrong(format!("{at} has no `content`")).help(help)),
             Some(Json::String(_) | Json::Null) => {}
             Some(Json::Array(parts)) => {

@@ -58,6 +58,20 @@ pub struct Marker<'a> {
     pub model: &'a str,
 }
 
+/// The turns of an assistant in a chat, and whether each is scored.
+pub fn spoken(c: &Chat, on: Option<LossOn>) -> Vec<(usize, bool)> {
+    let on = on.unwrap_or(if c.prompt.is_some() { LossOn::Completion } else { LossOn::Assistant });
+    let speaks = |i: &usize| Chat::role(&c.messages[*i]) == "assistant";
+    let all: Vec<usize> = (0..c.messages.len()).filter(speaks).collect();
+    let first = match (on, c.prompt) {
+        (LossOn::Completion, Some(prompt)) => prompt,
+        (LossOn::Completion, None) => all.last().copied().unwrap_or(0),
+        _assistant => 0,
+    };
+    let scored = |i| on == LossOn::All || i >= first && Chat::scores(&c.messages[i]);
+    all.into_iter().map(|i| (i, scored(i))).collect()
+}
+
 /// Two texts that should begin alike, and the turn of which they are.
 struct Differs {
     turn: usize,
@@ -117,26 +131,17 @@ impl Marker<'_> {
         c: &Chat,
         on: Option<LossOn>,
     ) -> std::result::Result<Vec<Marked>, No> {
-        let on =
-            on.unwrap_or(if c.prompt.is_some() { LossOn::Completion } else { LossOn::Assistant });
         let full = render(t, c, c.messages.len(), false)?;
-        if on == LossOn::All {
+        if on == Some(LossOn::All) {
             return Ok(vec![Marked { text: full.text, scored: Scored::All, rendered: true }]);
         }
-        let speaks = |i: &usize| Chat::role(&c.messages[*i]) == "assistant";
-        let turns: Vec<usize> = (0..c.messages.len()).filter(speaks).collect();
-        let first = match (on, c.prompt) {
-            (LossOn::Completion, Some(prompt)) => prompt,
-            (LossOn::Completion, None) => turns.last().copied().unwrap_or(0),
-            _assistant => 0,
-        };
-        let scores = |i: &usize| *i >= first && Chat::scores(&c.messages[*i]);
+        let turns = spoken(c, on);
         if t.tags {
-            let spans = match turns.iter().all(scores) {
+            let spans = match turns.iter().all(|turn| turn.1) {
                 true => full.spans,
                 false if full.spans.len() == turns.len() => {
                     let both = full.spans.into_iter().zip(&turns);
-                    both.filter(|(_, i)| scores(i)).map(|(span, _)| span).collect()
+                    both.filter(|(_, turn)| turn.1).map(|(span, _)| span).collect()
                 }
                 false => return Err(No::Tags(full.spans.len(), turns.len())),
             };
@@ -146,7 +151,8 @@ impl Marker<'_> {
                 rendered: true,
             }]);
         }
-        let scored: Vec<usize> = turns.into_iter().filter(scores).collect();
+        let scored: Vec<usize> =
+            turns.into_iter().filter(|turn| turn.1).map(|turn| turn.0).collect();
         let row =
             |text: String, spans| Marked { text, scored: Scored::Prefixes(spans), rendered: true };
         let spans: std::result::Result<Vec<_>, No> =

@@ -1,7 +1,7 @@
 //! What is told of examples before they are trained on.
 
 use super::coder::Coded;
-use super::shape::{Example, Shape};
+use super::shape::{Chat, Example, Shape};
 use crate::data::number;
 use serde_json::{Value as Json, json};
 use shardc_ir::diag::count;
@@ -63,6 +63,10 @@ pub struct Stats {
     pub unscored: Found,
     /// Those with an answer, or a completion, that says nothing: the end of the turn alone is scored.
     pub empty: Found,
+    /// Those of which a template writes a content of null as a word.
+    pub none: Found,
+    /// Chats that say of each turn of an assistant that it is not scored.
+    pub barred: usize,
     /// Tokens on both sides of a border of what is scored.
     pub straddling: usize,
     /// Keys that are not read.
@@ -76,6 +80,9 @@ impl Stats {
         self.empty.add(empty, place);
         if let Example::Chat(chat) = e {
             self.turns += chat.messages.len();
+            let mut turns =
+                chat.messages.iter().filter(|m| Chat::role(m) == "assistant").peekable();
+            self.barred += usize::from(turns.peek().is_some() && !turns.any(Chat::scores));
         }
     }
 
@@ -130,6 +137,7 @@ impl Stats {
             (&self.long, "too long and left out"),
             (&self.unscored, "without a scored token left out"),
             (&self.empty, "with an empty answer"),
+            (&self.none, "with the word None, as which the template writes a content of null"),
         ];
         out.extend(found.iter().filter_map(|(of, what)| of.line(what, self.examples)));
         if self.straddling > 0 {
@@ -157,11 +165,13 @@ impl Stats {
             "too_long": self.long.count,
             "unscored": self.unscored.count,
             "empty": self.empty.count,
+            "none": self.none.count,
             "places": {
                 "cut": self.cut.places,
                 "too_long": self.long.places,
                 "unscored": self.unscored.places,
                 "empty": self.empty.places,
+                "none": self.none.places,
             },
             "straddling": self.straddling,
             "unused": self.unused,

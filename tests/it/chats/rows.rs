@@ -284,10 +284,37 @@ fn fine_tuning_as_the_docs_have_it() {
     assert_eq!((ran, losses.len()), (14, 2));
     assert!(losses[1] < losses[0] - 1.0, "{losses:?}");
     assert_eq!(said, ["Blue.", "The answer is: blue!", "The answer is: blue!"]);
+    // The model that nothing was taught asks for a system message.
+    let ask = ["generate", "my-model", "--max-new", "32"];
+    let system = ["--system", "Answer in a sentence."];
+    let out = lab.ok(&[&ask[..], &system, &["--chat", "What colour is the sky?"]].concat());
+    assert_eq!(String::from_utf8_lossy(&out.stdout).trim(), "The answer is: blue!");
+    assert_eq!(lab.shardc(&[&ask[..], &system].concat()).status.code(), Some(2), "without --chat");
     assert!(
         lab.path("tuned/model.safetensors").is_file() && lab.path("tuned/tokenizer.json").is_file()
     );
     // The adapter is no model.
     assert!(lab.path("adapter/adapter_model.safetensors").is_file());
     assert!(!lab.path("adapter/model.safetensors").exists());
+}
+
+/// Recipes of other software, in our words: their plans are made of a model that is large enough for each.
+#[test]
+fn recipes_of_the_docs_compile() {
+    let lab = Lab::new("finetune-recipes");
+    let own = json!({
+        "hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 32,
+        "vocab_size": 512, "max_position_embeddings": 4096, "tie_word_embeddings": false,
+    });
+    let model = lab.config("llama_mha", own);
+    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/finetune.md");
+    let page = std::fs::read_to_string(page).expect("a page");
+    let mut made = 0;
+    for line in page.lines().filter_map(|l| l.strip_prefix("    shardc compile MODEL ")) {
+        let words = words(line);
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
+        lab.ok(&[&["compile", &model], &words[..]].concat());
+        made += 1;
+    }
+    assert_eq!(made, 3);
 }

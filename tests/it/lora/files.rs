@@ -187,6 +187,13 @@ fn what_is_wrong_is_said() {
         "lora-rank",
         "r=64 exceeds min(32, 32) of model.layers.0.self_attn.q_proj",
     );
+    // PEFT's word, and LLaMA-Factory's, for all products of the layers: the plan is that of our word.
+    let plan = |targets: &str| {
+        let lora = format!("r=2,targets={targets}");
+        lab.ok(&["compile", &base, "--seq", "16", "--lora", &lora, "-o", targets]);
+        std::fs::read(lab.path(&format!("{targets}/programs/all.ir"))).expect("a program")
+    };
+    assert!(["all-linear", "all"].map(plan).iter().all(|p| *p == plan("linear")));
     compile(&base, &["--lora", "r=0"], 2, "lora-rank", "at least one row");
     compile(&base, &["--lora", "alpha=3"], 2, "flag", "no rank is given");
     compile(&base, &["--lora", "r=2", "--dtype-frozen", "nf4"], 4, "not-built", "--dtype bf16");

@@ -48,12 +48,13 @@ impl Prompts {
         Ok(ids)
     }
 
-    /// A chat of one message.
+    /// A chat of what a user says, behind a system message if there is one.
     ///
     /// # Errors
     /// `data` without a template, or if it refuses the chat; `chat-bos`, `tokenizer`.
-    pub fn chat(&self, words: &str) -> Result<Vec<u32>> {
-        let messages = vec![json!({ "role": "user", "content": words })];
+    pub fn chat(&self, system: Option<&str>, words: &str) -> Result<Vec<u32>> {
+        let all = system.map(|text| ("system", text)).into_iter().chain([("user", words)]);
+        let messages = all.map(|(role, text)| json!({ "role": role, "content": text })).collect();
         let chat = Chat { messages, prompt: None, tools: Json::Null, kwargs: Map::new() };
         roomy(|| self.rendered(&chat, "--chat"))
     }

@@ -343,7 +343,7 @@ impl Lower<'_> {
             let v = self.emit(n, "part", Dot { rule }, &[xs.value, own.value])?;
             let shape = [&[x.shape[0], groups, o], &x.shape[2..]].concat();
             let mut y = View::plain(v, &shape);
-            for d in 0..dims {
+            for (d, &at) in at.iter().enumerate() {
                 let (stride, dilation) =
                     (self.nth(n, "stride", d, 1)?, self.nth(n, "dilation", d, 1)?);
                 let (pad, more) =
@@ -356,7 +356,7 @@ impl Lower<'_> {
                 if size <= 2 * pad {
                     return Err(self.refuse(n, "nothing is left of a dim"));
                 }
-                y = self.placed(n, &y, d + 3, ((at[d] * dilation) as i64, stride, size))?;
+                y = self.placed(n, &y, d + 3, ((at * dilation) as i64, stride, size))?;
                 y = self.spaced(n, &y, d + 3, (pad, size - 2 * pad, 1))?;
             }
             sum = Some(match sum {

@@ -38,9 +38,9 @@ impl Lower<'_> {
     /// The other truth value.
     pub(super) fn not(&mut self, n: &Node) -> Result<Vec<Val>> {
         let x = self.data(n, "self")?;
-        if !self.draft.ty(x.value).dtype.is_float()
-            || !n.outs.iter().any(|o| self.g.truths.contains(o))
-        {
+        let taken = matches!(n.arg("self"), Arg::Value(id) if self.g.truths.contains(id));
+        let is_truth = taken || n.outs.iter().any(|o| self.g.truths.contains(o));
+        if !self.draft.ty(x.value).dtype.is_float() || !is_truth {
             return Err(self.refuse(n, "bits of integers"));
         }
         Ok(vec![Val::Data(self.without(n, &x)?)])

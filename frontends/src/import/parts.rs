@@ -76,6 +76,10 @@ fn fused(l: &Lower, uses: &Uses, p: usize) -> Option<Fused> {
     for i in uses.users(y) {
         let n = &nodes[i];
         let Op::Narrow(r) = &n.op else { return None };
+        // Places of one tensor that are put together again are no weights of their own.
+        if uses.users(n.outs[0]).any(|u| matches!(nodes[u].op, Op::Concat(_))) {
+            return None;
+        }
         let len = l.draft.ty(n.outs[0]).dims.last()?.size;
         ranges.push(Range { node: i, start: r.start, len, out: n.outs[0] });
     }

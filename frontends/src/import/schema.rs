@@ -3,7 +3,7 @@
 //!
 //! The format is `torch/_export/serde/schema.py`, of which major version 8 is known.
 
-use super::graph::{Arg, Graph, Id, Input, IntArg, Node, Size, Source, Stores};
+use super::graph::{Arg, Elem, Graph, Id, Input, IntArg, Node, Size, Source, Stores};
 use super::regions::{self, Still};
 use super::room;
 use super::zip::{Zip, broken};
@@ -313,6 +313,9 @@ impl Build<'_> {
         self.inputs(&graph, &p.graph_module.signature, &mut names)?;
         self.nodes(graph.nodes, &mut names, 0)?;
         self.truths(&graph.tensor_values, &names);
+        let cast = |n: &&Node| n.args.iter().any(|(_, a)| matches!(a, Arg::Elem(Elem::Bool)));
+        let cast = self.g.nodes.iter().filter(cast).flat_map(|n| n.outs.iter().copied());
+        self.g.truths.extend(cast);
         for o in &graph.outputs {
             if let RawArg::Tensor(n) = o {
                 let id = self.known(&names, n)?;

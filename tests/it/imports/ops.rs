@@ -31,7 +31,9 @@ fn import(scratch: &Scratch, case: &Value) -> shardc_ir::diag::Result<Imported> 
     edited(scratch, "toy.pt2", |j| {
         let all = nodes(j);
         let at = all.iter().position(|n| n["target"].to_string().contains("relu")).expect("relu");
-        let old = all.remove(at);
+        let mut old = all.remove(at);
+        // Some take parameters of the layer in front: they are in its module.
+        old["metadata"] = all[at - 1]["metadata"].clone();
         for (i, n) in case["nodes"].as_array().expect("nodes").iter().enumerate() {
             let inputs = n[1].as_object().expect("operands").iter();
             let inputs = inputs.map(|(k, v)| json!({ "name": k, "arg": operand(v), "kind": 1 }));

@@ -4,7 +4,7 @@ use libloading::Library;
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::kernel::{Kernel, Program};
 use std::collections::HashMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 /// Memory of the operands, parameters, first task, one past the last.
@@ -32,19 +32,18 @@ impl Native {
         objects: &[PathBuf],
         programs: impl Iterator<Item = &'a Program>,
     ) -> Result<Native> {
-        let bad = |path: &Path, why: &dyn std::fmt::Display| {
-            let what = format!("the compiled kernels {} do not load: {why}", path.display());
-            Diag::new("c-compiler", what)
-                .rule("an object is kept for the processor and the compiler that made it")
-                .help("remove that 1 file and run again: it is compiled anew")
+        let bad = |why: &dyn std::fmt::Display| {
+            Diag::new("c-compiler", format!("the compiled kernels do not load: {why}"))
+                .rule("kernels are kept for the processor and the compiler that made them")
+                .help("remove the folder of compiled kernels (SHARDC_CACHE, else ~/.cache/shardc): they are compiled anew")
         };
         let open = |path: &PathBuf| {
             // SAFETY: the object was made of our text, and nobody but this user or root can have written it
             // since (`shardc_codegen::c::compile` opens and checks it); it runs nothing when it is loaded.
             let library = unsafe { Library::new(path) };
             library.map_err(|e| match std::error::Error::source(&e) {
-                Some(cause) => bad(path, cause),
-                None => bad(path, &e),
+                Some(cause) => bad(cause),
+                None => bad(&e),
             })
         };
         let libraries: Vec<Library> = objects.iter().map(open).collect::<Result<_>>()?;
@@ -54,8 +53,7 @@ impl Native {
                 let symbol = k.symbol.as_bytes();
                 // SAFETY: a name is the hash of a kernel's text, whose function has this type.
                 let get = |l: &Library| unsafe { l.get::<Entry>(symbol) }.ok().map(|e| *e);
-                let last = objects.last().map_or(Path::new(""), PathBuf::as_path);
-                let none = || bad(last, &format_args!("no {}", k.symbol));
+                let none = || bad(&format_args!("no object has {}", k.symbol));
                 entries.insert(k.symbol.clone(), libraries.iter().find_map(get).ok_or_else(none)?);
             }
         }

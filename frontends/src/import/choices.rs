@@ -54,8 +54,7 @@ impl Lower<'_> {
         let (x, mask) = (self.spread_to(n, &x, &to)?, self.spread_to(n, mask, &to)?);
         let x = if self.draft.ty(x.value).dtype.is_float() { x } else { self.float(n, &x)? };
         let (x, m) = (self.whole(n, &x)?, self.whole(n, &mask)?);
-        // An infinity is no number that a plan can be proved with: the largest one stands for it.
-        let c = c.clamp(f64::from(f32::MIN), f64::from(f32::MAX));
+        let c = self.finite(n, c)?;
         let number = self.emit_n(n, &["number"], Fill { value: c }, &[], Some(&Type::f32(&[])))?[0];
         let l = x.letters(x.shape.len());
         let ins = [m.value, number, x.value];

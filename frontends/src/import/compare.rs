@@ -62,8 +62,7 @@ impl Lower<'_> {
         if dtype == DType::I32 && (value.fract() != 0.0 || value.abs() > f64::from(i32::MAX)) {
             return Err(self.refuse(n, &format!("{value} is not a whole number")));
         }
-        // An infinity is no number that a plan can be proved with: the largest one stands for it.
-        let value = value.clamp(f64::from(f32::MIN), f64::from(f32::MAX));
+        let value = self.finite(n, value)?;
         let v = self.emit_n(n, &["number"], Fill { value }, &[], Some(&Type::new(dtype, &[])))?[0];
         Ok(View::plain(v, &[]))
     }

@@ -47,7 +47,12 @@ impl Lower<'_> {
                 let mut once: Vec<char> = letters.concat();
                 let all = once.clone();
                 once.retain(|c| c.is_ascii_digit() || all.iter().filter(|o| *o == c).count() == 1);
-                once.sort_unstable();
+                // Dims of `...` first, which are numbered from their last.
+                let place = |c: &char| match c.to_digit(10) {
+                    Some(from_end) => (0, 9 - from_end),
+                    None => (1, u32::from(*c)),
+                };
+                once.sort_unstable_by_key(place);
                 once.dedup();
                 once
             }

@@ -141,7 +141,7 @@ impl Lower<'_> {
 
     /// The elements within bounds.
     pub(super) fn clamp(&mut self, n: &Node) -> Result<Vec<Val>> {
-        let mut x = self.data(n, "self")?;
+        let mut x = self.float_data(n, "self")?;
         for (key, how) in [("min", Arithmetic::Max), ("max", Arithmetic::Min)] {
             let Some(c) = self.number(n, key) else {
                 if *n.arg(key) != Arg::None {

@@ -149,6 +149,26 @@ impl Lower<'_> {
         }
     }
 
+    /// A known number. An infinity is none that a plan can be proved with: the largest one stands for it.
+    pub(super) fn finite(&self, n: &Node, x: f64) -> Result<f64> {
+        match x.is_nan() {
+            true => Err(self.refuse(n, "a known number is none (NaN)")),
+            false => Ok(x.clamp(f64::from(f32::MIN), f64::from(f32::MAX))),
+        }
+    }
+
+    /// Refuses lists of numbers that are longer than a value may be made of, before there are any.
+    pub(super) fn countable(&self, n: &Node, sizes: &[usize]) -> Result<()> {
+        let all = sizes.iter().try_fold(1usize, |all, &d| all.checked_mul(d));
+        match all.filter(|&all| all <= MAX_LITERAL) {
+            Some(_) => Ok(()),
+            None => {
+                let what = format!("it needs a list of {sizes:?} numbers, which is not read");
+                Err(self.refuse(n, &what).help(format!("use at most {MAX_LITERAL}")))
+            }
+        }
+    }
+
     /// The shape of an `expand`, where -1 keeps a size.
     pub fn expanded(&self, n: &Node, own: &[usize], to: &[i64]) -> Result<Vec<usize>> {
         let more = to.len().checked_sub(own.len());
@@ -194,6 +214,8 @@ impl Lower<'_> {
             let what = format!("a list of {} numbers would stand in the program", values.len());
             return Err(self.refuse(n, &what).help(format!("use at most {MAX_LITERAL}")));
         }
+        let finite = |&x: &f32| self.finite(n, f64::from(x)).map(|x| x as f32);
+        let values: Arc<[f32]> = values.iter().map(finite).collect::<Result<_>>()?;
         let key: Vec<u32> = values.iter().map(|x| x.to_bits()).collect();
         if let Some(&v) = self.literals.get(&key) {
             return Ok(v);

@@ -1,5 +1,6 @@
 //! Repeats, and elements of a dim by their numbers.
 
+use super::folded::Folded;
 use super::graph::{Arg, Elem, Node};
 use super::lower::{Lower, MAX_RANK, Val};
 use super::operands::dim_of;
@@ -90,8 +91,8 @@ impl Lower<'_> {
         if d >= x.shape.len() {
             return Err(self.refuse(n, "its index is of no dim"));
         }
-        let known =
-            matches!(self.val(id), Val::Folded(f) if f.shape.len() > 1 || f.elements() > MOST);
+        let from_start = |f: &Folded| f.numbers().is_none_or(|i| i.iter().all(|&i| i >= 0.0));
+        let known = matches!(self.val(id), Val::Folded(f) if (f.shape.len() > 1 || f.elements() > MOST) && from_start(f));
         if known && d == 0 && x.shape.len() == 2 {
             return self.looked_up(n, x, id, None);
         }
@@ -100,6 +101,7 @@ impl Lower<'_> {
             return self.taken(n, &x, d, &i).map(|y| vec![Val::Data(y)]);
         };
         if index.shape.len() != 1 || index.elements() == 0 || index.elements() > MOST {
+            let index = self.known_index(n, &index, x.shape[d])?;
             let i = self.constant(n, &index)?;
             return self.taken(n, &x, d, &i).map(|y| vec![Val::Data(y)]);
         }
@@ -139,7 +141,8 @@ impl Lower<'_> {
             return Err(self.refuse(n, "how many elements it has depends on data"));
         }
         if self.is_computed(index) {
-            return self.taken_by(n, x, d, index);
+            let index = self.computed_index(n, index, x.shape[d])?;
+            return self.taken_by(n, x, d, &index);
         }
         let (x, i) = (self.settled(n, x)?, self.ordered(n, index)?);
         let (rank, more) = (x.shape.len(), i.shape.len());

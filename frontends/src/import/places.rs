@@ -21,6 +21,7 @@ impl Lower<'_> {
 
     /// 1 where a number of an index is that of a place, of so many, which are a new last dim.
     pub(super) fn one_hot_of(&mut self, n: &Node, index: &View, size: usize) -> Result<View> {
+        self.countable(n, &[size])?;
         let line = self.table(n, &[size], (0..size).map(|i| i as f64).collect())?;
         let index = index.unsqueeze(index.shape.len());
         let line = (1..index.shape.len()).fold(line, |l, _| l.unsqueeze(0));
@@ -91,6 +92,34 @@ impl Lower<'_> {
         self.by_rule(n, &format!("{new}{},{own}->{to}", name(d)), vec![is, x.clone()])
     }
 
+    /// A known index of a dim of so many elements, in which those below 0 count from its end.
+    pub(super) fn known_index(&mut self, n: &Node, f: &Folded, size: usize) -> Result<Folded> {
+        let from_start = |i: f64| if i < 0.0 { i + size as f64 } else { i };
+        match f.elem {
+            Elem::Int => self.fits(n, f.map(Elem::Int, from_start)),
+            _truths => Ok(f.clone()),
+        }
+    }
+
+    /// The same of one that is computed.
+    pub(super) fn computed_index(&mut self, n: &Node, i: &View, size: usize) -> Result<View> {
+        let i = self.whole(n, i)?;
+        let is = i.with(self.emit(n, "from_start", AtLeast { bound: 0.0 }, &[i.value])?);
+        let not = self.without(n, &is)?;
+        let more = self.scaled(n, &not, size as f64)?;
+        self.both(n, Arithmetic::Add, &i, &more)
+    }
+
+    /// The same of any. Of columns of data those below 0 are refused when they are read.
+    fn index_of(&mut self, n: &Node, id: Id, size: usize) -> Result<View> {
+        if let Val::Folded(f) = self.val(id).clone() {
+            let f = self.known_index(n, &f, size)?;
+            return self.constant(n, &f);
+        }
+        let i = self.data_of(n, id)?;
+        if self.is_computed(&i) { self.computed_index(n, &i, size) } else { Ok(i) }
+    }
+
     /// `x[i, j]`: dims that follow each other by as many indices.
     pub(super) fn by_several(&mut self, n: &Node, x: &View, given: &[(usize, Id)]) -> Result<View> {
         let first = given[0].0;
@@ -105,7 +134,7 @@ impl Lower<'_> {
             && f.shape[..] == [x.shape[d]]
             && f.counts_from(0) == Some(0.0)
         {
-            let i = self.data_of(n, id)?;
+            let i = self.index_of(n, id, x.shape[d + 1])?;
             if i.shape == f.shape {
                 let rest: Vec<usize> =
                     (0..x.shape.len()).filter(|&k| k != d && k != d + 1).collect();
@@ -123,7 +152,7 @@ impl Lower<'_> {
         }
         let mut at: Option<View> = None;
         for &(d, id) in given {
-            let i = self.data_of(n, id)?;
+            let i = self.index_of(n, id, x.shape[d])?;
             let size = x.shape[d] as f64;
             at = Some(match at {
                 None => i,
@@ -160,15 +189,14 @@ impl Lower<'_> {
 
     /// What is added up at the places of an index along dim `d` of a shape: of each element of `x`, with an index of as
     /// many dims, or of one.
-    fn put(&mut self, n: &Node, x: &View, at: &View, d: usize, size: usize) -> Result<View> {
+    fn put(&mut self, n: &Node, x: &View, at: &View, d: usize, shape: &[usize]) -> Result<View> {
         let (x, at) = (self.whole(n, x)?, self.whole(n, at)?);
-        let rank = x.shape.len();
+        let (rank, size) = (x.shape.len(), shape[d]);
         let all = at.shape == x.shape;
-        if !all && at.shape[..] != [x.shape[d]] {
+        let alike = rank == shape.len() && (0..rank).all(|k| k == d || x.shape[k] == shape[k]);
+        if !alike || !all && at.shape[..] != [x.shape[d]] {
             return Err(self.refuse(n, "its index does not fit"));
         }
-        let mut shape = x.shape.clone();
-        shape[d] = size;
         let from: String = (0..rank).map(|i| if i == d { 'z' } else { letter(i) }).collect();
         let to: String = (0..rank).map(letter).collect();
         if self.is_computed(&at) {
@@ -181,7 +209,7 @@ impl Lower<'_> {
         let rule = self.rule(n, &format!("{from},{own}->{to}"), &[x.value, at.value])?;
         let sizes = shardc_ir::attr::Sizes([sized(letter(d), size)].into_iter().collect());
         let op = IndexAdd { rule, sizes, padding: Padding::None };
-        Ok(View::plain(self.emit(n, "put", op, &[x.value, at.value])?, &shape))
+        Ok(View::plain(self.emit(n, "put", op, &[x.value, at.value])?, shape))
     }
 
     /// Adds what `from` has at the places of an index.
@@ -190,22 +218,26 @@ impl Lower<'_> {
         let (at, x) = (self.data(n, "index")?, self.data(n, from)?);
         let d = dim_of(self.int(n, "dim")?.unwrap_or(0), base.shape.len(), self, n)?;
         let x = self.scaled(n, &x, self.number(n, "alpha").unwrap_or(1.0))?;
-        let put = self.put(n, &x, &at, d, base.shape[d])?;
+        let put = self.put(n, &x, &at, d, &base.shape)?;
         Ok(vec![Val::Data(self.both(n, Arithmetic::Add, &base, &put)?)])
     }
 
     /// Writes what `src` has, or a number, to the places of an index.
     pub(super) fn written_at(&mut self, n: &Node) -> Result<Vec<Val>> {
         let (base, at) = (self.data(n, "self")?, self.data(n, "index")?);
-        let x = match self.number(n, "value") {
-            Some(c) => self.number_in(n, c, &at.shape)?,
-            None => self.data(n, "src")?,
-        };
         let d = dim_of(self.int(n, "dim")?.unwrap_or(0), base.shape.len(), self, n)?;
         let one = self.number_in(n, 1.0, &at.shape)?;
-        let there = self.put(n, &one, &at, d, base.shape[d])?;
+        let there = self.put(n, &one, &at, d, &base.shape)?;
         let there = there.with(self.emit(n, "there", AtLeast { bound: 1.0 }, &[there.value])?);
-        let put = self.put(n, &x, &at, d, base.shape[d])?;
+        let put = match self.number(n, "value") {
+            // Once, however often a place is named.
+            Some(c) => self.scaled(n, &there, c)?,
+            None => {
+                let x = self.data(n, "src")?;
+                self.put(n, &x, &at, d, &base.shape)?
+            }
+        };
+        let put = self.whole(n, &put)?;
         let base = self.whole(n, &base)?;
         let rule = shardc_ir::attr::Broadcast::SAME;
         let ins = [there.value, put.value, base.value];
@@ -260,6 +292,7 @@ impl Lower<'_> {
             let by = (i % t) as i64 - (i / t) as i64;
             f64::from(u8::from(if lower { by <= k } else { by >= k }))
         };
+        self.countable(n, &[s, t])?;
         let mask = self.table(n, &[s, t], (0..s * t).map(is).collect())?;
         Ok(vec![Val::Data(self.both(n, Arithmetic::Mul, &x, &mask)?)])
     }
@@ -271,6 +304,7 @@ impl Lower<'_> {
         if a != b || self.int(n, "offset")?.unwrap_or(0) != 0 {
             return Err(self.refuse(n, "another diagonal, or that of no square"));
         }
+        self.countable(n, &[a, a])?;
         let is = |i: usize| f64::from(u8::from(i / a == i % a));
         let eye = self.table(n, &[a, a], (0..a * a).map(is).collect())?;
         let y = self.both(n, Arithmetic::Mul, &x, &eye)?;

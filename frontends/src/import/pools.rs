@@ -20,7 +20,9 @@ impl Lower<'_> {
     fn nth(&self, n: &Node, name: &str, d: usize, or: usize) -> Result<usize> {
         let all = self.ints(n, name)?;
         let own = all.get(d).or(all.first()).map_or(Some(or), |&i| usize::try_from(i).ok());
-        own.ok_or_else(|| self.refuse(n, &format!("`{name}` is negative")))
+        // So that its product with any dim is a number.
+        let own = own.filter(|&i| i <= 1 << 15);
+        own.ok_or_else(|| self.refuse(n, &format!("`{name}` is negative, or more than 32768")))
     }
 
     /// A dim of a value in a larger one from `start`, at a distance, that is 0 elsewhere.
@@ -148,6 +150,7 @@ impl Lower<'_> {
             }
         }
         if runs.len() > 24 {
+            self.countable(n, &[at.len(), x.shape[d]])?;
             let row = |&i: &usize| (0..x.shape[d]).map(|k| f64::from(u8::from(k == i))).collect();
             return self.mixed(n, x, d, &at.iter().map(row).collect::<Vec<_>>());
         }
@@ -167,6 +170,7 @@ impl Lower<'_> {
                 x = self.mean_of(n, &x, d)?;
                 continue;
             }
+            self.countable(n, &[to, size])?;
             let row = |o: usize| {
                 let (from, end) = (o * size / to, ((o + 1) * size).div_ceil(to));
                 let part =
@@ -195,6 +199,7 @@ impl Lower<'_> {
             if to == 0 {
                 return Err(self.refuse(n, "nothing is left of a dim"));
             }
+            self.countable(n, &[to, if linear { size } else { 1 }])?;
             let step = factor.map_or(size as f64 / to as f64, |f| 1.0 / f);
             if !linear {
                 let at = |o: usize| ((o as f64 * step) as usize).min(size - 1);
@@ -237,6 +242,9 @@ impl Lower<'_> {
                 continue;
             }
             self.allowed(n, vec![to as usize])?;
+            if value != 0.0 || &*mode != "constant" {
+                self.countable(n, &[to as usize])?;
+            }
             let mirror = |i: i64| {
                 if i < 0 {
                     -i
@@ -251,9 +259,16 @@ impl Lower<'_> {
                 "replicate" => Box::new(move |i| i.clamp(0, size - 1)),
                 "circular" => Box::new(move |i| i.rem_euclid(size)),
                 _constant => {
-                    let less = if value == 0.0 { x } else { self.shifted(n, &x, -value)? };
-                    let y = self.placed(n, &less, d, (*before, 1, to as usize))?;
-                    x = if value == 0.0 { y } else { self.shifted(n, &y, value)? };
+                    x = self.placed(n, &x, d, (*before, 1, to as usize))?;
+                    if value != 0.0 {
+                        let c = self.finite(n, value)?;
+                        let own = *before..before.saturating_add(size);
+                        let around = (0..to).map(|i| if own.contains(&i) { 0.0 } else { c });
+                        let line = self.table(n, &[to as usize], around.collect())?;
+                        let behind = d + 1..x.shape.len();
+                        let line = behind.fold(line, |l, _| l.unsqueeze(l.shape.len()));
+                        x = self.both(n, Arithmetic::Add, &x, &line)?;
+                    }
                     continue;
                 }
             };
@@ -276,7 +291,8 @@ impl Lower<'_> {
         for (d, by) in dims.into_iter().zip(by) {
             let d = dim_of(d, y.shape.len(), self, n)?;
             let size = y.shape[d];
-            let from = (-by).rem_euclid(size.max(1) as i64) as usize;
+            self.countable(n, &[size])?;
+            let from = (by.wrapping_neg()).rem_euclid(size.max(1) as i64) as usize;
             y = self.chosen(n, &y, d, &(from..size).chain(0..from).collect::<Vec<_>>())?;
         }
         self.reshaped(n, &y, &x.shape).map(|y| vec![Val::Data(y)])
@@ -286,6 +302,7 @@ impl Lower<'_> {
         let mut x = self.data(n, "self")?;
         for d in self.ints(n, "dims")? {
             let d = dim_of(d, x.shape.len(), self, n)?;
+            self.countable(n, &[x.shape[d]])?;
             x = self.chosen(n, &x, d, &(0..x.shape[d]).rev().collect::<Vec<_>>())?;
         }
         Ok(vec![Val::Data(x)])

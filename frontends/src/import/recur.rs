@@ -46,6 +46,10 @@ impl Lower<'_> {
         w: &Weights,
     ) -> Result<Vec<View>> {
         let (bi, bh) = w.2.as_ref().map_or((None, None), |b| (Some(&b.0), Some(&b.1)));
+        let states = if matches!(cell, Cell::Lstm) { 2 } else { 1 };
+        if state.len() != states || state.iter().any(|s| s.shape.len() != 2) {
+            return Err(self.refuse(n, "its state does not fit"));
+        }
         let h = self.whole(n, &state[0])?;
         let (gi, gh) = (self.gates(n, x, &w.0, bi)?, self.gates(n, &h, &w.1, bh)?);
         let size = h.shape[1];

@@ -1,6 +1,7 @@
 //! Cross-entropies of labels that are no column of the data by itself: computed, known, or of more dims than tokens; and of
 //! logarithms of probabilities. They are made within a microbatch.
 
+use super::folded::Folded;
 use super::graph::Node;
 use super::losses;
 use super::lower::{Lower, Val};
@@ -78,8 +79,11 @@ impl Lower<'_> {
                 let dims: Vec<usize> = (0..each.shape.len()).collect();
                 let sum = self.sum_over(n, &each, &dims, false)?;
                 let by = self.sum_over(n, &weighs, &dims, false)?;
-                let known = matches!(self.operand(n, "target"), Some(Val::Folded(_)));
-                if known && weight.is_none() && ignored < 0 {
+                let scored = |f: &Folded| {
+                    f.numbers().is_some_and(|y| y.iter().all(|&y| y >= 0.0 && y != ignored as f64))
+                };
+                let all = matches!(self.operand(n, "target"), Some(Val::Folded(f)) if scored(&f));
+                if all && weight.is_none() {
                     let count: f64 = others.iter().map(|&d| d as f64).product();
                     let y = self.scaled(n, &sum, 1.0 / count)?;
                     self.means.insert(y.value);

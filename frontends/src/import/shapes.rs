@@ -276,7 +276,7 @@ impl Lower<'_> {
         len: usize,
     ) -> Result<View> {
         let mut x = self.settled(n, x)?;
-        if len == 0 {
+        if len == 0 || d >= x.dims.len() {
             return Err(self.refuse(n, "nothing is left of a dim"));
         }
         let Dim::Real(k) = x.dims[d] else {

@@ -7,7 +7,7 @@ use super::room;
 use super::table::Arithmetic;
 use super::view::{View, letter};
 use shardc_ir::diag::Result;
-use shardc_ir::ops::{Abs, Cumsum, Pow, ReduceMax, ReduceMin, Rsqrt, Scale, Sqrt, TopK};
+use shardc_ir::ops::{Abs, Cumsum, Pow, ReduceMax, ReduceMin, Rsqrt, Scale, TopK};
 
 /// Most elements of a dim that are multiplied one by one.
 const MOST: usize = 512;
@@ -109,8 +109,17 @@ impl Lower<'_> {
         let square = self.both(n, Arithmetic::Mul, &apart, &apart)?;
         let sum = self.sum_over(n, &square, &dims, keep)?;
         let y = self.scaled(n, &sum, 1.0 / (count - less))?;
-        let y = if root { self.each(n, "root", Sqrt {}.into(), &y)? } else { y };
+        let y = if root { self.root(n, &y)? } else { y };
         Ok(vec![Val::Data(y)])
+    }
+
+    /// The root of a sum of squares s, as s times the root of 1/s: 0 where s is, with a gradient of 0, as in PyTorch. Of
+    /// a sum below the least one it is less; that is the smallest whose derivative is a number in f32.
+    fn root(&mut self, n: &Node, s: &View) -> Result<View> {
+        const LEAST: f64 = 1.2e-25;
+        let own = self.bounded(n, Arithmetic::Max, LEAST, s)?;
+        let rstd = self.each(n, "rstd", Rsqrt {}.into(), &own)?;
+        self.both(n, Arithmetic::Mul, s, &rstd)
     }
 
     /// (Σ |x|^p)^(1/p) over dims.
@@ -123,11 +132,7 @@ impl Lower<'_> {
             2.0 => {
                 let square = self.both(n, Arithmetic::Mul, &x, &x)?;
                 let sum = self.sum_over(n, &square, &dims, keep)?;
-                // s times the root of 1/s: 0 where s is, and so is its gradient.
-                let least = f64::from(f32::MIN_POSITIVE);
-                let own = self.bounded(n, Arithmetic::Max, least, &sum)?;
-                let rstd = self.each(n, "rstd", Rsqrt {}.into(), &own)?;
-                self.both(n, Arithmetic::Mul, &sum, &rstd)?
+                self.root(n, &sum)?
             }
             p if p >= 1.0 && p.is_finite() => {
                 let size = self.each(n, "size", Abs {}.into(), &x)?;
@@ -137,7 +142,14 @@ impl Lower<'_> {
                     self.each(n, "power", Pow { to: p }.into(), &size)?
                 };
                 let sum = self.sum_over(n, &own, &dims, keep)?;
-                if p == 1.0 { sum } else { self.each(n, "root", Pow { to: 1.0 / p }.into(), &sum)? }
+                if p == 1.0 {
+                    sum
+                } else {
+                    // As for the root of squares, with a power whose derivative is up to that of 1/s.
+                    let own = self.bounded(n, Arithmetic::Max, 1e-18, &sum)?;
+                    let by = self.each(n, "root", Pow { to: 1.0 / p - 1.0 }.into(), &own)?;
+                    self.both(n, Arithmetic::Mul, &sum, &by)?
+                }
             }
             _other => return Err(self.refuse(n, "a norm of another order than a number from 1 on")),
         };

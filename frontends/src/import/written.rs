@@ -145,8 +145,7 @@ impl Lower<'_> {
 
     /// One number in every place of a shape.
     pub(super) fn number_in(&mut self, n: &Node, value: f64, shape: &[usize]) -> Result<View> {
-        // An infinity is no number that a plan can be proved with: the largest one stands for it.
-        let value = value.clamp(f64::from(f32::MIN), f64::from(f32::MAX));
+        let value = self.finite(n, value)?;
         let v = self.emit_n(n, &["number"], Fill { value }, &[], Some(&Type::f32(&[])))?[0];
         Ok(View { value: v, dims: vec![Dim::Virtual; shape.len()], shape: shape.to_vec() })
     }

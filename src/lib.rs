@@ -310,10 +310,12 @@ pub fn recompile_watched(s: &Stored, o: &Options, watch: Watch) -> Result<Output
     recompile_with(s, o, Manager::new(watch))
 }
 
-/// Compiles a stored plan as it was: from its model, or from the program that `--from` began with.
-pub fn as_made(s: &Stored) -> Result<Output> {
+/// Compiles a stored plan as it was, with options that may differ behind where it began: from its model, or from the
+/// program of `--from`.
+pub fn as_made(s: &Stored, o: &Options) -> Result<Output> {
     let from = begun(s)?;
-    recompile_with(s, &s.options, Manager { from, ..Manager::new(&mut |_, _| {}) })
+    from.as_ref().map_or(Ok(()), |begin| flags::begun(begin, o))?;
+    recompile_with(s, o, Manager { from, ..Manager::new(&mut |_, _| {}) })
 }
 
 fn recompile_with(s: &Stored, o: &Options, manager: Manager) -> Result<Output> {

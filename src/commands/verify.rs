@@ -92,7 +92,7 @@ pub fn checks(dir: &Path, how: Verify) -> Result<Vec<Check>> {
         }
         Err(d) => return Err(d),
     };
-    let again = as_made(&s);
+    let again = as_made(&s, &s.options);
     let compiles = again.is_ok();
     let mut source = exact("source", other_than_compiled(&s, again));
     if let (true, Some(from)) = (source.ok, &s.from) {

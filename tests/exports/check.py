@@ -211,7 +211,8 @@ def mcore(path):
             if name not in known:
                 continue
             value = [json.loads(w) if w[0] in "-0123456789" else w for w in words]
-            several = name in ("recompute_modules", "cp_comm_type")
+            # One way of context parallelism is a word for all layers, as core_transformer_config_from_args gives it.
+            several = name == "recompute_modules" or name == "cp_comm_type" and len(value) > 1
             values[name] = flag not in NEGATED if not words else value if several else value[0]
             taken.add(flag)
         if "moe_layer_freq" in values:

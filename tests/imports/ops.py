@@ -98,6 +98,8 @@ CASES = {
     "std_of_zeros": last(("sub.Tensor", {"self": H, "other": H}), ("std.dim", {"self": "%t0", "dim": [1], "keepdim": True}), ("add.Tensor", {"self": H, "other": "%t1"})),
     "vector_norm_3": last(("linalg_vector_norm.default", {"self": H, "ord": 3, "dim": [1], "keepdim": True}), ("div.Tensor", {"self": H, "other": "%t0"})),
     "index_from_the_end": last(("argmax.default", {"self": H, "dim": 1}), ("sub.Tensor", {"self": "%t0", "other": 1}), ("index.Tensor", {"self": "%p_model_net1_weight", "indices": ["%t1"]}), ("mul.Tensor", {"self": "%t2", "other": H})),
+    "remainder_of_whole": last(("argmax.default", {"self": H, "dim": 1, "keepdim": True}), ("mul.Tensor", {"self": "%t0", "other": 41}), ("remainder.Scalar", {"self": "%t1", "other": 41}), ("mul.Tensor", {"self": H, "other": "%t2"}), ("add.Tensor", {"self": H, "other": "%t3"})),
+    "einsum_of_dots": last(SHAPE(H, 8, 2, 5), ("slice.Tensor", {"self": "%p_model_net1_weight", "dim": 0, "start": 0, "end": 5}), ("einsum.default", {"equation": "...j,jk", "tensors": ["%t0", "%t1"]}), ("sum.dim_IntList", {"self": "%t2", "dim": [1]})),
     "outer": last(("sum.dim_IntList", {"self": H, "dim": [1]}), ("outer.default", {"self": "%t0", "vec2": "%p_model_net1_bias"})),
     "gru_cell": last(("cat.default", {"tensors": ["%p_model_net1_weight"] * 3, "dim": 0}), ("gru_cell.default", {"input": "%x", "hx": H, "w_ih": "%t0", "w_hh": "%t0", "b_ih": None, "b_hh": None})),
     "lstm_cell": last(("cat.default", {"tensors": ["%p_model_net1_weight"] * 4, "dim": 0}), ("lstm_cell.default", {"input": "%x", "hx": [H, H], "w_ih": "%t0", "w_hh": "%t0", "b_ih": None, "b_hh": None}, 2)),

@@ -245,6 +245,11 @@ fn a_changed_program_is_refuted_as_changed() {
     };
     let said = verified(1);
     assert!(said.contains("from.ir is not known to compute model.ir: refuted"), "{said}");
+    // Nothing else is trained where values are shown.
+    let dump =
+        ["run", "plan", "--steps", "1", "--batch", "b.safetensors", "--dump", "d.safetensors"];
+    let said = lab.refuses(&dump, 2, "flag");
+    assert!(said.contains("it was made with --from differentiate"), "{said}");
     // What is shown of it is made again from the model: that is said.
     let warns = |args: &[&str], warned: bool| {
         let said = String::from_utf8_lossy(&lab.ok(args).stderr).into_owned();

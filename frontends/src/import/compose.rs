@@ -29,7 +29,7 @@ const TEXTS: &[(&str, &str)] = &[
     ),
     ("exp2.default", "self | exp(0.6931471805599453 * self)"),
     ("expm1.default", "self | exp(self) - 1"),
-    ("floor_divide.default", "self, other | floor(self / other)"),
+    ("floor_divide.default", "self, other | floor(quotient(self, other))"),
     ("glu.default", "self, dim=-1 | part(self, dim, 0, 2) * sigmoid(part(self, dim, 1, 2))"),
     ("hardsigmoid.default", "self | clamp(self + 3, 0, 6) / 6"),
     ("hardswish.default", "self | self * clamp(self + 3, 0, 6) / 6"),
@@ -71,8 +71,8 @@ const TEXTS: &[(&str, &str)] = &[
     ("pow.Tensor_Tensor", "self, exponent | exp(exponent * log(self))"),
     ("prelu.default", "self, weight | where(gt(self, 0), self, channels(weight, self) * self)"),
     ("relu6.default", "self | clamp(self, 0, 6)"),
-    ("remainder.Scalar", "self, other | self - other * floor(self / other)"),
-    ("remainder.Tensor", "self, other | self - other * floor(self / other)"),
+    ("remainder.Scalar", "self, other | self - other * floor(quotient(self, other))"),
+    ("remainder.Tensor", "self, other | self - other * floor(quotient(self, other))"),
     ("selu.default", "self | elu(self, 1.6732632423543772, 1.0507009873554805, 1)"),
     ("soft_margin_loss.default", "self, target | reduced(softplus(-target * self))"),
     (
@@ -262,6 +262,21 @@ impl Lower<'_> {
                 let y = self.truth(n, &x)?;
                 return Ok(self.held(Val::Data(y)));
             }
+            // Rounded once: times one over a number, whole quotients may come out too small.
+            ("quotient", _) => {
+                let mut x = self.view_of(n, args.first())?;
+                let mut y = match args.get(1).and_then(plain) {
+                    Some(c) => self.number_in(n, c, &x.shape)?,
+                    None => self.view_of(n, args.get(1))?,
+                };
+                for v in [&mut x, &mut y] {
+                    if !self.is_computed(v) {
+                        *v = self.float(n, v)?;
+                    }
+                }
+                let q = self.both(n, super::table::Arithmetic::Div, &x, &y)?;
+                return Ok(self.held(Val::Data(q)));
+            }
             ("part", _) => {
                 let x = self.view_of(n, args.first())?;
                 let [d, i, of] = [1, 2, 3].map(|k| number(k).unwrap_or(1.0) as i64);
@@ -323,7 +338,8 @@ mod tests {
     #[test]
     fn texts_are_sorted_and_name_what_there_is() {
         assert!(TEXTS.is_sorted_by(|a, b| a.0 < b.0) && CALLS.is_sorted_by(|a, b| a.0 < b.0));
-        let words = ["only", "choice", "reduced", "truth", "truths", "part", "channels"];
+        let words =
+            ["only", "choice", "reduced", "truth", "truths", "quotient", "part", "channels"];
         for (op, text) in TEXTS {
             let (names, of) = text.split_once('|').expect("operands | expression");
             assert_eq!(of.matches('(').count(), of.matches(')').count(), "{op}");

@@ -83,10 +83,10 @@ impl Lower<'_> {
                 false => self.by_several(n, &x, &given).map(|y| vec![Val::Data(y)]),
             };
         };
-        if let (Val::Folded(mask), 0) = (self.val(id).clone(), d)
+        if let Val::Folded(mask) = self.val(id).clone()
             && mask.elem == Elem::Bool
         {
-            return self.by_mask(n, &x, &mask).map(|y| vec![Val::Data(y)]);
+            return self.by_mask(n, &x, &mask, d).map(|y| vec![Val::Data(y)]);
         }
         if d >= x.shape.len() {
             return Err(self.refuse(n, "its index is of no dim"));

@@ -123,6 +123,10 @@ impl Lower<'_> {
     /// `x[i, j]`: dims that follow each other by as many indices.
     pub(super) fn by_several(&mut self, n: &Node, x: &View, given: &[(usize, Id)]) -> Result<View> {
         let first = given[0].0;
+        let mask = |id: &Id| matches!(self.val(*id), Val::Folded(f) if f.elem == Elem::Bool);
+        if given.iter().any(|(_, id)| self.g.truths.contains(id) || mask(id)) {
+            return Err(self.refuse(n, "a mask beside another index"));
+        }
         if given.iter().enumerate().any(|(k, g)| g.0 != first + k)
             || first + given.len() > x.shape.len()
         {
@@ -171,20 +175,23 @@ impl Lower<'_> {
         self.taken_by(n, &flat, first, &at)
     }
 
-    /// `x[m]` of a mask that is known: the elements where it is true.
-    pub(super) fn by_mask(&mut self, n: &Node, x: &View, mask: &Folded) -> Result<View> {
+    /// `x[m]` of a mask of dims from `d` on that is known: the elements where it is true.
+    pub(super) fn by_mask(&mut self, n: &Node, x: &View, mask: &Folded, d: usize) -> Result<View> {
         let r = mask.shape.len();
-        if x.shape.get(..r) != Some(&mask.shape[..]) {
+        if x.shape.get(d..d + r) != Some(&mask.shape[..]) {
             return Err(self.refuse(n, "its mask is of another shape"));
         }
         let all = self.fits(n, mask.numbers())?;
         let at: Vec<f64> =
             all.iter().enumerate().filter(|m| *m.1 != 0.0).map(|m| m.0 as f64).collect();
-        let to = [&[all.len()], &x.shape[r..]].concat();
+        let to = [&x.shape[..d], &[all.len()], &x.shape[d + r..]].concat();
         let x = self.whole(n, x)?;
         let x = self.reshaped(n, &x, &to)?;
         let at: Vec<usize> = at.into_iter().map(|i| i as usize).collect();
-        self.chosen(n, &x, 0, &at)
+        if at.is_empty() {
+            return Err(self.refuse(n, "its mask is true nowhere"));
+        }
+        self.chosen(n, &x, d, &at)
     }
 
     /// What is added up at the places of an index along dim `d` of a shape: of each element of `x`, with an index of as

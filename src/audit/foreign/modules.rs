@@ -133,8 +133,12 @@ impl Modules {
                 (module.to_string(), vec![leaf], w.tensor_shape.len())
             }
             Some(_) => {
-                let Some(at) = name.find(".experts") else { return };
-                let module = format!("{}.experts", &name[..at]);
+                // Where a checkpoint has its tensors under other names, they are in that module all the same.
+                let above = || name.rsplitn(3, '.').nth(2);
+                let Some(of) = name.split_once(".experts").map(|s| s.0).or_else(above) else {
+                    return;
+                };
+                let module = format!("{of}.experts");
                 match name.ends_with("_bias") {
                     false => (module, vec!["gate_up_proj", "down_proj"], 3),
                     true => (module, vec!["gate_up_proj_bias", "down_proj_bias"], 2),

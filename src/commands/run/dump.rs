@@ -1,10 +1,10 @@
 //! `--dump`: what a step shows, under the names of the checkpoint.
 
+use crate::as_made;
 use crate::plan_dir::Stored;
-use crate::recompile;
 use crate::terminal::note;
 use shardc_frontends::{NamedTensor, whole_tensors, write_tensors};
-use shardc_ir::diag::Result;
+use shardc_ir::diag::{Diag, Result};
 use shardc_ir::func::{Role, RoleKind};
 use shardc_ir::plan::Mode;
 use shardc_runtime::{Session, StepResult};
@@ -15,7 +15,18 @@ pub fn observed(stored: &Stored, tell: bool) -> Result<Stored> {
     let mut o = stored.options.clone();
     // The limit is that of the plan that trains.
     (o.observe, o.memory) = (true, None);
-    let again = recompile(stored, &o)?;
+    let again = as_made(stored, &o).map_err(|d| match &stored.from {
+        Some(from) if d.code == "flag" => {
+            let what = format!(
+                "logits and gradients of this plan cannot be shown: it was made with --from {}",
+                from.pass
+            );
+            Diag::new("flag", what)
+                .rule("partition makes them outputs of a step")
+                .help("compile with --from partition or an earlier pass")
+        }
+        _other => d,
+    })?;
     let (old, new) = (stored.plan.peak_bytes(), again.stored.plan.peak_bytes());
     let peak = if new == old {
         format!("peak {new} B as before")
@@ -23,8 +34,7 @@ pub fn observed(stored: &Stored, tell: bool) -> Result<Stored> {
         format!("peak {new} B instead of {old} B")
     };
     if tell {
-        let of = if stored.from.is_some() { " from model.ir, and not from from.ir," } else { "" };
-        note(format!("recompiled{of} to observe logits and gradients: {peak}"));
+        note(format!("recompiled to observe logits and gradients: {peak}"));
     }
     Ok(again.stored)
 }

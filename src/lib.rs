@@ -29,6 +29,7 @@ pub mod report;
 pub mod rules;
 pub mod seal;
 pub mod search;
+mod shell;
 pub mod signals;
 pub mod terminal;
 mod torch;

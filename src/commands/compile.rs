@@ -1,6 +1,5 @@
 //! `shardc compile`: model in, plan out.
 
-use super::launch_script::word;
 use super::passes::{Dumped, Watched};
 use super::{gather, show, warn};
 use crate::device;
@@ -12,6 +11,7 @@ use crate::report::{
 };
 use crate::rules;
 use crate::search::advice::advise;
+use crate::shell::word;
 use crate::terminal::{self, Volume, detail, doing, json_line, note, talks};
 use comfy_table::CellAlignment;
 use serde_json::json;

@@ -1,8 +1,8 @@
 //! `shardc import`: an archive of `torch.export` in, the text of a model out.
 
-use super::launch_script::word;
 use super::passes::write_program;
 use super::{show, warn};
+use crate::shell::word;
 use crate::terminal::note;
 use clap::{Args, ValueEnum};
 use shardc_frontends::import::{DEFAULT, Opened, Raise, Sizes};

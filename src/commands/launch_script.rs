@@ -3,11 +3,12 @@
 use super::run::Engine;
 use crate::cluster::Transport;
 use crate::plan_dir;
+use crate::shell::{no_flag, quoted};
 use crate::terminal::json_line;
 use clap::ValueEnum as _;
 use serde_json::json;
-use shardc_ir::diag::{Diag, Result, is_hidden};
-use std::path::{Path, PathBuf};
+use shardc_ir::diag::{Diag, Result};
+use std::path::PathBuf;
 
 /// The launcher of a site.
 #[derive(clap::ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
@@ -81,32 +82,6 @@ fn before_end(limit: Option<&str>) -> u64 {
         0 => BEFORE_END,
         minutes => BEFORE_END.min((minutes - 1) * 30).max(1),
     }
-}
-
-/// In quotes of a shell, on one line: what has line ends in those of bash.
-pub(super) fn quoted(text: &str) -> String {
-    let ends = |c: char| is_hidden(c) || ['\u{2028}', '\u{2029}'].contains(&c);
-    if !text.contains(ends) {
-        return format!("'{}'", text.replace('\'', r"'\''"));
-    }
-    let one = |c: char| match c {
-        '\'' | '\\' => format!("\\{c}"),
-        c if ends(c) => c.to_string().bytes().map(|b| format!("\\x{b:02x}")).collect(),
-        c => c.to_string(),
-    };
-    format!("$'{}'", text.chars().map(one).collect::<String>())
-}
-
-/// A path that a command does not take for a flag.
-fn no_flag(path: &str) -> String {
-    if path.starts_with('-') { format!("./{path}") } else { path.into() }
-}
-
-/// A path as a word of a command that somebody may type: in quotes where a shell would see more than a word.
-pub(crate) fn word(path: &Path) -> String {
-    let path = no_flag(&path.display().to_string());
-    let plain = |c: char| c.is_alphanumeric() || "/._-+=,:@%".contains(c);
-    if !path.is_empty() && path.chars().all(plain) { path } else { quoted(&path) }
 }
 
 /// What differs from plan to plan.

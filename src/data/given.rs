@@ -3,8 +3,8 @@
 use super::examples::{Examples, Row, Setup};
 use super::reading::YesNo;
 use super::{Data, Order, Reading, columns, globs};
-use crate::commands::launch_script::word;
 use crate::hub;
+use crate::shell::word;
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::documents::Documents;
 use shardc_ir::func::{Fill, InputRow};

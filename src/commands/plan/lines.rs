@@ -1,7 +1,6 @@
 //! Lines of `shardc plan`: what they assume, the command that makes one, and where its time goes.
 
 use super::{Plan, is_tie};
-use crate::commands::launch_script::quoted;
 use crate::commands::price::{constants, lines as parts, tables, time};
 use crate::export::Target;
 use crate::input::Input;
@@ -9,6 +8,7 @@ use crate::planner::beyond::{Beyond, Extra};
 use crate::planner::{Asked, Compiled, Found};
 use crate::report::{beside_words, bytes};
 use crate::search::ways::mesh_text;
+use crate::shell::quoted;
 use serde_json::{Value, json};
 use shardc_ir::diag::{Result, count};
 use shardc_ir::mesh::PIPELINE;

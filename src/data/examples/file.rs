@@ -1,7 +1,7 @@
 //! Files of examples: one in each line, or the elements of one array. They are read once from the beginning to the end,
 //! and then from where each example is.
 
-use crate::commands::launch_script::word;
+use crate::shell::word;
 use ruzstd::decoding::StreamingDecoder;
 use ruzstd::decoding::errors::{FrameDecoderError, ReadFrameHeaderError};
 use shardc_ir::diag::{Diag, Result, bytes};

@@ -124,7 +124,8 @@ pub fn weights(all: &[Weight]) -> Result<(), String> {
 /// # Errors
 /// The first that is too large.
 pub fn facts(f: &Facts) -> Result<(), String> {
-    let of_experts = f.experts.map_or([0; 4], |x| [x.experts, x.top_k, x.ffn, x.shared]);
+    let of_experts =
+        f.experts.map_or([0; 5], |x| [x.experts, x.top_k, x.ffn, x.shared, x.narrow.unwrap_or(0)]);
     let own = [f.layers, f.hidden, f.heads, f.kv_heads, f.head_dim, f.ffn, f.vocab];
     let all = own.into_iter().chain(of_experts);
     match all.into_iter().find(|&n| n > 1 << 40) {

@@ -21,6 +21,7 @@ mod values;
 pub use begun::{begun, unknown};
 pub use optimizer::name as optimizer;
 pub use options::{adapter_of, lora_of};
+pub use rate::ends;
 use serde::Deserialize;
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::files;

@@ -72,7 +72,8 @@ pub fn sizes(f: &Facts, config: &Value) -> Sizes {
     let experts = f.experts.map(|x| Experts {
         experts: x.experts,
         top_k: x.top_k,
-        ffn: x.ffn,
+        // Of narrower vectors it is as if experts were narrower: the same weights and products.
+        ffn: x.narrow.map_or(x.ffn, |n| x.ffn.saturating_mul(n) / f.hidden.max(1)),
         shared: x.shared,
         dense_layers: own.map_or(0, |g| g.dense),
         domains: own.and_then(|g| g.groups).map(|(_, used)| used),
@@ -83,13 +84,17 @@ pub fn sizes(f: &Facts, config: &Value) -> Sizes {
         heads: f.heads,
         kv_heads: f.kv_heads,
         head_dim: f.head_dim,
-        ffn: f.ffn,
+        // Where not all layers without experts have an MLP, its width in the mean of them.
+        ffn: own
+            .filter(|g| g.fed < g.dense)
+            .map_or(f.ffn, |g| f.ffn.saturating_mul(g.fed) / g.dense),
         vocab: f.vocab,
         glu: own.is_none_or(|g| g.glu),
         experts,
         latent,
         scans: own.and_then(|g| g.scans).map(|(x, layers, delta)| Scans {
             layers,
+            attention: own.map_or(0, |g| g.attends),
             heads: x.value_heads(),
             key_heads: x.key_heads,
             key_width: x.key_width,

@@ -244,11 +244,13 @@ impl Question<'_> {
         let (enters, leaves) = s.mixed(m);
         let heads = enters + leaves;
         let stream = self.tokens() * s.hidden as f64 / self.by_row();
-        let bytes = r.stream * stream + r.heads * self.tokens() * heads / t + r.ffn * elements;
+        let part = if s.of_halves() { 0.5 } else { 1.0 };
+        let (own, launches) = (part * r.stream, part * r.launches);
+        let bytes = own * stream + r.heads * self.tokens() * heads / t + r.ffn * elements;
         let mut out = Times::default();
         let all = bytes + more;
-        out.forward.memory = rows(self.device, all, r.launches);
-        out.input.memory = rows(self.device, r.backward * all, r.backward * r.launches);
+        out.forward.memory = rows(self.device, all, launches);
+        out.input.memory = rows(self.device, r.backward * all, r.backward * launches);
         out
     }
 
@@ -363,13 +365,17 @@ impl Question<'_> {
 
     fn layer_with(&self, m: Mixer, dense: bool) -> Result<Times> {
         let (s, p) = (self.sizes, self.job.precision);
-        let attention = self.mixer_block(m);
         let between = match m {
             Mixer::Attention => self.attention()?,
             Mixer::Scan(x) => self.scan(x)?,
+            Mixer::Nothing => Times::default(),
         };
-        let mut all = attention.products.clone();
-        let mut out = self.block(&attention, p)? + between;
+        let (mut all, mut out) = (vec![], between);
+        if m != Mixer::Nothing {
+            let block = self.mixer_block(m);
+            out = self.block(&block, p)? + between;
+            all = block.products;
+        }
         let mut elements = 0.0;
         let width = match s.experts {
             Some(x) if !dense => x.shared,

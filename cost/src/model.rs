@@ -28,6 +28,8 @@ pub struct Sizes {
 pub struct Scans {
     /// So many of the layers, taken for evenly spread.
     pub layers: usize,
+    /// So many have attention. The others, if there are any, have an MLP or experts alone.
+    pub attention: usize,
     /// Heads of values, and of queries and keys, which several of the former share.
     pub heads: usize,
     pub key_heads: usize,
@@ -57,6 +59,7 @@ impl Scans {
 pub enum Mixer {
     Attention,
     Scan(Scans),
+    Nothing,
 }
 
 /// A mixture of experts.
@@ -104,12 +107,19 @@ impl Sizes {
         self.experts.map_or(0, |x| self.layers.saturating_sub(x.dense_layers))
     }
 
+    /// True if a layer either mixes tokens or has an MLP or experts.
+    pub fn of_halves(&self) -> bool {
+        self.scans.is_some_and(|x| x.layers + x.attention < self.layers)
+    }
+
     /// What mixes tokens, with the share of the layers that do it so.
     pub fn mixers(&self) -> Vec<(f64, Mixer)> {
         let Some(x) = self.scans else { return vec![(1.0, Mixer::Attention)] };
-        let share = x.layers as f64 / self.layers.max(1) as f64;
-        let both = [(1.0 - share, Mixer::Attention), (share, Mixer::Scan(x))];
-        both.into_iter().filter(|m| m.0 > 0.0).collect()
+        let others = self.layers.saturating_sub(x.layers + x.attention);
+        let all =
+            [(x.attention, Mixer::Attention), (x.layers, Mixer::Scan(x)), (others, Mixer::Nothing)];
+        let share = |n: usize| n as f64 / self.layers.max(1) as f64;
+        all.into_iter().filter(|m| m.0 > 0).map(|(n, m)| (share(n), m)).collect()
     }
 
     /// The mean over layers of what a mixer has.
@@ -124,7 +134,11 @@ impl Sizes {
 
     /// As [`Sizes::attention_products`], of what a layer has in its place.
     pub fn mixer_products(&self, m: Mixer) -> Vec<(f64, f64, Cut)> {
-        let Mixer::Scan(x) = m else { return self.attention_products() };
+        let x = match m {
+            Mixer::Attention => return self.attention_products(),
+            Mixer::Nothing => return vec![],
+            Mixer::Scan(x) => x,
+        };
         let (h, (keys, values)) = (self.hidden as f64, x.elements());
         // Queries, keys, values and their gate; decays, and of the delta rule how much is corrected.
         let each = if x.delta { 2.0 } else { 1.0 };
@@ -144,6 +158,7 @@ impl Sizes {
                 let (keys, values) = x.elements();
                 (2.0 * (keys + values), values)
             }
+            Mixer::Nothing => (0.0, 0.0),
         }
     }
 
@@ -230,6 +245,7 @@ impl Sizes {
         let mixed = self.mean(|m| match m {
             Mixer::Attention => self.heads as f64 * seq * (width + value),
             Mixer::Scan(x) => x.flops(seq.min(scan::CHUNK as f64))[0],
+            Mixer::Nothing => 0.0,
         });
         let products = 2.0 * (1.0 + weights + inputs) * params;
         tokens * (products + (1.0 + 2.0 * attention) * all * mixed)

@@ -106,6 +106,9 @@ pub struct ExpertFacts {
     pub ffn: usize,
     /// Width of the MLP beside the experts that every token passes; 0: there is none.
     pub shared: usize,
+    /// Elements of a token that experts take and make, where they are not those of the hidden state.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub narrow: Option<usize>,
 }
 
 /// What a family makes of a config beside [`Facts`]: its MLP, latent attention, and how experts are chosen, weighed and balanced.
@@ -115,6 +118,10 @@ pub struct Gating {
     pub glu: bool,
     /// Layers without experts.
     pub dense: usize,
+    /// Of these, those with an MLP.
+    pub fed: usize,
+    /// Layers with attention.
+    pub attends: usize,
     /// Groups of experts, and how many of them a token may use, where these are fewer.
     pub groups: Option<(usize, usize)>,
     /// The gates of the experts that a token uses are divided by their sum.
@@ -255,10 +262,14 @@ pub fn facts(path: &Path) -> Result<Facts> {
 pub fn gating(config: &serde_json::Value, place: &str, shape: &Shape) -> Result<Gating> {
     let (view, family) = family::of(config, place)?;
     let arch = sizes::Arch::read(family, &view, shape, &mut vec![])?;
-    let (r, dense) = (arch.routing, arch.sparse.iter().filter(|sparse| !**sparse).count());
+    let r = arch.routing;
+    let count = |is: &dyn Fn(usize) -> bool| (0..arch.facts.layers).filter(|&i| is(i)).count();
+    let dense = count(&|i| !arch.sparse[i]);
     Ok(Gating {
         glu: family.mlp.gate.is_some(),
         dense,
+        fed: count(&|i| arch.halves[i][1] && !arch.sparse[i]),
+        attends: count(&|i| arch.halves[i][0] && !arch.walks[i]),
         groups: r.groups.filter(|(all, used)| used < all),
         normed: r.normed.is_some(),
         aux: r.aux,

@@ -3,17 +3,18 @@
 mod experts;
 mod layers;
 mod limits;
+mod recurrent;
 
 pub(crate) use experts::{Divisor, Routing};
 use experts::{expert_facts, idle_balance, routing, sparse, there};
-use layers::{turns, walks, windows};
-use limits::{check_products, check_recurrent, check_shape};
+use layers::{Kind, contradicted, halves, kinds, turns, walks, windows};
+use limits::{check_products, check_shape};
+use recurrent::{recurrent, split_heads, steps};
 
 use crate::config::{Config, MAX_COUNT, TIED};
 use crate::family::{
-    Activation, Adjacent, Beside, Eps, Experts, Factor, Factors, Family, Growth, Heads, KvHeads,
-    LatentSizes, Mixer, Positions, RecurrentKeys, RecurrentSizes, STEPS, Scores, Softcap, Still,
-    Window,
+    Activation, Adjacent, Beside, Eps, Experts, Factor, Factors, Family, Growth, Halves, Heads,
+    KvHeads, LatentSizes, Positions, RecurrentSizes, Scores, Softcap, Still, Window,
 };
 use crate::rope::{self, Rope};
 use crate::{Facts, Shape};
@@ -76,6 +77,8 @@ pub(crate) struct Arch {
     /// Of the scores of attention, and of the logits.
     pub softcap: Option<f64>,
     pub final_softcap: Option<f64>,
+    /// Whether each layer has a first half, and a second.
+    pub halves: Vec<[bool; 2]>,
     /// Whether each layer has experts.
     pub sparse: Vec<bool>,
     pub routing: Routing,
@@ -100,6 +103,7 @@ impl Arch {
         warnings.extend(f.unread(c));
         warnings.extend(f.assumed(c));
         let facts = facts(f, c)?;
+        warnings.extend(contradicted(f, c, facts.layers)?);
         check_shape(f, c, &facts, shape, warnings)?;
         let latent = latent(f, c)?;
         check_products(c, &facts, latent, shape)?;
@@ -125,9 +129,10 @@ impl Arch {
         let mtp = mtp(f, c, shape)?;
         let (sparse, routing) = match &f.experts {
             None => (vec![false; facts.layers + mtp.0], Routing::default()),
-            Some(e) => {
-                (sparse(e, c, facts.layers + mtp.0)?, routing(e, c, facts.experts.as_ref(), shape)?)
-            }
+            Some(e) => (
+                sparse((f, e), c, facts.layers + mtp.0)?,
+                routing(e, c, facts.experts.as_ref(), shape)?,
+            ),
         };
         warnings.extend(idle_balance(f, shape, sparse.contains(&true)));
         let scale = match f.attention.scores {
@@ -155,6 +160,8 @@ impl Arch {
         let recurrent = recurrent(f, c, facts.hidden, shape)?;
         let mut walks = walks(f, c, facts.layers)?;
         walks.resize(facts.layers + mtp.0, false);
+        let mut halves = halves(f, c, facts.layers)?;
+        halves.resize(facts.layers + mtp.0, [true; 2]);
         let turns = turns(f, c, &windows)?;
         let any_turns = turns.iter().zip(&walks).any(|(turns, walks)| *turns && !walks);
         Ok(Arch {
@@ -172,6 +179,7 @@ impl Arch {
             recurrent,
             steps: steps(f, c)?,
             walks,
+            halves,
             padding: padding(f, c, facts.vocab)?,
             sparse,
             routing,
@@ -266,7 +274,11 @@ fn activation(f: &Family, c: &Config) -> Result<Activation> {
 fn facts(f: &Family, c: &Config) -> Result<Facts> {
     let k = &f.keys;
     let (hidden, heads) = (c.count(k.hidden)?, c.count(k.heads)?);
-    let layers = c.count(k.layers)?;
+    let kinds = kinds(f, c)?;
+    let layers = match &kinds {
+        Some(all) => all.len(),
+        None => c.count(k.layers)?,
+    };
     if layers > MAX_LAYERS {
         let what = format!("{layers} layers are more than the {MAX_LAYERS} that a model may have");
         return Err(c.error(k.layers, what, format!("use at most {MAX_LAYERS}")));
@@ -304,12 +316,13 @@ fn facts(f: &Family, c: &Config) -> Result<Facts> {
         return Err(c.error("head_dim", what, "use more heads, such as heads of 128"));
     }
     let ffn = match (c.count_if(k.ffn)?, f.mlp.ratio) {
-        _none if !f.feeds => 0,
+        _none if f.halves == Halves::First => 0,
         (Some(n), _) => n,
         (None, Some(ratio)) => hidden.saturating_mul(ratio),
         (None, None) => c.count(k.ffn)?,
     };
-    let experts = f.experts.as_ref().filter(|e| there(e, c));
+    let some = kinds.is_none_or(|all| all.contains(&Kind::Experts));
+    let experts = f.experts.as_ref().filter(|e| some && there(e, c));
     Ok(Facts {
         layers,
         hidden,
@@ -369,81 +382,6 @@ fn latent(f: &Family, c: &Config) -> Result<Option<LatentSizes>> {
         turning: or("qk_rope_head_dim", l.absent.turning)?,
         value: or("v_head_dim", l.absent.value)?,
     }))
-}
-
-/// The heads of layers that walk a state of which each rank of tp has as many: those of keys, or where all share one in
-/// tensors of its own, which every rank then has, those of values.
-fn split_heads(f: &Family, c: &Config) -> Result<Option<usize>> {
-    let Some(r) = f.recurrent else { return Ok(None) };
-    let or = |(key, absent): (&str, usize)| Ok(c.count_if(key)?.unwrap_or(absent));
-    match (or(r.keys.key_heads)?, r.mixer) {
-        (1, Mixer::Mamba2(_)) => or(r.keys.value_heads).map(Some),
-        (n, _) => Ok(Some(n)),
-    }
-}
-
-/// The least and the most step size of Mamba-2, if they limit any.
-fn steps(f: &Family, c: &Config) -> Result<Option<[f64; 2]>> {
-    let mamba = f.recurrent.is_some_and(|r| matches!(r.mixer, Mixer::Mamba2(_)));
-    let Some(v) = mamba.then(|| c.get(STEPS)).flatten() else { return Ok(None) };
-    // transformers writes what JSON has no number for as an object, and older versions as a bare word.
-    let number = |v: &serde_json::Value| match v.get("__float__").unwrap_or(v).as_str() {
-        Some("Infinity") => Some(f64::INFINITY),
-        _ => v.as_f64().filter(|x| (*x as f32).is_finite()),
-    };
-    let both: Option<Vec<f64>> = v.as_array().and_then(|l| l.iter().map(number).collect());
-    match both.as_deref() {
-        Some(&[least, most]) if least <= most => {
-            // A softplus is above 0.
-            Ok(Some([least, most]).filter(|_| least > 0.0 || most < f64::INFINITY))
-        }
-        _other => {
-            let what = format!("`{STEPS}` is not the least and the most of step sizes");
-            Err(c.error(STEPS, what, "write [0.0, 1.0], or null"))
-        }
-    }
-}
-
-/// Sizes of layers that walk a state, if the family has some.
-fn recurrent(
-    f: &Family,
-    c: &Config,
-    hidden: usize,
-    shape: &Shape,
-) -> Result<Option<RecurrentSizes>> {
-    let Some(r) = f.recurrent else { return Ok(None) };
-    let or = |(key, absent): (&str, usize)| Ok(c.count_if(key)?.unwrap_or(absent));
-    let (key_heads, values) = (or(r.keys.key_heads)?, or(r.keys.value_heads)?);
-    if values % key_heads != 0 {
-        let what = format!("{values} heads of values cannot share {key_heads} of keys evenly");
-        let fit = values.div_ceil(key_heads).saturating_mul(key_heads);
-        return Err(c.error(r.keys.value_heads.0, what, format!("use {fit}")));
-    }
-    let (key, absent) = r.keys.value_width;
-    let left = c.get(key).is_none_or(|v| v.as_str() == Some("auto")) && absent == 0;
-    let value_width = match r.mixer {
-        Mixer::DeltaNet => or(r.keys.value_width)?,
-        Mixer::Mamba2(m) => {
-            let all = or(m.expand)?.saturating_mul(hidden);
-            let width = if left { all / values } else { or(r.keys.value_width)? };
-            if width.checked_mul(values) != Some(all) {
-                let what = format!("{values} heads of values of {width} elements are not {all}");
-                let fit = format!("use {} heads", all / width.max(1));
-                let rule = "heads * head_dim == expand * hidden";
-                return Err(c.error(r.keys.value_heads.0, what, fit).rule(rule));
-            }
-            width
-        }
-    };
-    let sizes = RecurrentSizes {
-        taps: or(r.keys.taps)?,
-        key_heads,
-        key_width: or(r.keys.key_width)?,
-        values_each: values / key_heads,
-        value_width,
-    };
-    check_recurrent(c, &r.keys, &sizes, hidden, shape)?;
-    Ok(Some(sizes))
 }
 
 /// Rates of dropout of embeddings, of what blocks add to the residual stream, and of attention.

@@ -1,6 +1,5 @@
 //! What a rank needs to run: programs, the step as a list of actions, exact memory, weights.
 
-use crate::diag::count;
 use crate::documents::Documents;
 use crate::func::{Module, RoleKind, Value, ValueMap};
 use crate::loss_scale::LossScaling;
@@ -10,7 +9,9 @@ use crate::weights::Weight;
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 use std::collections::BTreeSet;
-use std::fmt;
+
+mod rate;
+pub use rate::{Fall, LrSchedule};
 
 /// One instruction of a rank. The functions are those of the plan's module.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -198,50 +199,6 @@ pub struct Span {
     /// Of what it holds: activations, buffers of transfers, or a call's temporaries. A frame that holds
     /// several kinds has that of its first value, a call's own that of most bytes in it.
     pub class: MemoryClass,
-}
-
-/// How the learning rate moves with the step.
-#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
-#[serde(tag = "kind", rename_all = "snake_case")]
-pub enum LrSchedule {
-    Constant {
-        lr: f64,
-    },
-    /// Linear from 0 over `warmup` steps, then a half cosine down to `floor` at `total` steps.
-    WarmupCosine {
-        lr: f64,
-        warmup: usize,
-        total: usize,
-        floor: f64,
-    },
-}
-
-impl LrSchedule {
-    /// Learning rate of step `step`, counted from 1.
-    pub fn at(&self, step: usize) -> f64 {
-        match *self {
-            LrSchedule::Constant { lr } => lr,
-            LrSchedule::WarmupCosine { lr, warmup, .. } if step <= warmup => {
-                lr * step as f64 / warmup as f64
-            }
-            LrSchedule::WarmupCosine { lr, warmup, total, floor } => {
-                let done = (step - warmup) as f64 / total.saturating_sub(warmup).max(1) as f64;
-                floor + (lr - floor) * 0.5 * (1.0 + (std::f64::consts::PI * done.min(1.0)).cos())
-            }
-        }
-    }
-}
-
-impl fmt::Display for LrSchedule {
-    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        match self {
-            LrSchedule::Constant { lr } => write!(f, "{lr}"),
-            LrSchedule::WarmupCosine { lr, warmup, total, floor } => {
-                let warmup = count(*warmup, "step", "steps");
-                write!(f, "{lr}, {warmup} of warm-up, cosine to {floor} at {total}")
-            }
-        }
-    }
 }
 
 /// Which token of a sequence stands where in the programs' sequence, of which the ranks of `cp` have

@@ -6,7 +6,6 @@ use shardc_ir::func::{Func, RoleKind, StateDecl, StateInit, StateOwner, Value};
 use shardc_ir::maps::HashMap;
 use shardc_ir::names::{self, nearest};
 use shardc_ir::ops::Kind;
-use shardc_ir::plan::LrSchedule;
 use shardc_ir::text::update::{Kept, Rule, Rules, Update, built_in};
 use shardc_ir::weights::Weight;
 use std::collections::{BTreeMap, BTreeSet};
@@ -169,13 +168,6 @@ fn base(o: &Options) -> Group {
     Group { on: "*".into(), rule: rule.into(), given, lr: 1.0, spread: Spread::Auto }
 }
 
-/// The rate by which a group's `lr=` is a multiple.
-fn peak(o: &Options) -> f64 {
-    match o.lr {
-        LrSchedule::Constant { lr } | LrSchedule::WarmupCosine { lr, .. } => lr,
-    }
-}
-
 fn wrong(text: &str, what: impl Into<String>) -> Diag {
     Diag::new("update-rule", what.into()).at(format!("--optim '{text}'"))
 }
@@ -204,7 +196,7 @@ fn read(text: &str, o: &Options) -> Result<Group> {
             x.ok_or_else(|| form("a learning rate is a number above 0, as f32 has"))
         };
         match key {
-            "lr" => lr = rate()? / peak(o),
+            "lr" => lr = rate()? / o.lr.peak(),
             "lr*" => lr = rate()?,
             "spread" => {
                 spread = match value {
@@ -223,7 +215,7 @@ fn read(text: &str, o: &Options) -> Result<Group> {
             }
             _other => drop(given.insert(key.into(), value.into())),
         }
-        let own = [lr, lr * peak(o)];
+        let own = [lr, lr * o.lr.peak()];
         if !own.iter().all(|x| (*x as f32).is_normal()) {
             return Err(form("the learning rate of the group is out of the range of f32"));
         }

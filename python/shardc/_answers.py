@@ -208,6 +208,7 @@ class PlannedPlansOptions:
     lr_schedule: Optional[str] = None
     warmup: Optional[int] = None
     total_steps: Optional[int] = None
+    decay_steps: Optional[int] = None
     min_lr: Optional[float] = None
     betas: Optional[str] = None
     eps: Optional[float] = None

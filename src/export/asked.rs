@@ -3,7 +3,7 @@
 
 use super::{Export, Target};
 use crate::flags::spec::all;
-use shardc_ir::plan::LrSchedule;
+use shardc_ir::plan::Fall;
 use shardc_passes::options::{Decay, Optimizer, Options};
 use std::fmt::Display;
 
@@ -62,15 +62,15 @@ fn values(o: &Options) -> Vec<(&'static str, String)> {
         ]),
         Optimizer::Sgd => all.push(("optimizer", "sgd".into())),
     }
-    all.push(("lr", rate(o).to_string()));
-    match cosine(o) {
-        None => all.push(("lr-schedule", "constant".into())),
-        Some((warmup, total, floor)) => all.extend([
-            ("lr-schedule", "warmup-cosine".into()),
+    all.push(("lr", o.lr.peak().to_string()));
+    all.push(("lr-schedule", o.lr.word().into()));
+    if let Some(Fall { warmup, total, floor, decay, .. }) = o.lr.fall() {
+        all.extend([
             ("warmup", warmup.to_string()),
             ("total-steps", total.to_string()),
             ("min-lr", floor.to_string()),
-        ]),
+        ]);
+        all.extend(decay.map(|steps| ("decay-steps", steps.to_string())));
     }
     let decay = if o.decay == Decay::All { "all" } else { "matrices" };
     all.extend([("weight-decay", o.weight_decay.to_string()), ("decay", decay.into())]);
@@ -85,20 +85,5 @@ pub(super) fn adam(o: &Options) -> Option<(f64, f64, f64)> {
     match o.optimizer {
         Optimizer::AdamW { beta1, beta2, eps } => Some((beta1, beta2, eps)),
         Optimizer::Sgd => None,
-    }
-}
-
-/// The largest learning rate.
-pub(super) fn rate(o: &Options) -> f64 {
-    match o.lr {
-        LrSchedule::Constant { lr } | LrSchedule::WarmupCosine { lr, .. } => lr,
-    }
-}
-
-/// Warmup, end and last learning rate of a cosine.
-pub(super) fn cosine(o: &Options) -> Option<(usize, usize, f64)> {
-    match o.lr {
-        LrSchedule::Constant { .. } => None,
-        LrSchedule::WarmupCosine { warmup, total, floor, .. } => Some((warmup, total, floor)),
     }
 }

@@ -1,6 +1,6 @@
 //! The JSON config of DeepSpeed.
 
-use super::asked::{adam, cosine, rate};
+use super::asked::adam;
 use super::{Export, File};
 use serde_json::{Map, Value as Json, json};
 use shardc_frontends::Facts;
@@ -65,11 +65,21 @@ pub(super) fn files(e: &mut Export) -> Result<Vec<File>> {
         // It asks for this with every optimizer but those of Adam.
         config["zero_allow_untested_optimizer"] = true.into();
     }
-    if let Some((warmup, total, floor)) = cosine(o) {
-        config["scheduler"] = json!({ "type": "WarmupCosineLR", "params": {
-            "total_num_steps": total, "warmup_num_steps": warmup, "warmup_min_ratio": 0.0,
-            "warmup_type": "linear", "cos_min_ratio": floor / rate(o),
-        }});
+    if let Some(fall) = o.lr.fall() {
+        e.lack(fall.decay.is_some(), "a learning rate that stays before it falls (--decay-steps)");
+        let line = o.lr.curve() == "linear";
+        e.lack(line && fall.floor != 0.0, "a learning rate that falls along a line to --min-lr");
+        config["scheduler"] = if line {
+            json!({ "type": "WarmupDecayLR", "params": {
+                "total_num_steps": fall.total, "warmup_num_steps": fall.warmup, "warmup_min_lr": 0.0,
+                "warmup_max_lr": fall.lr, "warmup_type": "linear",
+            }})
+        } else {
+            json!({ "type": "WarmupCosineLR", "params": {
+                "total_num_steps": fall.total, "warmup_num_steps": fall.warmup, "warmup_min_ratio": 0.0,
+                "warmup_type": "linear", "cos_min_ratio": fall.floor / fall.lr,
+            }})
+        };
     }
     let text = serde_json::to_string_pretty(&config).expect("plain data") + "\n";
     Ok(vec![File::new("ds_config.json", text)])
@@ -135,8 +145,8 @@ fn optimizer(e: &mut Export) -> Option<Json> {
             e.leaves(format!("{key} {value}"), theirs);
         }
     };
-    let lr = e.asks("lr", rate);
-    put(e, lr, "lr", rate(o).into(), "that of its optimizer");
+    let lr = e.asks("lr", |o| o.lr.peak());
+    put(e, lr, "lr", o.lr.peak().into(), "that of its optimizer");
     if let Some((beta1, beta2, eps)) = adam(o) {
         let betas = e.asks("betas", |o| adam(o).map(|a| (a.0, a.1)));
         put(e, betas, "betas", json!([beta1, beta2]), "that of its optimizer");

@@ -3,14 +3,14 @@
 pub mod arguments;
 mod model;
 
-use super::asked::{adam, cosine, rate};
+use super::asked::adam;
 use super::{Export, File};
 use crate::plan_dir::Stored;
 use crate::report::bytes;
 use shardc_frontends::Facts;
 use shardc_ir::diag::Result;
 use shardc_ir::loss_scale::LossScaling;
-use shardc_ir::plan::{MemoryClass, TokenOrder};
+use shardc_ir::plan::{Fall, MemoryClass, TokenOrder};
 use shardc_ir::types::DType;
 use shardc_passes::autodiff::recompute::Recompute;
 use shardc_passes::options::{CpMode, Decay, Optimizer};
@@ -303,22 +303,27 @@ fn optimizer(e: &mut Export, out: &mut Flags) {
     } else {
         e.leaves("no clipping", "--clip-grad 1.0");
     }
-    if e.asks("lr", rate) {
-        out.put("lr", rate(o));
+    if e.asks("lr", |o| o.lr.peak()) {
+        out.put("lr", o.lr.peak());
     } else {
-        e.leaves(format!("learning rate {}", rate(o)), "none: --lr is yours to give");
+        e.leaves(format!("learning rate {}", o.lr.peak()), "none: --lr is yours to give");
     }
     schedule(e, out);
 }
 
 /// How the learning rate changes from step to step.
 fn schedule(e: &mut Export, out: &mut Flags) {
-    let chosen = e.asks("lr-schedule", |o| cosine(o).is_some());
-    match cosine(e.o) {
+    let chosen = e.asks("lr-schedule", |o| o.lr.curve());
+    let curve = e.o.lr.curve();
+    match e.o.lr.fall() {
         None if chosen => out.put("lr-decay-style", "constant"),
         None => e.leaves("a constant learning rate", "--lr-decay-style linear"),
-        Some((warmup, total, floor)) => {
-            out.put("lr-decay-style", "cosine");
+        Some(Fall { warmup, total, floor, decay, .. }) => {
+            out.put("lr-decay-style", if decay.is_some() { "WSD" } else { curve });
+            if let Some(steps) = decay {
+                out.put("lr-wsd-decay-style", curve);
+                out.put("lr-wsd-decay-iters", steps);
+            }
             if e.asks("min-lr", |_| ()) || floor != 0.0 {
                 out.put("min-lr", floor);
             } else {
@@ -333,7 +338,7 @@ fn schedule(e: &mut Export, out: &mut Flags) {
                 out.put("lr-decay-iters", total);
             } else {
                 e.leaves(
-                    format!("the cosine ends at step {total}"),
+                    format!("the learning rate has fallen at step {total}"),
                     "--lr-decay-iters as --train-iters",
                 );
             }
@@ -341,5 +346,5 @@ fn schedule(e: &mut Export, out: &mut Flags) {
     }
 }
 
-/// Where a cosine ends if nobody says.
+/// Where the learning rate has fallen if nobody says.
 const TOTAL: usize = 1000;

@@ -1,10 +1,10 @@
 //! The YAML config of nanotron.
 
-use super::asked::{adam, rate};
+use super::asked::adam;
 use super::{Export, File};
 use serde_json::{Value as Json, json};
 use shardc_ir::diag::Result;
-use shardc_ir::plan::LrSchedule;
+use shardc_ir::plan::Fall;
 use shardc_ir::types::DType;
 use shardc_passes::autodiff::recompute::Recompute;
 use shardc_passes::options::{Decay, Optimizer};
@@ -45,15 +45,17 @@ pub(super) fn files(e: &mut Export) -> Result<Vec<File>> {
     e.lack(pp > 1 && !equal, "uneven stages: it splits layers by its own costs");
     let (theta, scaled) = e.rope();
     e.lack(scaled.is_some(), "scaled rotary embeddings, which this export does not support yet");
-    let (lr, warmup, total, floor) = match o.lr {
-        LrSchedule::Constant { lr } => (lr, 0, STEPS, lr),
-        LrSchedule::WarmupCosine { lr, warmup, total, floor } => (lr, warmup, total, floor),
-    };
+    let lr = o.lr.peak();
+    let Fall { warmup, total, floor, decay, .. } =
+        o.lr.fall().unwrap_or(Fall { lr, warmup: 0, total: STEPS, floor: lr, decay: None });
+    let decay = decay.unwrap_or(total - warmup).max(1);
     let Optimizer::AdamW { beta1, beta2, eps } = o.optimizer else {
         e.lack(true, "SGD without momentum, which this export does not support yet");
         return Ok(vec![]);
     };
     unasked(e);
+    // Its constant one is a cosine that stays where it is.
+    let style = if o.lr.fall().is_some() { o.lr.curve() } else { "cosine" };
     let spared: &[&str] = if o.decay == Decay::All { &[] } else { &[".*norm.*", ".*bias.*"] };
     let mut config = json!({
         "general": { "project": "shardc", "run": "plan", "seed": o.seed, "ignore_sanity_checks": true },
@@ -77,8 +79,8 @@ pub(super) fn files(e: &mut Export) -> Result<Vec<File>> {
             "optimizer_factory": { "name": "adamW", "adam_beta1": beta1, "adam_beta2": beta2,
                 "adam_eps": eps, "torch_adam_is_fused": true },
             "learning_rate_scheduler": { "learning_rate": lr, "lr_warmup_steps": warmup,
-                "lr_warmup_style": "linear", "lr_decay_style": "cosine", "min_decay_lr": floor,
-                "lr_decay_steps": (total - warmup.min(total)).max(1) },
+                "lr_warmup_style": "linear", "lr_decay_style": style, "min_decay_lr": floor,
+                "lr_decay_starting_step": total - decay, "lr_decay_steps": decay },
         },
         "parallelism": { "dp": replicas * shards, "pp": pp, "tp": tp, "pp_engine": engine,
             "tp_mode": if o.sp { "REDUCE_SCATTER" } else { "ALL_REDUCE" },
@@ -117,7 +119,7 @@ fn unasked(e: &mut Export) {
     let o = e.o;
     let (beta1, beta2, eps) = adam(o).unwrap_or_default();
     let all = [
-        (e.asks("lr", rate), format!("learning_rate {}", rate(o))),
+        (e.asks("lr", |o| o.lr.peak()), format!("learning_rate {}", o.lr.peak())),
         (e.asks("betas", |o| adam(o).map(|a| (a.0, a.1))), format!("betas {beta1}, {beta2}")),
         (e.asks("eps", |o| adam(o).map(|a| a.2)), format!("adam_eps {eps:e}")),
         (e.asks("weight-decay", |o| o.weight_decay), format!("weight_decay {}", o.weight_decay)),

@@ -79,7 +79,7 @@ const WORDS: &[(&[&str], &str)] = &[
     (&["learning-rate"], "--lr N"),
     (
         &["lr-decay-style", "lr-scheduler-type", "lr-scheduler"],
-        "--lr-schedule constant|warmup-cosine",
+        "--lr-schedule constant|warmup-cosine|warmup-linear",
     ),
     (&["lr-warmup-iters", "warmup-steps"], "--warmup N"),
     (&["attention-dropout", "hidden-dropout"], "--dropout N"),

@@ -10,7 +10,6 @@ use super::values::{not_negative, positive};
 use crate::export::Target::Torchtitan;
 use crate::seal::hash;
 use shardc_ir::loss_scale::LossScaling;
-use shardc_ir::plan::LrSchedule;
 use shardc_ir::text::update::{BUILT_IN, Rules};
 use shardc_ir::types::DType;
 use shardc_passes::lora::Lora;
@@ -60,12 +59,7 @@ const GROUPS: Key = key("optim", "step").trained();
 const LR: Key = key("lr", "").range(
     |o| {
         let is = |lr: f64| lr > 0.0 && (lr as f32).is_normal();
-        match o.lr {
-            LrSchedule::Constant { lr } => is(lr),
-            LrSchedule::WarmupCosine { lr, warmup, total, floor } => {
-                is(lr) && floor >= 0.0 && floor <= lr && warmup < total
-            }
-        }
+        is(o.lr.peak()) && o.lr.fall().is_none_or(|f| f.is_valid())
     },
     "it is above 0 and falls, after a warmup that ends before it does",
 );
@@ -85,8 +79,8 @@ const FIXED: Idle = idle(
     "--loss-scale stays as it is",
 );
 const CONSTANT: Idle = idle(
-    |s| s.trains() && matches!(s.o.lr, LrSchedule::Constant { .. }),
-    "it belongs to --lr-schedule warmup-cosine",
+    |s| s.trains() && s.o.lr.fall().is_none(),
+    "it belongs to --lr-schedule warmup-cosine and warmup-linear",
 );
 
 pub const OPTIONS: &[OptionSpec] = &[
@@ -207,30 +201,38 @@ pub const OPTIONS: &[OptionSpec] = &[
     },
     OptionSpec {
         flag: "lr-schedule",
-        help: "constant or warmup-cosine",
+        help: "constant, or a rise along a line and a fall along a half cosine or a line",
         default: "constant",
-        kind: Kind::Words(&["constant", "warmup-cosine"]),
+        kind: Kind::Words(&["constant", "warmup-cosine", "warmup-linear"]),
         ..RATE
     },
     OptionSpec {
         flag: "warmup",
-        help: "Steps of linear warmup (warmup-cosine)",
+        help: "Steps over which the learning rate rises from 0 along a line",
         kind: Kind::Whole(0, usize::MAX),
         idle: &[CONSTANT],
         ..RATE
     },
     OptionSpec {
         flag: "total-steps",
-        help: "Step at which the cosine ends (warmup-cosine)",
+        help: "Step at which the learning rate has fallen to --min-lr",
         default: "1000",
         kind: Kind::Whole(0, usize::MAX),
         idle: &[CONSTANT],
         ..RATE
     },
     OptionSpec {
+        flag: "decay-steps",
+        help: "Steps over which it falls, the last before --total-steps; before them it stays at --lr",
+        default: "all behind the warmup",
+        kind: Kind::Whole(1, usize::MAX),
+        idle: &[CONSTANT],
+        ..RATE
+    },
+    OptionSpec {
         flag: "min-lr",
         value: "LR",
-        help: "Learning rate at the end of the cosine and after it (warmup-cosine)",
+        help: "Learning rate to which it falls, and at which it stays",
         default: "0",
         kind: Kind::Number,
         idle: &[CONSTANT],

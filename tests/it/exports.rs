@@ -490,6 +490,7 @@ fn families_by_target_are_as_documented() {
         ("mamba2", "mamba2"),
         ("bamba", "bamba"),
         ("granitemoehybrid", "granitemoehybrid"),
+        ("nemotron_h", "nemotron_h"),
     ];
     let mut table =
         format!("| family | {} |\n|-|{}\n", TARGETS.join(" | "), "-|".repeat(TARGETS.len()));

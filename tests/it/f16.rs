@@ -8,7 +8,7 @@ use crate::precision::{Trained, apart, as_torch, close, train};
 use shardc_ir::func::{Role, RoleKind, StateName};
 use shardc_ir::interp::{Precision, run_step};
 use shardc_ir::loss_scale::{LossScale, LossScaling, ScaleState};
-use shardc_ir::plan::{Instr, LrSchedule};
+use shardc_ir::plan::{Fall, Instr, LrSchedule};
 use shardc_ir::tensor::Tensor;
 use shardc_ir::types::DType;
 use shardc_passes::autodiff::chunks::LossChunks;
@@ -429,7 +429,13 @@ fn checkpoints_keep_the_scale() {
         let text = std::fs::read_to_string(dir.join("m.jsonl")).expect("metrics");
         let line: serde_json::Value =
             serde_json::from_str(text.lines().next().expect("a line")).expect("JSON");
-        let rate = LrSchedule::WarmupCosine { lr: 1e-3, warmup: 3, total: 30, floor: 0.0 };
+        let rate = LrSchedule::WarmupCosine(Fall {
+            lr: 1e-3,
+            warmup: 3,
+            total: 30,
+            floor: 0.0,
+            decay: None,
+        });
         assert_eq!(number(&line, "lr"), rate.at(7 - skipped(&first)), "{plan} {from}");
         std::fs::remove_file(dir.join("m.jsonl")).expect("metrics");
     }

@@ -12,7 +12,7 @@ use shardc_ir::interp::{Precision, State, call};
 use shardc_ir::mesh::{Atom, AtomSet, Mesh};
 use shardc_ir::ops::{Op, Permute};
 use shardc_ir::phase::Phase;
-use shardc_ir::plan::{LrSchedule, Mode};
+use shardc_ir::plan::{Fall, LrSchedule, Mode};
 use shardc_ir::tensor::Tensor;
 use shardc_ir::types::{DType, Type};
 use shardc_ir::verify::verify;
@@ -531,7 +531,13 @@ fn numbers_beyond_all_bounds_are_refused() {
     }
     assert_eq!(failing(&plan), [""; 0], "all is as it was");
     // What compiles is read, with the largest numbers that flags take.
-    let lr = LrSchedule::WarmupCosine { lr: 1e-3, warmup: 5, total: usize::MAX, floor: 0.0 };
+    let lr = LrSchedule::WarmupCosine(Fall {
+        lr: 1e-3,
+        warmup: 5,
+        total: usize::MAX,
+        floor: 0.0,
+        decay: Some(usize::MAX - 5),
+    });
     let most = Options { seed: u64::MAX, node: Some(usize::MAX), lr, ..o };
     let plan = written("qwen3", &small, &most);
     let read = shardc::plan_dir::read(&plan).unwrap_or_else(|e| panic!("{e}"));

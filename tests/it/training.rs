@@ -11,7 +11,7 @@ use shardc_ir::interp::{Precision, call};
 use shardc_ir::mesh::Mesh;
 use shardc_ir::names::glob;
 use shardc_ir::ops::{AdamW, Op, Sgd};
-use shardc_ir::plan::{LrSchedule, Mode};
+use shardc_ir::plan::{Fall, LrSchedule, Mode};
 use shardc_ir::tensor::Tensor;
 use shardc_ir::types::Type;
 use shardc_passes::options::Options;
@@ -21,6 +21,7 @@ use shardc_runtime::threads::Threads;
 use shardc_runtime::{Session, StepBatch, StepResult};
 use shardc_testing::taken;
 use std::collections::BTreeMap;
+use std::f64::consts::PI;
 use std::time::Duration;
 
 type Axes<'a> = &'a [(&'a str, usize)];
@@ -217,11 +218,36 @@ fn learning_rates_move_as_asked() {
             cosine.at(i + 1)
         );
     }
-    let floor = LrSchedule::WarmupCosine { lr: 1.0, warmup: 0, total: 2, floor: 0.5 };
+    let fall = |lr, warmup, total, floor, decay| Fall { lr, warmup, total, floor, decay };
+    let floor = LrSchedule::WarmupCosine(fall(1.0, 0, 2, 0.5, None));
     assert!((floor.at(1) - 0.75).abs() < 1e-12 && (floor.at(2) - 0.5).abs() < 1e-12);
     // Without steps to move in there is no division by 0.
-    let none = LrSchedule::WarmupCosine { lr: 1.0, warmup: 3, total: 3, floor: 0.0 };
+    let none = LrSchedule::WarmupCosine(fall(1.0, 3, 3, 0.0, None));
     assert!((1..9).all(|s| none.at(s).is_finite()));
+    // Step n has what transformers' schedulers give behind n steps: get_linear_schedule_with_warmup(4, 10), and
+    // get_wsd_schedule(4, 5, num_training_steps=20, min_lr_ratio=0.1) by decay_type, whose rise begins at the least rate.
+    let linear = LrSchedule::WarmupLinear(fall(0.8, 4, 10, 0.0, None));
+    let line = [0.2, 0.4, 0.6, 0.8, 2.0 / 3.0, 8.0 / 15.0, 0.4, 4.0 / 15.0, 2.0 / 15.0, 0.0, 0.0];
+    let wsd = LrSchedule::WarmupLinear(fall(0.8, 4, 20, 0.08, Some(5)));
+    let cosine = LrSchedule::WarmupCosine(fall(0.8, 4, 20, 0.08, Some(5)));
+    let stable = |end: [f64; 6]| {
+        let hold = [0.8; 12].into_iter();
+        [0.2, 0.4, 0.6].into_iter().chain(hold).chain(end).collect::<Vec<_>>()
+    };
+    let lines = stable([0.656, 0.512, 0.368, 0.224, 0.08, 0.08]);
+    let (a, b) = (0.5 * 0.72 * (0.2 * PI).cos(), 0.5 * 0.72 * (0.4 * PI).cos());
+    let cosines = stable([0.44 + a, 0.44 + b, 0.44 - b, 0.44 - a, 0.08, 0.08]);
+    for (rate, want) in [(linear, &line[..]), (wsd, &lines), (cosine, &cosines)] {
+        for (i, w) in want.iter().enumerate() {
+            assert!(
+                (rate.at(i + 1) - w).abs() < 1e-12,
+                "{rate}, step {}: {}",
+                i + 1,
+                rate.at(i + 1)
+            );
+        }
+    }
+    assert_eq!(wsd.to_string(), "0.8, 4 steps of warm-up, constant to 15, linear to 0.08 at 20");
 }
 
 #[test]

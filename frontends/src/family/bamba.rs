@@ -7,7 +7,8 @@ pub(super) const MAMBA: Recurrent = Recurrent {
     module: "mamba",
     layers: Walking::Typed,
     mixer: Mixer::Mamba2(Mamba2 {
-        expand: ("mamba_expand", 2),
+        expand: Some(("mamba_expand", 2)),
+        steps: StepSizes::LIMIT,
         bias: Bias::Key("mamba_proj_bias"),
         conv_bias: Bias::Unless("mamba_conv_bias"),
     }),

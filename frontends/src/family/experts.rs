@@ -1,6 +1,6 @@
 //! How the experts of a family are chosen, and where they stand.
 
-use super::WeightOrder;
+use super::{Linear, WeightOrder};
 
 /// A mixture of experts: a router chooses some of many MLPs for each token.
 #[derive(Clone, Copy, Debug)]
@@ -12,12 +12,15 @@ pub struct Experts {
     pub router_bias: bool,
     /// Module list of the experts within `module`, and the products of an expert.
     pub list: &'static str,
-    pub gate: &'static str,
+    /// None: experts are an up and a down with the activation between.
+    pub gate: Option<&'static str>,
     pub up: &'static str,
     pub down: &'static str,
     pub stored: Stored,
     /// The product of gate and up is limited.
     pub clamped: Option<Clamped>,
+    /// Experts take and make vectors of another size than the hidden one.
+    pub narrowed: Option<Narrowed>,
     /// Key of the number of experts.
     pub count: &'static str,
     /// Key of how many a token uses.
@@ -38,11 +41,12 @@ impl Experts {
         router: "gate",
         router_bias: false,
         list: "experts",
-        gate: "gate_proj",
+        gate: Some("gate_proj"),
         up: "up_proj",
         down: "down_proj",
         stored: Stored::Each,
         clamped: None,
+        narrowed: None,
         count: "num_experts",
         top_k: "num_experts_per_tok",
         width: "moe_intermediate_size",
@@ -55,7 +59,7 @@ impl Experts {
     /// Every layer has them, in two tensors for all.
     pub const TOGETHER: Experts = Experts {
         router: "router",
-        gate: "gate_up_proj",
+        gate: Some("gate_up_proj"),
         up: "gate_up_proj",
         down: "down_proj",
         stored: Stored::Together { order: WeightOrder::InOut, in_turn: false, biases: false },
@@ -82,6 +86,14 @@ pub enum Stored {
 pub struct Clamped {
     pub alpha: (&'static str, f64),
     pub limit: (&'static str, f64),
+}
+
+/// Products around the experts of a layer, if the key of the size between them is there.
+#[derive(Clone, Copy, Debug)]
+pub struct Narrowed {
+    pub key: &'static str,
+    pub into: Linear,
+    pub out_of: Linear,
 }
 
 /// The MLP that every token passes.
@@ -187,6 +199,8 @@ pub enum Normed {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SparseLayers {
     All,
+    /// Those of that kind, where layers have one half.
+    Typed,
     /// All, if the number of experts is not 0.
     IfAny,
     /// Every `decoder_sparse_step`-th that `mlp_only_layers` does not name.

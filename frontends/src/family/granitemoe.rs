@@ -7,7 +7,7 @@ use super::*;
 pub(super) const EXPERTS: Experts = Experts {
     router: "router.layer",
     list: "",
-    gate: "input_linear.weight",
+    gate: Some("input_linear.weight"),
     up: "input_linear.weight",
     down: "output_linear.weight",
     stored: Stored::Together { order: WeightOrder::OutIn, in_turn: false, biases: false },

@@ -4,11 +4,11 @@
 //! The yardstick is transformers' own class of the model type: `tests/fixtures/keys.py` measures what each key
 //! changes there, and a test compares these lists with its table.
 
+use super::wrappers;
 use super::{
-    Adjacent, Beside, Bias, Eps, Experts, Factor, Family, Groups, Growth, Heads, KvHeads, Linear,
-    Mixer, Normed, Positions, Scores, SparseLayers, Still, Unlisted, Walking, Window,
+    Adjacent, Beside, Bias, Eps, Experts, Factor, Family, Groups, Growth, Halves, Heads, KvHeads,
+    Linear, Mixer, Normed, Positions, Scores, SparseLayers, Still, Unlisted, Walking, Window,
 };
-use super::{recurrent, wrappers};
 use crate::config::Config;
 use crate::rope;
 use serde_json::Value;
@@ -173,7 +173,7 @@ impl Family {
         let k = &self.keys;
         let mut all = vec!["model_type", "vocab_size", "initializer_range", "tie_word_embeddings"];
         all.extend([k.hidden, k.layers, k.heads].into_iter().chain(k.max_positions));
-        all.extend(Some(k.ffn).filter(|_| self.feeds));
+        all.extend(Some(k.ffn).filter(|_| self.halves != Halves::First));
         if let Eps::Key(key) = k.eps {
             all.push(key);
         }
@@ -229,10 +229,13 @@ impl Family {
                 "v_head_dim",
             ]),
         }
+        if let Halves::One(list, word) = self.halves {
+            all.extend([list, word]);
+        }
         if let Some(r) = self.recurrent {
             all.extend(r.layers.reads().chain(r.keys.all().map(|k| k.0)));
             if let Mixer::Mamba2(m) = r.mixer {
-                all.extend([m.expand.0, recurrent::STEPS]);
+                all.extend(m.expand.map(|e| e.0).into_iter().chain([m.steps.key()]));
             }
         }
         let window: &[&str] = match self.attention.window {
@@ -269,7 +272,7 @@ impl Family {
     fn linears(&self) -> Vec<Linear> {
         let (a, m) = (&self.attention, &self.mlp);
         let mut all = vec![a.o];
-        if self.feeds {
+        if self.halves != Halves::First {
             all.extend([m.up, m.down].into_iter().chain(m.gate));
         }
         match a.heads {
@@ -303,8 +306,13 @@ impl Family {
     /// One note that names the sizes which a config of its own does not say.
     pub(crate) fn assumed(&self, c: &Config) -> Option<Diag> {
         let k = &self.keys;
-        let ffn = Some(k.ffn).filter(|_| self.feeds);
-        let sizes = [k.hidden, k.layers, k.heads].into_iter().chain(ffn).chain(["vocab_size"]);
+        let ffn = Some(k.ffn).filter(|_| self.halves != Halves::First);
+        let layers = match self.halves {
+            Halves::One(list, word) => Some(list).filter(|_| c.get(word).is_none()),
+            Halves::Both | Halves::First => Some(k.layers),
+        };
+        let sizes = [k.hidden].into_iter().chain(layers).chain([k.heads]);
+        let sizes = sizes.chain(ffn).chain(["vocab_size"]);
         let all = c.assumed(&sizes.collect::<Vec<_>>());
         let (first, _) = all.first().filter(|_| !c.is_held())?;
         let shown: Vec<String> = all.iter().map(|(key, n)| format!("`{key}` {n}")).collect();
@@ -362,6 +370,7 @@ impl Experts {
         let mut all = vec![self.count, self.top_k, self.width];
         all.extend(self.shared.map(|s| s.width.key()));
         all.extend(self.clamped.iter().flat_map(|c| [c.alpha.0, c.limit.0]));
+        all.extend(self.narrowed.map(|n| n.key));
         if self.aux {
             all.extend(["output_router_logits", "router_aux_loss_coef"]);
         }
@@ -376,7 +385,7 @@ impl Experts {
             Groups::BestTwo { .. } => all.extend(["n_group", "topk_group"]),
         }
         match self.layers {
-            SparseLayers::All | SparseLayers::IfAny => {}
+            SparseLayers::All | SparseLayers::Typed | SparseLayers::IfAny => {}
             SparseLayers::Stepped => all.extend(["decoder_sparse_step", "mlp_only_layers"]),
             SparseLayers::From { .. } => all.push("first_k_dense_replace"),
             SparseLayers::Between { first, last, step } => all.extend([first.0, last, step]),

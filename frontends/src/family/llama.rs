@@ -50,7 +50,7 @@ pub(super) const FAMILY: Family = Family {
         down: Linear::torch("down_proj", Bias::Key("mlp_bias")),
         activations: &[Activation::Silu],
     },
-    feeds: true,
+    halves: Halves::Both,
     experts: None,
     final_norm: "norm",
     head: "lm_head",

@@ -6,7 +6,8 @@ const WALKS: Recurrent = Recurrent {
     module: "mixer",
     layers: Walking::All,
     mixer: Mixer::Mamba2(Mamba2 {
-        expand: ("expand", 2),
+        expand: Some(("expand", 2)),
+        steps: StepSizes::LIMIT,
         bias: Bias::Key("use_bias"),
         conv_bias: Bias::Unless("use_conv_bias"),
     }),
@@ -36,7 +37,7 @@ pub(super) const FAMILY: Family = Family {
     attention: Attention { norm: Some("norm"), ..llama::PLAIN_ATTENTION },
     recurrent: Some(WALKS),
     mlp: llama::PLAIN_MLP,
-    feeds: false,
+    halves: Halves::First,
     final_norm: "norm_f",
     known: Known {
         // transformers divides weights by it that it has read.

@@ -5,7 +5,7 @@ use super::*;
 /// Experts in every layer, of which a token takes the best.
 pub(super) const EXPERTS: Experts = Experts {
     module: "block_sparse_moe",
-    gate: "w1",
+    gate: Some("w1"),
     up: "w3",
     down: "w2",
     count: "num_local_experts",

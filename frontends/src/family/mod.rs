@@ -46,6 +46,7 @@ mod mistral;
 mod mixtral;
 mod mlp;
 mod nemotron;
+mod nemotron_h;
 mod olmo;
 mod olmo2;
 mod olmo3;
@@ -69,14 +70,13 @@ pub use attention::{
     Attention, Growth, HeadNorms, Heads, Latent, LatentSizes, NormedOver, Scores, Unlisted, Window,
 };
 pub use experts::{
-    Clamped, Experts, Groups, Normed, Score, ScoreFunction, Shared, SharedWidth, SparseLayers,
-    Stored,
+    Clamped, Experts, Groups, Narrowed, Normed, Score, ScoreFunction, Shared, SharedWidth,
+    SparseLayers, Stored,
 };
 pub use keys::{Known, Only};
 pub use mlp::{Activation, Bias, Linear, Mlp, WeightOrder};
 pub use positions::{Adjacent, Positions, Still, Turning};
-pub(crate) use recurrent::STEPS;
-pub use recurrent::{Mamba2, Mixer, Recurrent, RecurrentKeys, RecurrentSizes, Walking};
+pub use recurrent::{Mamba2, Mixer, Recurrent, RecurrentKeys, RecurrentSizes, StepSizes, Walking};
 pub use wrappers::is_wrapper;
 
 use crate::config::Config;
@@ -84,7 +84,7 @@ use shardc_ir::diag::Result;
 use shardc_ir::names::nearest;
 
 /// All known families.
-pub const FAMILIES: [&Family; 51] = [
+pub const FAMILIES: [&Family; 52] = [
     &llama::FAMILY,
     &mistral::FAMILY,
     &qwen2::FAMILY,
@@ -136,6 +136,7 @@ pub const FAMILIES: [&Family; 51] = [
     &mamba2::FAMILY,
     &bamba::FAMILY,
     &granitemoehybrid::FAMILY,
+    &nemotron_h::FAMILY,
 ];
 
 /// A family of models: its block recipe and its map of weights.
@@ -161,8 +162,7 @@ pub struct Family {
     pub recurrent: Option<Recurrent>,
     /// Of the layers that have no experts.
     pub mlp: Mlp,
-    /// Blocks have a second half: an MLP, or experts.
-    pub feeds: bool,
+    pub halves: Halves,
     /// Of the other layers, if there are any.
     pub experts: Option<Experts>,
     pub final_norm: &'static str,
@@ -284,6 +284,15 @@ impl Factors {
     pub fn all(&self) -> [Factor; 3] {
         [self.embedding, self.residual, self.logits]
     }
+}
+
+/// Which of its two halves a layer has: attention or a recurrence, and an MLP or experts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Halves {
+    Both,
+    First,
+    /// One, as the kind of the layer says: in the list of this key, or as a letter in the word of the other.
+    One(&'static str, &'static str),
 }
 
 /// How the halves of a block follow each other.
@@ -411,7 +420,8 @@ pub fn find(config: &Config) -> Result<&'static Family> {
     }
     if let Some((_, why)) = OTHER_RECURRENCES.iter().find(|(types, _)| types.contains(&word)) {
         let what = format!("models of type `{word}` are not compiled");
-        let help = "mamba2, bamba, granitemoehybrid and qwen3_next have recurrences that are";
+        let help =
+            "mamba2, bamba, granitemoehybrid, nemotron_h and qwen3_next have recurrences that are";
         let d = config.unsupported("unknown-model-type", "model_type", what, help.into());
         return Err(d.why(*why));
     }

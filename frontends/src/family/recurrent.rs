@@ -19,7 +19,7 @@ pub enum Walking {
     All,
     /// As `layer_types` says; without it all but every so many-th: the key, and the number where it is absent.
     Every(&'static str, usize),
-    /// As `layer_types` says; all without it.
+    /// As `layer_types` says; all without it, or those of that kind where layers have one half.
     Typed,
     /// All but those whose numbers this key lists.
     AllBut(&'static str),
@@ -61,15 +61,32 @@ impl Mixer {
 /// `dt_bias`, `D`, `norm` by groups and `out_proj`. Groups are heads of keys, B their keys and C their queries.
 #[derive(Clone, Copy, Debug)]
 pub struct Mamba2 {
-    /// Elements of all values over the hidden size: its key, and the number where it is absent.
-    pub expand: (&'static str, usize),
+    /// Elements of all values over the hidden size, where that is said: its key, and the number where it is absent.
+    pub expand: Option<(&'static str, usize)>,
+    pub steps: StepSizes,
     /// Of both products.
     pub bias: Bias,
     pub conv_bias: Bias,
 }
 
-/// Key of the least and the most step size.
-pub(crate) const STEPS: &str = "time_step_limit";
+/// What limits step sizes.
+#[derive(Clone, Copy, Debug)]
+pub enum StepSizes {
+    /// A key of the least and the most.
+    Within(&'static str),
+    /// A key of the least, and the number where it is absent.
+    AtLeast(&'static str, f64),
+}
+
+impl StepSizes {
+    pub const LIMIT: StepSizes = StepSizes::Within("time_step_limit");
+
+    pub fn key(self) -> &'static str {
+        match self {
+            StepSizes::Within(key) | StepSizes::AtLeast(key, _) => key,
+        }
+    }
+}
 
 /// Keys of the sizes of a recurrence, each with the number where it is absent.
 #[derive(Clone, Copy, Debug)]

@@ -15,18 +15,23 @@ use shardc_ir::ops::{
 
 /// The parameters of one block.
 pub(super) struct Block {
-    /// Scope of the block and of its attention.
+    /// Scope of the block.
     pub scope: String,
-    pub attention_scope: String,
-    pub attention_norm: Option<Norm>,
+    pub mixing: Option<Mixing>,
+    pub mlp_norm: Option<Norm>,
+    pub mlp: Feed,
+    pub norm_behind_mlp: Option<Norm>,
+}
+
+/// The parameters of the first half: attention, or a recurrence.
+pub(super) struct Mixing {
+    pub scope: String,
+    pub norm: Option<Norm>,
     pub heads: Heads,
     /// [n].
     pub sinks: Option<Value>,
     pub o: Linear,
-    pub norm_behind_attention: Option<Norm>,
-    pub mlp_norm: Option<Norm>,
-    pub mlp: Feed,
-    pub norm_behind_mlp: Option<Norm>,
+    pub norm_behind: Option<Norm>,
 }
 
 /// What makes queries, keys and values.
@@ -102,11 +107,12 @@ pub(super) struct Cx<'a> {
     pub attention_dropout: Option<parts::Dropout>,
 }
 
-/// x + o(attention(norm(x))); with a norm behind it, that of the second term.
-pub(super) fn attention(b: &mut Builder, cx: &Cx, p: &Block, x: Value) -> Value {
-    let h = normed(b, cx, p.attention_norm.as_ref(), x);
-    let o = attended(b, cx, p, h);
-    added(b, cx, p, x, o)
+/// x + o(attention(norm(x))); with a norm behind it, that of the second term. `None` where there is nothing of it.
+pub(super) fn attention(b: &mut Builder, cx: &Cx, p: &Block, x: Value) -> Option<Value> {
+    let m = p.mixing.as_ref()?;
+    let h = normed(b, cx, m.norm.as_ref(), x);
+    let o = attended(b, cx, m, h);
+    Some(added(b, cx, p, x, o))
 }
 
 /// The residual stream and what a half of a block adds to it.
@@ -117,21 +123,21 @@ fn added(b: &mut Builder, cx: &Cx, p: &Block, x: Value, y: Value) -> Value {
 }
 
 /// What attention adds to the residual stream, of a normed hidden state.
-fn attended(b: &mut Builder, cx: &Cx, p: &Block, h: Value) -> Value {
+fn attended(b: &mut Builder, cx: &Cx, p: &Mixing, h: Value) -> Value {
     let a = match &p.heads {
-        Heads::Recurrent(r) => recurrent::heads(b, cx, r, &p.attention_scope, h),
+        Heads::Recurrent(r) => recurrent::heads(b, cx, r, &p.scope, h),
         _other => {
             let a = of_heads(b, cx, p, h);
             parts::reshape(b, "attn", "bsnd->bs(nd)", b'n', cx.arch.facts.heads, a)
         }
     };
     let o = parts::linear(b, "attn_out", &p.o, a, 'o', 'h');
-    let o = parts::dropped(b, cx.dropout, &p.attention_scope, o, cx.arch.facts.hidden);
-    normed(b, cx, p.norm_behind_attention.as_ref(), o)
+    let o = parts::dropped(b, cx.dropout, &p.scope, o, cx.arch.facts.hidden);
+    normed(b, cx, p.norm_behind.as_ref(), o)
 }
 
 /// The outputs of the heads of attention, [b, s, n, d].
-fn of_heads(b: &mut Builder, cx: &Cx, p: &Block, h: Value) -> Value {
+fn of_heads(b: &mut Builder, cx: &Cx, p: &Mixing, h: Value) -> Value {
     let mut gate = None;
     let [q, k, v] = match &p.heads {
         Heads::Recurrent(_) => panic!("a recurrence has no attention"),
@@ -145,7 +151,7 @@ fn of_heads(b: &mut Builder, cx: &Cx, p: &Block, h: Value) -> Value {
             latent(b, cx, p, (q_down.as_ref(), q), (kv_down, kv_norm, kv_up), h)
         }
     };
-    let kept = cx.attention_dropout.map(|d| d.of_attention(&p.attention_scope));
+    let kept = cx.attention_dropout.map(|d| d.of_attention(&p.scope));
     let Arch { scale, softcap, .. } = *cx.arch;
     let segments = cx.segments.is_some();
     let op = Attention { scale, mask: cx.mask, softcap, slopes: false, segments, kept };
@@ -172,8 +178,9 @@ fn normed(b: &mut Builder, cx: &Cx, norm: Option<&Norm>, x: Value) -> Value {
 /// x and what attention and MLP each make of it, after norms of their own or the one of attention; and what the
 /// MLP's router tells.
 pub(super) fn beside(b: &mut Builder, cx: &Cx, p: &Block, x: Value) -> (Value, RouterStats) {
-    let h = normed(b, cx, p.attention_norm.as_ref(), x);
-    let o = attended(b, cx, p, h);
+    let m = p.mixing.as_ref().expect("halves that stand side by side are two");
+    let h = normed(b, cx, m.norm.as_ref(), x);
+    let o = attended(b, cx, m, h);
     let h = p.mlp_norm.as_ref().map_or(h, |n| parts::norm(b, n, cx.arch.eps, x, "bsh"));
     let (y, told) = fed(b, cx, p, h);
     b.enter(&p.scope);
@@ -192,7 +199,7 @@ fn turned(b: &mut Builder, cx: &Cx, hint: &'static str, x: Value) -> Value {
 fn plain(
     b: &mut Builder,
     cx: &Cx,
-    p: &Block,
+    p: &Mixing,
     [q, k, v]: [&Linear; 3],
     (norms, gated): (Option<&HeadNorms>, bool),
     h: Value,
@@ -208,7 +215,7 @@ fn plain(
     let v = parts::linear(b, "v", v, h, 'h', 'o');
     let q = all.map_or(q, |n| parts::norm(b, &n[0], cx.arch.eps, q, "bso"));
     let k = all.map_or(k, |n| parts::norm(b, &n[1], cx.arch.eps, k, "bso"));
-    b.enter(&p.attention_scope);
+    b.enter(&p.scope);
     let [q, k, v] = [("q", q), ("k", k), ("v", v)].map(|(hint, x)| match cx.arch.clip {
         None => x,
         Some(c) => b.push(hint, Clamp { lo: -c, hi: c }, &[x]),
@@ -221,22 +228,22 @@ fn plain(
     let v = parts::reshape(b, "v", "bs(gd)->bsgd", b'g', facts.kv_heads, v);
     let q = each.map_or(q, |n| parts::norm(b, &n[0], cx.arch.eps, q, "bsnd"));
     let k = each.map_or(k, |n| parts::norm(b, &n[1], cx.arch.eps, k, "bsgd"));
-    b.enter(&p.attention_scope);
+    b.enter(&p.scope);
     let (q, k) = (turned(b, cx, "q", q), turned(b, cx, "k", k));
     let q = behind.map_or(q, |n| parts::norm(b, &n[0], cx.arch.eps, q, "bsnd"));
     let k = behind.map_or(k, |n| parts::norm(b, &n[1], cx.arch.eps, k, "bsgd"));
     let q = cx.growth.map_or(q, |by| {
-        b.enter(&p.attention_scope);
+        b.enter(&p.scope);
         let of = letters(b, by);
         b.push("q", Mul::by(&format!("bsnd,{of}->bsnd"), &[4, of.len()]), &[q, by])
     });
     ([q, k, v], gate)
 }
 
-fn joined(b: &mut Builder, cx: &Cx, p: &Block, qkv: &Linear, h: Value) -> [Value; 3] {
+fn joined(b: &mut Builder, cx: &Cx, p: &Mixing, qkv: &Linear, h: Value) -> [Value; 3] {
     let (n, d) = (cx.arch.facts.heads, cx.arch.facts.head_dim);
     let all = parts::linear(b, "qkv", qkv, h, 'h', 'o');
-    b.enter(&p.attention_scope);
+    b.enter(&p.scope);
     let all = parts::reshape(b, "qkv", "bs(nd)->bsnd", b'n', n, all);
     let q = b.push("q", Narrow::new(0, d), &[all]);
     let k = b.push("k", Narrow::new(d, d), &[all]);
@@ -250,7 +257,7 @@ const LATENT_EPS: f64 = 1e-6;
 fn latent(
     b: &mut Builder,
     cx: &Cx,
-    p: &Block,
+    p: &Mixing,
     (q_down, q): (Option<&(Linear, Norm)>, &Linear),
     (kv_down, kv_norm, kv_up): (&Linear, &Norm, &Linear),
     h: Value,
@@ -266,11 +273,11 @@ fn latent(
         }
     };
     let all = parts::linear(b, "kv_latent", kv_down, h, 'h', 'r');
-    b.enter(&p.attention_scope);
+    b.enter(&p.scope);
     let c = b.push("kv_latent", Narrow::new(0, sizes.kv_rank), &[all]);
     let c = parts::norm(b, kv_norm, LATENT_EPS, c, "bsr");
     let kv = parts::linear(b, "kv", kv_up, c, 'r', 'o');
-    b.enter(&p.attention_scope);
+    b.enter(&p.scope);
     let q = parts::reshape(b, "q", "bs(nd)->bsnd", b'n', n, q);
     let q_still = b.push("q_still", Narrow::new(0, still), &[q]);
     let q_turned = b.push("q_turned", Narrow::new(still, turning), &[q]);

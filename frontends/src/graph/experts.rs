@@ -6,7 +6,7 @@
 //! Letters: z shards of tokens, t tokens of a shard, k choices, e experts, n groups that the router chooses first.
 
 use super::block::{Cx, Mlp, activate, mlp};
-use super::parts::{letter_sizes, rule, spread};
+use super::parts::{self, Linear, letter_sizes, rule, spread};
 use crate::family::WeightOrder;
 use crate::sizes::{Divisor, Routing};
 use shardc_ir::attr::{Broadcast, Padding};
@@ -27,7 +27,9 @@ pub(super) struct Experts {
     /// Added to the scores for the choice only; [e], or [1, e].
     pub bias: Option<Value>,
     pub order: WeightOrder,
-    pub gate: Product,
+    /// To the vectors that experts take, and back.
+    pub narrowed: Option<[Linear; 2]>,
+    pub gate: Option<Product>,
     pub up: Product,
     pub down: Product,
     pub shared: Option<Shared>,
@@ -126,8 +128,13 @@ pub(super) fn experts(b: &mut Builder, cx: &Cx, p: &Experts, h: Value) -> (Value
         true => (b.push("gates", Mul::same(), &[gates, kept]), kept),
         false => (kept, gates),
     };
+    let x = p.narrowed.as_ref().map_or(x, |[into, _]| {
+        let narrow = parts::linear(b, "narrow", into, h, 'h', 'l');
+        b.enter(&p.scope);
+        to_tokens(b, narrow)
+    });
     let rows = b.push("rows", dispatch.clone(), &[x, slot, into]);
-    let one = p.gate.bias.map(|_| {
+    let one = p.up.bias.map(|_| {
         let one = b.push("one", Narrow::new(0, 1), &[index]);
         let one = b.push("one", AtLeast { bound: f64::NEG_INFINITY }, &[one]);
         let one = b.push("one", dispatch, &[one, slot, kept]);
@@ -142,6 +149,10 @@ pub(super) fn experts(b: &mut Builder, cx: &Cx, p: &Experts, h: Value) -> (Value
         b.push("mlp_out", Add::same(), &[y, bias])
     });
     let y = from_tokens(b, y, h);
+    let y = p
+        .narrowed
+        .as_ref()
+        .map_or(y, |[_, out_of]| parts::linear(b, "mlp_out", out_of, y, 'l', 'h'));
     let y = match &p.shared {
         None => y,
         Some(s) => {
@@ -193,7 +204,7 @@ fn of_rows(
         WeightOrder::OutIn => b.push(hint, GroupedDot {}, &[x, counts, weight]),
         WeightOrder::InOut => b.push(hint, GroupedDotT {}, &[x, counts, weight]),
     };
-    let [gate, up] = [("gate", p.gate), ("up", p.up)].map(|(hint, product)| {
+    let made = |b: &mut Builder, hint, product: Product| {
         let y = times(b, hint, rows, product.weight);
         product.bias.zip(one).map_or(y, |(bias, one)| {
             let column = rule("e(oi)->eoi", &[2]);
@@ -202,13 +213,16 @@ fn of_rows(
             let bias = b.push("bias", GroupedDot {}, &[one, counts, column]);
             b.push(hint, Add::same(), &[y, bias])
         })
-    });
-    let inner = match cx.arch.routing.clamped {
-        None => {
+    };
+    let gate = p.gate.map(|gate| made(b, "gate", gate));
+    let up = made(b, "up", p.up);
+    let inner = match (gate, cx.arch.routing.clamped) {
+        (None, _) => activate(b, cx.arch.activation, up),
+        (Some(gate), None) => {
             let inner = activate(b, cx.arch.activation, gate);
             b.push("mlp", Mul::same(), &[inner, up])
         }
-        Some([alpha, limit]) => {
+        (Some(gate), Some([alpha, limit])) => {
             let gate = b.push("gate", Clamp { lo: f64::NEG_INFINITY, hi: limit }, &[gate]);
             let up = b.push("up", Clamp { lo: -limit, hi: limit }, &[up]);
             let up = b.push("up", Shift { by: 1.0 }, &[up]);

@@ -131,9 +131,10 @@ pub(crate) fn build(
         if arch.beside {
             (x, own) = block::beside(b, &cx, block, x);
         } else {
-            x = block::attention(b, &cx, block, x);
+            let mixed = block::attention(b, &cx, block, x);
+            x = mixed.unwrap_or(x);
             let fed = block::feed(b, &cx, block, x);
-            sequence.extend(fed.as_ref().map(|_| (x, 1)));
+            sequence.extend(mixed.zip(fed.as_ref()).map(|_| (x, 1)));
             (x, own) = fed.unwrap_or((x, RouterStats::default()));
         }
         sequence.push((x, 1));

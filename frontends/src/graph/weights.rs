@@ -5,7 +5,7 @@ mod experts;
 mod recurrent;
 
 use super::Names;
-use super::block::{Block, Feed, HeadNorms, Heads, Mlp};
+use super::block::{Block, Feed, HeadNorms, Heads, Mixing, Mlp};
 use super::parts::{Linear, Norm};
 use crate::config::Config;
 use crate::family::{self, Beside, Bias, Family, NormedOver, Positions, WeightOrder};
@@ -243,22 +243,40 @@ impl Declare<'_, '_, '_> {
 
     fn block(&mut self, i: usize) -> Result<Block> {
         let (f, facts) = (self.f, self.arch.facts);
-        let (a, m) = (&f.attention, &f.mlp);
+        let m = &f.mlp;
         let at = format!("{}.{i}", f.layers);
+        let norm = |d: &mut Self, n: &str| d.norm(&format!("{at}.{n}"), &[facts.hidden]);
+        let [first, second] = self.arch.halves[i];
+        let mixing = if first { Some(self.mixing(&at, i)?) } else { None };
+        let own_norm = second && f.beside != Beside::OneNorm;
+        let mlp_norm = m.norm.filter(|_| own_norm).map(|n| norm(self, n));
+        let mlp = match f.experts.filter(|_| self.arch.sparse[i]) {
+            _none if !second => Feed::Nothing,
+            Some(e) => Feed::Experts(Box::new(self.experts(&at, &e)?)),
+            None => Feed::Mlp(self.mlp(&format!("{at}.{}", m.module), facts.ffn)?),
+        };
+        let norm_behind_mlp = m.norm_behind.filter(|_| second).map(|n| norm(self, n));
+        Ok(Block { scope: format!("{}.{at}", f.root), mixing, mlp_norm, mlp, norm_behind_mlp })
+    }
+
+    /// The first half of a block.
+    fn mixing(&mut self, at: &str, i: usize) -> Result<Mixing> {
+        let (f, facts) = (self.f, self.arch.facts);
+        let a = &f.attention;
         let recurrent = f.recurrent.filter(|_| self.arch.walks[i]);
-        let in_a = format!("{at}.{}", recurrent.map_or(a.module, |r| r.module));
+        let within = format!("{at}.{}", recurrent.map_or(a.module, |r| r.module));
         let hidden = facts.hidden;
         let norm = |d: &mut Self, n: &str| d.norm(&format!("{at}.{n}"), &[hidden]);
-        let attention_norm = a.norm.map(|n| norm(self, n));
+        let before = a.norm.map(|n| norm(self, n));
         let (heads, o_in) = match &recurrent {
-            None => self.heads(&in_a, self.arch.turns[i])?,
+            None => self.heads(&within, self.arch.turns[i])?,
             Some(r) => {
                 let values = self.arch.recurrent.map_or(0, |s| s.values());
-                (Heads::Recurrent(Box::new(self.recurrent(r, &at)?)), values)
+                (Heads::Recurrent(Box::new(self.recurrent(r, at)?)), values)
             }
         };
         let sinks = a.sinks.filter(|_| recurrent.is_none()).map(|name| {
-            let (_, at) = self.enter(&in_a);
+            let (_, at) = self.enter(&within);
             let init = Init::Normal(self.arch.std);
             self.weight(name, format!("{at}.{name}"), vec![facts.heads], None, init, Some(0))
         });
@@ -266,29 +284,10 @@ impl Declare<'_, '_, '_> {
             None => a.o,
             Some(r) => family::Linear::torch("out_proj", r.mixer.out_bias()),
         };
-        let o = self.linear(&in_a, &o, [o_in, hidden], Split::Row, None)?;
-        let norm_behind_attention = a.norm_behind.map(|n| norm(self, n));
-        let own_norm = f.feeds && f.beside != Beside::OneNorm;
-        let mlp_norm = m.norm.filter(|_| own_norm).map(|n| norm(self, n));
-        let mlp = match f.experts.filter(|_| self.arch.sparse[i]) {
-            Some(e) => Feed::Experts(Box::new(self.experts(&at, &e)?)),
-            None if !f.feeds => Feed::Nothing,
-            None => Feed::Mlp(self.mlp(&format!("{at}.{}", m.module), facts.ffn)?),
-        };
-        let norm_behind_mlp = m.norm_behind.map(|n| norm(self, n));
-        let under_root = |s: &str| format!("{}.{s}", f.root);
-        Ok(Block {
-            scope: under_root(&at),
-            attention_scope: under_root(&in_a),
-            attention_norm,
-            heads,
-            sinks,
-            o,
-            norm_behind_attention,
-            mlp_norm,
-            mlp,
-            norm_behind_mlp,
-        })
+        let o = self.linear(&within, &o, [o_in, hidden], Split::Row, None)?;
+        let norm_behind = a.norm_behind.map(|n| norm(self, n));
+        let scope = format!("{}.{within}", f.root);
+        Ok(Mixing { scope, norm: before, heads, sinks, o, norm_behind })
     }
 
     /// A layer that predicts tokens behind the next (DeepSeek-AI, 2024, *DeepSeek-V3*, 2.2).

@@ -69,11 +69,12 @@ pub(super) fn expert_facts(e: &Experts, c: &Config) -> Result<ExpertFacts> {
         }
         Some(SharedWidth::Key(key, absent)) => c.count_if(key)?.unwrap_or(absent),
     };
-    Ok(ExpertFacts { experts, top_k, ffn, shared })
+    let narrow = e.narrowed.map_or(Ok(None), |n| c.count_if(n.key))?;
+    Ok(ExpertFacts { experts, top_k, ffn, shared, narrow })
 }
 
 /// Which layers have experts.
-pub(super) fn sparse(e: &Experts, c: &Config, layers: usize) -> Result<Vec<bool>> {
+pub(super) fn sparse((f, e): (&Family, &Experts), c: &Config, layers: usize) -> Result<Vec<bool>> {
     // 0 is a value in all of these.
     let whole = |key: &str, absent: usize| match c.get(key).map(serde_json::Value::as_u64) {
         Some(Some(0)) => Ok(0),
@@ -81,6 +82,12 @@ pub(super) fn sparse(e: &Experts, c: &Config, layers: usize) -> Result<Vec<bool>
     };
     match e.layers {
         SparseLayers::All | SparseLayers::IfAny => Ok(vec![there(e, c); layers]),
+        SparseLayers::Typed => {
+            let kinds = kinds(f, c)?.unwrap_or_default();
+            let more = layers - kinds.len();
+            let own = kinds.iter().map(|&kind| kind == Kind::Experts);
+            Ok(own.chain(std::iter::repeat_n(false, more)).collect())
+        }
         SparseLayers::From { absent } => {
             let first = whole("first_k_dense_replace", absent)?;
             Ok((0..layers).map(|i| i >= first).collect())

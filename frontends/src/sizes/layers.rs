@@ -33,9 +33,87 @@ fn listed(c: &Config, layers: usize, every: usize) -> Result<Vec<bool>> {
     Ok(list.into_iter().map(|turns| turns != 0).collect())
 }
 
+/// What a layer of one half is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Kind {
+    Walks,
+    Attends,
+    Mlp,
+    Experts,
+}
+
+/// Each kind with its word, that of files written before transformers 5, and its letter.
+const KINDS: [(Kind, &str, &str, char); 4] = [
+    (Kind::Attends, "full_attention", "attention", '*'),
+    (Kind::Walks, "linear_attention", "mamba", 'M'),
+    (Kind::Mlp, "mlp", "mlp", '-'),
+    (Kind::Experts, "moe", "moe", 'E'),
+];
+
+/// The kinds of layers that have one half each, if the family has such: as many as there are layers.
+pub(super) fn kinds(f: &Family, c: &Config) -> Result<Option<Vec<Kind>>> {
+    let Halves::One(list, word) = f.halves else { return Ok(None) };
+    let unlisted = c.is_null(list) || !c.assumed(&[list]).is_empty();
+    let (key, all) = match c.word_if(word)?.filter(|_| unlisted) {
+        Some(letters) => (word, by_letters(c, word, letters)?),
+        None => {
+            let one = |(i, word): (usize, &&str)| {
+                let kind = KINDS.iter().find(|k| k.1 == *word || k.2 == *word);
+                kind.map(|k| k.0).ok_or_else(|| {
+                    let what = format!("layers of type `{word}` are not compiled");
+                    let help = format!("the 4 known types are {}", KINDS.map(|k| k.1).join(", "));
+                    c.unsupported("unsupported-config", &format!("{list}/{i}"), what, help)
+                })
+            };
+            let words = c.words_if(list)?.unwrap_or_default();
+            (list, words.iter().enumerate().map(one).collect::<Result<Vec<_>>>()?)
+        }
+    };
+    if all.is_empty() {
+        let help = format!("write \"{word}\": \"M*ME\", for example");
+        return Err(c.error(key, "the config has no layers", help));
+    }
+    Ok(Some(all))
+}
+
+fn by_letters(c: &Config, key: &str, letters: &str) -> Result<Vec<Kind>> {
+    let one = |letter| KINDS.iter().find(|k| k.3 == letter).map(|k| k.0);
+    letters.chars().map(one).collect::<Option<_>>().ok_or_else(|| {
+        let what = format!("`{key}` is \"{letters}\"");
+        let help = "write a letter for each layer: M for Mamba-2, * for attention, - for an MLP, E for experts";
+        c.error(key, what, help)
+    })
+}
+
+/// A note on a number of layers which is not that of their kinds: these count, as in transformers.
+pub(super) fn contradicted(f: &Family, c: &Config, layers: usize) -> Result<Option<Diag>> {
+    let key = f.keys.layers;
+    let Halves::One(..) = f.halves else { return Ok(None) };
+    let given = c.count_if(key)?.filter(|&n| n != layers);
+    Ok(given.map(|n| {
+        let what = format!("`{key}` is {n} and is not read: there are {layers} kinds of layers");
+        Diag::new("unread-keys", what).at(c.place(key)).help(format!("write {layers}"))
+    }))
+}
+
+/// Whether each layer has a first half and a second.
+pub(super) fn halves(f: &Family, c: &Config, layers: usize) -> Result<Vec<[bool; 2]>> {
+    let of = |kind: &Kind| {
+        let first = matches!(kind, Kind::Walks | Kind::Attends);
+        [first, !first]
+    };
+    Ok(match kinds(f, c)? {
+        Some(all) => all.iter().map(of).collect(),
+        None => vec![[true, f.halves == Halves::Both]; layers],
+    })
+}
+
 /// Whether each layer walks a state in the place of attention.
 pub(super) fn walks(f: &Family, c: &Config, layers: usize) -> Result<Vec<bool>> {
     let Some(r) = f.recurrent else { return Ok(vec![false; layers]) };
+    if let Some(all) = kinds(f, c)? {
+        return Ok(all.iter().map(|&kind| kind == Kind::Walks).collect());
+    }
     let types = match r.layers {
         Walking::All => return Ok(vec![true; layers]),
         Walking::AllBut(key) => {

@@ -1,6 +1,7 @@
 //! Batches and sequences that a model takes, and sizes whose products are numbers.
 
 use super::*;
+use crate::family::RecurrentKeys;
 
 pub(super) fn check_shape(
     f: &Family,

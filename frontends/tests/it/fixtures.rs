@@ -18,7 +18,7 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 use std::path::PathBuf;
 
-const NAMES: [&str; 58] = [
+const NAMES: [&str; 59] = [
     "arcee",
     "bamba",
     "cohere",
@@ -61,6 +61,7 @@ const NAMES: [&str; 58] = [
     "mistral_window",
     "mixtral",
     "nemotron",
+    "nemotron_h",
     "olmo",
     "olmo2",
     "olmo3",
@@ -202,9 +203,9 @@ fn programs_have_the_arguments_and_results_that_are_promised() {
         let last = results.len() - 1;
         assert_eq!((results[last].kind, &*results[last].name), (RoleKind::Output, "logits"));
         assert_eq!(f.ty(f.results[last].value).sizes()[..], [8, 16, m.facts.vocab]);
-        let beside =
-            ["gpt_neox", "cohere", "cohere2", "phi", "falcon", "gptj", "mamba2"].contains(&name);
-        let halves = if beside { 1 } else { 2 };
+        let once =
+            ["gpt_neox", "cohere", "cohere2", "phi", "falcon", "gptj", "mamba2", "nemotron_h"];
+        let halves = if once.contains(&name) { 1 } else { 2 };
         assert_eq!(m.sequence.len(), 1 + halves * m.facts.layers, "{name}");
         let wide = [8, 16, m.facts.hidden];
         assert!(m.sequence.iter().all(|&(v, d)| d == 1 && f.ty(v).sizes()[..] == wide));

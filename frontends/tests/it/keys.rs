@@ -114,6 +114,8 @@ const REFUSED: [&str; 19] = [
     "hidden_activation: activation",
     "is_causal: unsupported-config",
     "layer_types: config",
+    "mamba_hidden_act: unsupported-config",
+    "mlp_hidden_act: activation",
     "output_router_logits: unsupported-config",
     "rescale_prenorm_residual: unsupported-config",
     "rope_parameters: unsupported-config",
@@ -148,7 +150,8 @@ fn keys_change_what_they_change_in_transformers() {
         for change in rows("nothing").chain(everywhere).filter(|c| !of_long_rows(c)) {
             match folder.model(change) {
                 Ok(m) if program(&m) == base => {
-                    let known = ["unread-keys", "sequence-length", "dropout-ignored"];
+                    let known =
+                        ["unread-keys", "assumed-sizes", "sequence-length", "dropout-ignored"];
                     let other = m.warnings.iter().find(|w| !known.contains(&w.code));
                     wrong.extend(other.map(|w| format!("{name} {change}: {w}")));
                 }

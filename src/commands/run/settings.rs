@@ -6,12 +6,12 @@ use super::{Run, Start};
 use crate::checkpoint::RunState;
 use crate::cluster::Job;
 use crate::data::{Order, Picks, Recipe, default_order};
-use crate::flags::Rate;
 use crate::flags::spec::keys;
+use crate::flags::{Rate, ends};
 use crate::plan_dir::Stored;
 use crate::terminal::{note, warn};
 use shardc_ir::diag::{Diag, Result};
-use shardc_ir::plan::{LrSchedule, Mode};
+use shardc_ir::plan::{Fall, LrSchedule, Mode};
 use shardc_passes::options::Options;
 use toml::{Table, Value};
 
@@ -43,17 +43,21 @@ impl Given {
                 .rule("a learning rate is that of a plan with an optimizer")
                 .help("leave it out, or compile without --mode infer"));
         }
-        let cosine = |word: &&String| {
-            ["--warmup", "--total-steps", "--min-lr"].iter().any(|flag| word.starts_with(flag))
+        let moves = |word: &&String| {
+            let flags = ["--warmup", "--total-steps", "--decay-steps", "--min-lr"];
+            flags.iter().any(|flag| word.starts_with(flag))
         };
-        match (lr, rate.iter().find(cosine)) {
+        match (lr, rate.iter().find(moves)) {
             (LrSchedule::Constant { .. }, Some(word)) => Err(Diag::new(
                 "flag",
                 "the learning rate is constant",
             )
             .at(word.clone())
-            .rule("--warmup, --total-steps and --min-lr belong to --lr-schedule warmup-cosine")
-            .help("add --lr-schedule warmup-cosine, or leave it out")),
+            .rule(
+                "--warmup, --total-steps, --decay-steps and --min-lr belong to --lr-schedule \
+                 warmup-cosine and warmup-linear",
+            )
+            .help("add --lr-schedule warmup-linear, or leave it out")),
             _ => Ok(()),
         }
     }
@@ -64,16 +68,11 @@ impl Given {
     /// `flag` if they are too few.
     pub fn over(&self, lr: LrSchedule, steps: usize) -> Result<LrSchedule> {
         let given = self.rate.words().iter().any(|w| w.starts_with("--total-steps"));
-        match lr {
-            LrSchedule::WarmupCosine { lr, warmup, floor, .. } if !given => {
-                if warmup >= steps {
-                    let what =
-                        format!("--warmup {warmup} is not below the {steps} steps of --epochs");
-                    return Err(Diag::new("flag", what)
-                        .at(format!("--warmup {warmup}"))
-                        .help(format!("for example --warmup {}", steps / 10)));
-                }
-                Ok(LrSchedule::WarmupCosine { lr, warmup, total: steps, floor })
+        match lr.fall() {
+            Some(fall) if !given => {
+                let fall = Fall { total: steps, ..fall };
+                ends(fall, &format!("the {steps} steps of --epochs"))?;
+                Ok(lr.with(fall))
             }
             _other => Ok(lr),
         }

@@ -111,8 +111,18 @@ impl Declare<'_, '_, '_> {
             "" => within.clone(),
             list => format!("{within}.{list}"),
         };
-        let (out, back) = ([n.ffn, facts.hidden], [facts.hidden, n.ffn]);
-        let gate = self.product(e, (&list, e.gate), out, Some(("gate", 0)));
+        let size = n.narrow.unwrap_or(facts.hidden);
+        let narrowed = match e.narrowed.zip(n.narrow) {
+            None => None,
+            Some((of, size)) => {
+                let linear =
+                    |d: &mut Self, l, sizes| d.linear(&within, l, sizes, Split::Whole, None);
+                let into = linear(self, &of.into, [facts.hidden, size])?;
+                Some([into, linear(self, &of.out_of, [size, facts.hidden])?])
+            }
+        };
+        let (out, back) = ([n.ffn, size], [size, n.ffn]);
+        let gate = e.gate.map(|gate| self.product(e, (&list, gate), out, Some(("gate", 0))));
         let up = self.product(e, (&list, e.up), out, Some(("up", 1)));
         let down = self.product(e, (&list, e.down), back, None);
         let shared = match e.shared.filter(|_| n.shared > 0) {
@@ -141,6 +151,7 @@ impl Declare<'_, '_, '_> {
                 Stored::Each => WeightOrder::OutIn,
                 Stored::Together { order, .. } => order,
             },
+            narrowed,
             gate,
             up,
             down,

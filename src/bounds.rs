@@ -15,7 +15,7 @@ use shardc_passes::options::Options;
 /// Largest count.
 const MOST: u64 = 1 << 31;
 /// Numbers of options that count nothing that is multiplied.
-const FREE: [&str; 5] = ["seed", "memory", "warmup", "total", "node"];
+const FREE: [&str; 6] = ["seed", "memory", "warmup", "total", "decay", "node"];
 
 /// Numbers of `options.toml`: finite, counts within bounds, and those that a flag could have given.
 ///

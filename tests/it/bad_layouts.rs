@@ -381,6 +381,7 @@ const FLAGS: &[(&str, &str)] = &[
     ("--lr-schedule", "warmup-cosine"),
     ("--warmup", "3"),
     ("--total-steps", "9"),
+    ("--decay-steps", "3"),
     ("--min-lr", "0.0001"),
     ("--betas", "0.5,0.5"),
     ("--eps", "0.5"),

@@ -12,7 +12,7 @@ use std::collections::BTreeSet;
 type Row = (&'static str, &'static str);
 
 /// At least one row of each flag. With several microbatches, so that accumulation is seen.
-const ROWS: [Row; 86] = [
+const ROWS: [Row; 87] = [
     ("dp=2,tp=2", "--mesh"),
     ("dp=auto", "--gpus 2"),
     ("dp=2,tp=2", "--order dp-tp"),
@@ -75,6 +75,7 @@ const ROWS: [Row; 86] = [
     ("dp=2", "--warmup 5 --lr-schedule warmup-cosine"),
     ("dp=2", "--total-steps 50 --lr-schedule warmup-cosine"),
     ("dp=2", "--min-lr 1e-5 --lr-schedule warmup-cosine"),
+    ("dp=2", "--decay-steps 20 --lr-schedule warmup-linear"),
     ("dp=2", "--betas 0.9,0.95"),
     ("dp=2", "--eps 1e-6"),
     ("dp=2", "--weight-decay 0.1"),

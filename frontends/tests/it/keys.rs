@@ -105,7 +105,7 @@ fn of_long_rows(change: &Value) -> bool {
 
 /// Last keys of changes that alter numbers in transformers and are refused here, with the code: of rotary numbers,
 /// a part of DeepSeek's heads, and both dialects at once for Gemma 3.
-const REFUSED: [&str; 19] = [
+const REFUSED: [&str; 21] = [
     "activation: activation",
     "activation_function: activation",
     "alibi: unsupported-config",

@@ -9,8 +9,9 @@ use shardc_ir::diag::{Diag, Result};
 use shardc_ir::func::{Func, Node, RoleKind, StateDecl, StateInit, StateOwner, Value};
 use shardc_ir::maps::HashMap;
 use shardc_ir::names::{self, nearest};
-use shardc_ir::ops::{FusionClass, Kind, Op};
+use shardc_ir::ops::{FusionClass, Kind};
 use shardc_ir::plan::LrSchedule;
+use shardc_ir::rule::Group as Letters;
 use shardc_ir::text::update::{Kept, Rule, Rules, Update, built_in};
 use shardc_ir::weights::Weight;
 use std::collections::{BTreeMap, BTreeSet};
@@ -363,7 +364,7 @@ fn sees_heads(own: &Rules, rule: &str) -> bool {
     all.any(|r| r.by_heads())
 }
 
-/// How many heads see what a parameter's product makes, whose rows are one behind the other in the parameter's first dim.
+/// How many heads see what a parameter's product makes, whose rows are one behind the other in its first dim.
 fn heads(f: &Func, v: Value) -> Option<usize> {
     let ranks = |n: &Node| n.ins.iter().map(|&x| f.ty(x).rank()).collect::<Vec<usize>>();
     let mut same = vec![v];
@@ -384,10 +385,10 @@ fn heads(f: &Func, v: Value) -> Option<usize> {
         if !n.ins.contains(&made) {
             continue;
         }
-        if let Op::Reshape(r) = &n.op {
-            let (joined, outs) = (&r.rule.0.ins[0][dim], &r.rule.0.outs[0]);
-            let &[head, _] = joined.letters() else { return None };
-            let at = outs.iter().position(|g| g.single() == Some(head))?;
+        let own = n.op.def().rule(&ranks(n)).into_owned();
+        let seen = n.ins.iter().position(|x| *x == made).and_then(|k| own.ins[k].get(dim));
+        if let Some(&[head, _]) = seen.map(Letters::letters) {
+            let at = own.outs[0].iter().position(|g| g.single() == Some(head))?;
             return Some(f.ty(n.outs[0]).dims[at].size);
         }
         let alike = n.outs.len() == 1 && f.ty(n.outs[0]).sizes() == f.ty(made).sizes();

@@ -122,7 +122,7 @@ pub fn of_text(updates: &str, o: &Options) -> Result<Options> {
     Ok(o)
 }
 
-/// The same unless flags say how parameters are updated; betas and epsilon of AdamW are those of flags, if these say them.
+/// The same unless flags say how parameters are updated; betas and epsilon of AdamW are those of flags, if given.
 ///
 /// # Errors
 /// Those of [`of_text`].

@@ -285,7 +285,8 @@ fn matrices_are_gathered_in_the_type_of_the_iteration() {
 #[test]
 fn short_stacks_begin_at_either_end() {
     let o = spread(&by(&[MUON], DP4, 1, 2), "owners");
-    let compiled = compile(&Fixture::open("llama_gqa").model(&o), &o);
+    let model = Fixture::open("llama_gqa").model(&o);
+    let compiled = compile(&model, &o);
     let mut all = compiled.plan.module.of_kind(FuncKind::OptimizerStep).flat_map(|f| &f.values);
     let (mut first, mut last) = (0, 0);
     for v in all.by_ref().filter(|v| v.ty.rank() == 3 && v.ty.dims[0].size == 2) {
@@ -297,6 +298,17 @@ fn short_stacks_begin_at_either_end() {
     let text = text::print(&compiled.plan.module);
     assert!(text.contains("f32[2@-dp_shard,"), "{text}");
     assert_eq!(text::print(&text::parse(&text).unwrap_or_else(|d| panic!("{d}"))), text);
+    // Values on the way that would be with other ranks than their readers take them to be are refused, one by one.
+    let mut texts = texts(&model, &o, &compiled);
+    let at: Vec<usize> = text.match_indices("@-").map(|x| x.0).collect();
+    for k in [0, at.len() / 3, at.len() / 2, at.len() - 1] {
+        let other = format!("{}@{}", &text[..at[k]], &text[at[k] + 2..]);
+        texts.programs = text::parse(&other).unwrap_or_else(|d| panic!("{d}"));
+        assert_ne!(texts.prove().verdict(), Verdict::Proved, "{k} of {}", at.len());
+    }
+    // All of them together are another deal of the same matrices.
+    texts.programs = text::parse(&text.replace("@-", "@")).unwrap_or_else(|d| panic!("{d}"));
+    assert_eq!(texts.prove().verdict(), Verdict::Proved);
 }
 
 /// Changes of what is done to stacks, each another update: none is proved.

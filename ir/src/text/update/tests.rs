@@ -7,7 +7,7 @@ use crate::tensor::Tensor;
 fn update(rules: &Rules, name: &str, shape: &[usize], given: &[(&str, &str)]) -> Update {
     let rule = rules.named(name).find(|r| r.fits(shape)).expect("a rule fits").clone();
     let given = given.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect();
-    let attrs = rule.attributes(&given, [2, 3], None, shape).unwrap_or_else(|e| panic!("{e:?}"));
+    let attrs = rule.attributes(&given, [2, 3], Some(1), shape).unwrap_or_else(|e| panic!("{e:?}"));
     Update { rule, attrs, stack: false, lr: 1.0, group: 0 }
 }
 

@@ -128,8 +128,8 @@ impl Owners {
         let (own, pieces) = stored.dims.split_at(usize::from(u.stack));
         let (own, mut pieces) = (of(own), of(pieces));
         pieces.sort_unstable();
-        // In one order for all stacks, so that it is known what each adds to a rank's work; or, where it costs less, copies
-        // first: they are cut for nothing before pieces move.
+        // In one order for all stacks, so that it is known what each adds to a rank's work; or, where it costs less,
+        // copies first: they are cut for nothing before pieces move.
         let cut = [copies.iter().collect(), pieces].concat();
         let mut sorted = cut.clone();
         sorted.sort_unstable();

@@ -7,7 +7,7 @@ use crate::shard::zero::{Accumulate, Zero};
 use shardc_ir::func::{Func, FuncKind, Node, Port, Role, RoleKind, Scope, Value, ValueMap};
 use shardc_ir::hardware::Hardware;
 use shardc_ir::mesh::{AtomSet, Mesh};
-use shardc_ir::ops::{Op, Scale};
+use shardc_ir::ops::Scale;
 use shardc_ir::price;
 use shardc_ir::rule::Dims;
 use shardc_ir::text::update::Update;
@@ -100,8 +100,8 @@ fn copied(f: &mut Func, v: Value, at: usize) -> Value {
     copy
 }
 
-/// What of values that ranks have whole stays in pieces: their first dims, which all products see alike, and of a dim that
-/// is rows of heads one behind the other whole heads.
+/// What of values that ranks have whole stays in pieces: their first dims, which all products see alike, and of a dim
+/// that is rows of heads one behind the other whole heads.
 struct Batch {
     dims: ValueMap<usize>,
     heads: ValueMap<usize>,
@@ -109,8 +109,9 @@ struct Batch {
 
 /// How many heads a reshape makes of a dim, or joins to one: `(hn)m->hnm` of the first dims behind a stack's.
 fn heads_of(f: &Func, n: &Node, first: usize) -> Option<(usize, bool)> {
-    let Op::Reshape(r) = &n.op else { return None };
-    let (ins, outs) = (&r.rule.0.ins[0], &r.rule.0.outs[0]);
+    let ranks: Vec<usize> = n.ins.iter().map(|&v| f.ty(v).rank()).collect();
+    let rule = n.op.def().rule(&ranks).into_owned();
+    let ([ins], [outs]) = (&rule.ins[..], &rule.outs[..]) else { return None };
     let pair = |joined: &Dims, apart: &Dims| {
         let &[head, _] = joined.get(first)?.letters() else { return None };
         (apart.get(first)?.single() == Some(head)).then_some(())
@@ -238,7 +239,7 @@ pub(super) fn whole(f: &Func, first: usize) -> ValueMap<bool> {
                 n.outs.iter().for_each(|v| is[v] = true);
             }
         }
-        // What is made of one value alone is gathered as that, where it is smallest, and of such places as early as can be.
+        // What is made of one value alone is gathered as that, where it is smallest, and of such places at the first.
         for v in f.values.ids().filter(|v| before[v]).collect::<Vec<_>>() {
             let bytes = |v: Value| f.ty(v).elements() * f.ty(v).dtype.bytes();
             let (mut chain, mut at) = (vec![], v);

@@ -33,7 +33,7 @@ fn every_built_in_rule_is_a_function() {
     for name in built_in().names() {
         for shape in [&[2, 3][..], &[3, 2], &[4]] {
             if !built_in().named(name).any(|r| r.fits(shape)) {
-                assert_eq!((name, shape), ("muon", &[4][..]));
+                assert!(["muon", "muon_heads"].contains(&name) && shape == [4], "{name} {shape:?}");
                 continue;
             }
             let u = update(built_in(), name, shape, &[]);

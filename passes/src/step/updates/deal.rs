@@ -37,6 +37,7 @@ impl<'m> Deal<'m> {
     pub fn parts(&mut self, list: AtomList, count: usize, work: u64) -> Vec<Part> {
         let places = self.places(list);
         let ways = self.mesh.ways(list.set());
+        let all = work.saturating_mul(count.div_ceil(ways) as u64);
         let (mut left, mut out) = (count, vec![]);
         while left > 0 {
             let loads = self.by_place(&places, ways);
@@ -46,7 +47,6 @@ impl<'m> Deal<'m> {
                 loads.iter().take_while(room).count(),
                 loads.iter().rev().take_while(room).count(),
             ];
-            let all = work.saturating_mul(left.div_ceil(ways) as u64);
             let mut part = match front.max(back) {
                 // They find room beside what the busiest does.
                 n @ 2.. if all >= most / LITTLE => {

@@ -9,6 +9,7 @@ use shardc_ir::func::Module;
 use shardc_ir::plan::Plan;
 use shardc_ir::text;
 use shardc_ir::verify::verify;
+use shardc_passes::optim;
 use shardc_passes::options::Options;
 use shardc_passes::pipeline::{self, Begin, Compiled, Manager, Source, Watch};
 use std::collections::BTreeSet;
@@ -18,11 +19,10 @@ use std::time::Instant;
 /// the model was a text or an archive.
 pub(crate) fn of_config(s: &Stored) -> Result<Option<(Input, String)>> {
     let made = model_for(s, &s.options)?.map(|m| adapted(from_model(m), &s.options));
-    let made = made.transpose()?;
-    Ok(made.map(|i| {
-        let text = text::print_source(&i.source);
-        (i, text)
-    }))
+    let Some(mut i) = made.transpose()? else { return Ok(None) };
+    i.source.updates = optim::written(&i.source, &s.options)?;
+    let text = text::print_source(&i.source);
+    Ok(Some((i, text)))
 }
 
 /// The model that a plan's config.json gives for the batch of other options; nothing if it was a text or an archive.

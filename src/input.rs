@@ -289,8 +289,9 @@ pub(crate) fn is_text(path: &Path) -> bool {
 
 pub(crate) fn from_model(m: Model) -> Input {
     let tied = m.tied().into_iter().collect();
+    let (vocab, updates) = (m.facts.vocab, String::new());
     let source =
-        Source { module: m.module, weights: m.weights, sequence: m.sequence, vocab: m.facts.vocab };
+        Source { module: m.module, weights: m.weights, sequence: m.sequence, vocab, updates };
     Input {
         source,
         family: m.family.into(),

@@ -50,6 +50,7 @@ use shardc_ir::names::glob;
 use shardc_ir::ops::Op;
 use shardc_ir::plan::Plan;
 use shardc_ir::text;
+use shardc_passes::optim;
 use shardc_passes::options::{Buffers, Options};
 use shardc_passes::pipeline::{self, Manager, Propagated, Source, Watch};
 use shardc_passes::shard::auto::Price;
@@ -95,7 +96,8 @@ fn with_mesh(text: &Mesh, o: &Options) -> Result<Options> {
 
 /// The options for a model: what its archive does not train is frozen.
 fn options_for(input: &Input, o: &Options) -> Result<Options> {
-    let mut o = with_mesh(&input.source.module.mesh, o)?;
+    let o = optim::given(&input.source.updates, o)?;
+    let mut o = with_mesh(&input.source.module.mesh, &o)?;
     let weights = &input.source.weights;
     if !input.frozen.is_empty() && weights.iter().all(|w| input.frozen.contains(&w.tensor)) {
         let what =
@@ -382,7 +384,9 @@ fn finish(
     since: Instant,
     mut phases: Vec<(&'static str, f64)>,
 ) -> Result<Output> {
-    let Input { source, family, facts, config, origin, name, mut warnings, .. } = input;
+    let Input { mut source, family, facts, config, origin, name, mut warnings, .. } = input;
+    source.updates = optim::written(&source, o)?;
+    let update_rules = report::groups::rows(&source, o)?;
     let model = text::print_source(&source);
     let from = manager.from.as_ref().map(|begin| plan_dir::From {
         pass: begin.pass.name.into(),
@@ -420,6 +424,7 @@ fn finish(
     let kept = without.map(|p| report::Kept::of(o.zero_accumulate.name(), &stored.plan, &p));
     let mut report = report::report(&stored.plan, &phases, kept);
     report.compile_ms = since.elapsed().as_secs_f64() * 1e3;
+    report.update_rules = update_rules;
     warnings.extend(across_nodes(&stored));
     warnings.extend(roomy_buffers(&stored));
     let propagated = compiled.propagated;

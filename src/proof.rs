@@ -15,7 +15,7 @@ use shardc_ir::types::DType;
 use shardc_ir::verify::verify;
 use shardc_ir::weights::Weight;
 use shardc_passes::experts::laid_out;
-use shardc_passes::optim::groups;
+use shardc_passes::optim::{self, groups};
 use shardc_passes::options::Options;
 use shardc_passes::pipeline::computed;
 use shardc_prove::field::{Data, Progress};
@@ -250,8 +250,10 @@ pub fn both(source: Source, o: &Options) -> Result<[Module; 2]> {
 /// Of a plan that was read and checked.
 pub fn of_stored(s: &Stored) -> Result<Texts> {
     let source = text::parse_source(&s.source)?;
-    let recipe = recipe(&s.options, &source.weights, &source.module)?;
-    let [source, model] = both(source, &s.options)?;
+    // The textbook's rules are those of model.ir.
+    let options = optim::of_text(&source.updates, &s.options)?;
+    let recipe = recipe(&options, &source.weights, &source.module)?;
+    let [source, model] = both(source, &options)?;
     Ok(Texts {
         recipe,
         data: Data { vocab: s.plan.settings.vocab },
@@ -268,6 +270,7 @@ pub fn of_texts(dir: &Path) -> Result<Texts> {
     let read = |file: &str| plan_dir::read_file(dir, file);
     let options = plan_dir::options(dir)?;
     let source = text::parse_source(&read("model.ir")?)?;
+    let options = optim::of_text(&source.updates, &options)?;
     let programs = text::parse(&read("programs/all.ir")?)?;
     let mut types = Report::default();
     shardc_prove::local::prove(&programs, false, &mut types);

@@ -43,6 +43,9 @@ pub struct Report {
     /// Rows of tables that look-ups train not: those of padding tokens.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub padding: Vec<PaddingReport>,
+    /// Groups of parameters, if they have update rules of their own.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub update_rules: Vec<groups::GroupReport>,
     /// Whether the plan was proved when it was compiled.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub proof: Option<Outcome>,
@@ -383,6 +386,7 @@ pub fn report(
         phases,
         zero_accumulate,
         padding,
+        update_rules: vec![],
         proof: None,
         per_class,
     }

@@ -14,7 +14,7 @@ fuzz_target!(|text: &str| {
             if !rule.fits(shape) {
                 continue;
             }
-            let Ok(attrs) = rule.attributes(&BTreeMap::new(), [4, 6], shape) else { continue };
+            let Ok(attrs) = rule.attributes(&BTreeMap::new(), [4, 6], Some(2), shape) else { continue };
             let u = Update { rule: rule.clone(), attrs, stack: false, lr: 1.0, group: 0 };
             let _ = (u.kept(shape.len()), u.fused(), u.func(shape));
         }

@@ -135,7 +135,8 @@ impl Cut {
         }
         for d in &mut new.dims {
             let parts = d.atoms.iter().flat_map(|a| self.parts[a].iter().copied());
-            d.atoms = AtomList::collect(parts)?;
+            let all = AtomList::collect(parts)?;
+            d.atoms = if d.atoms.is_turned() { all.turned() } else { all };
         }
         Some(new)
     }
@@ -326,7 +327,10 @@ impl Boxes {
         if self.shift.is_some() {
             return None;
         }
-        let even = |t: &Type| (0..t.rank()).all(|d| t.dims[d].size % t.pieces(&self.mesh, d) == 0);
+        let even = |t: &Type| {
+            let one = |d: usize| t.dims[d].size % t.pieces(&self.mesh, d) == 0;
+            (0..t.rank()).all(|d| one(d) && !t.dims[d].atoms.is_turned())
+        };
         if sizes.into_iter().any(|n| n != one) || !even(&self.from) || !even(&self.to) {
             return None;
         }

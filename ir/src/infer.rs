@@ -174,6 +174,13 @@ fn project(
     atoms: AtomList,
 ) -> Result<SmallVec<[AtomList; 3]>, TypeError> {
     let mut out = SmallVec::new();
+    if atoms.is_turned() {
+        return err(
+            "split",
+            "a joined dim has its pieces in the opposite order".into(),
+            "exchange it to the usual order first",
+        );
+    }
     let mut rest = atoms.iter().peekable();
     for (k, &l) in letters.iter().enumerate() {
         let size = loops.size(l).unwrap_or(1);
@@ -405,7 +412,9 @@ fn result_dim(mesh: &Mesh, letters: &[Letter], loops: &Loops) -> Result<Dim, Typ
         };
         d.size = size;
         if !x.atoms.is_empty() {
-            let joined = full.then(|| x.atoms.iter().try_fold(d.atoms, AtomList::push)).flatten();
+            let joined = (full && !x.atoms.is_turned())
+                .then(|| x.atoms.iter().try_fold(d.atoms, AtomList::push))
+                .flatten();
             let Some(atoms) = joined else {
                 return err(
                     "split",

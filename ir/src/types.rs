@@ -11,7 +11,8 @@
 //!
 //! The table is that of `spmd_types` (PyTorch, 2026) with I, R, V and P; S keeps the dim, so sizes
 //! in a type are always global. A dim of `n` over `k` ranks is cut into pieces of `ceil(n/k)`; the
-//! last pieces may be short or empty, and nothing ever reads beyond them.
+//! last pieces may be short or empty, and nothing ever reads beyond them. `f32[3@-tp]` has its pieces in
+//! the opposite order: the first is with the last rank, so it is the first ranks that have less.
 
 use crate::mesh::{Atom, AtomSet, Mesh};
 use serde::{Deserialize, Serialize};
@@ -65,17 +66,19 @@ impl DType {
 }
 
 /// Most atoms that split one dim.
-pub const MAX_LISTED: usize = 12;
+pub const MAX_LISTED: usize = 11;
 
-/// Ordered atoms (major to minor) that split one dim. At most [`MAX_LISTED`], in one word: their number, and
-/// from its next bits on the atoms, the first lowest.
+/// Ordered atoms (major to minor) that split one dim. At most [`MAX_LISTED`], in one word: their number,
+/// from its next bits on the atoms, the first lowest, and in its last bit whether pieces are dealt from the last rank
+/// on.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct AtomList(u64);
 
 /// Bits of an [`AtomList`] for the number of its atoms, and for each of them.
 const COUNT: usize = 4;
 const EACH: usize = 5;
-const _: () = assert!(COUNT + EACH * MAX_LISTED <= 64 && MAX_LISTED < 1 << COUNT);
+const TURNED: u64 = 1 << 63;
+const _: () = assert!(COUNT + EACH * MAX_LISTED < 64 && MAX_LISTED < 1 << COUNT);
 const _: () = assert!(crate::mesh::MAX_ATOMS <= 1 << EACH);
 
 impl AtomList {
@@ -88,6 +91,29 @@ impl AtomList {
     }
     pub fn collect(atoms: impl IntoIterator<Item = Atom>) -> Option<AtomList> {
         atoms.into_iter().try_fold(AtomList::EMPTY, AtomList::push)
+    }
+    /// The same atoms with the pieces in the opposite order: what a rank has at coordinates c is now with that at
+    /// size - 1 - c of each atom. So pieces of pieces are pieces of the whole as before.
+    #[must_use]
+    pub fn turned(self) -> AtomList {
+        if self.is_empty() { self } else { AtomList(self.0 ^ TURNED) }
+    }
+    /// Whether pieces are dealt from the last rank on.
+    pub fn is_turned(self) -> bool {
+        self.0 & TURNED != 0
+    }
+    /// Those that satisfy a condition, in their order.
+    #[must_use]
+    pub fn filter(self, keep: impl Fn(Atom) -> bool) -> AtomList {
+        let few = AtomList::collect(self.iter().filter(|&a| keep(a))).expect("no longer");
+        if self.is_turned() { few.turned() } else { few }
+    }
+    /// The number of the piece of a rank with these coordinates.
+    pub fn place(self, mesh: &Mesh, coords: &[usize]) -> usize {
+        self.iter().fold(0, |p, a| {
+            let (own, size) = (coords[a.0 as usize], mesh.size(a));
+            p * size + if self.is_turned() { size - 1 - own } else { own }
+        })
     }
     pub fn iter(self) -> impl DoubleEndedIterator<Item = Atom> + Clone {
         (0..self.len()).map(move |i| self.at(i))
@@ -115,7 +141,8 @@ impl AtomList {
     pub fn take(self, n: usize) -> AtomList {
         let n = n.min(self.len());
         let atoms = (self.0 >> COUNT) & ((1 << (EACH * n)) - 1);
-        AtomList(atoms << COUNT | n as u64)
+        let turned = if n > 0 { self.0 & TURNED } else { 0 };
+        AtomList(atoms << COUNT | n as u64 | turned)
     }
 }
 
@@ -297,7 +324,7 @@ impl Type {
             *set = set.minus(s);
         }
         for d in &mut self.dims {
-            d.atoms = AtomList::collect(d.atoms.iter().filter(|&x| x != a)).expect("shorter");
+            d.atoms = d.atoms.filter(|x| x != a);
         }
     }
     /// Type of the gradient: S, V and I stay, R becomes P(sum), P(sum) becomes R.
@@ -339,8 +366,7 @@ impl Type {
     /// What part of a dim the rank with these coordinates holds.
     pub fn extent(&self, mesh: &Mesh, dim: usize, coords: &[usize]) -> Extent {
         let chunk = self.chunk(mesh, dim);
-        let place =
-            self.dims[dim].atoms.iter().fold(0, |p, a| p * mesh.size(a) + coords[a.0 as usize]);
+        let place = self.dims[dim].atoms.place(mesh, coords);
         let n = self.dims[dim].size;
         let offset = (place * chunk).min(n);
         Extent { offset, len: chunk.min(n - offset), chunk }

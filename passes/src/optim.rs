@@ -1,11 +1,16 @@
 //! Groups of parameters, and by which update rule each parameter is trained.
 
+mod written;
+
+pub use written::{given, of_text, written};
+
 use crate::options::{Decay, Optimizer, Options};
 use shardc_ir::diag::{Diag, Result};
-use shardc_ir::func::{Func, RoleKind, StateDecl, StateInit, StateOwner, Value};
+use shardc_ir::func::{Func, Node, RoleKind, StateDecl, StateInit, StateOwner, Value};
 use shardc_ir::maps::HashMap;
 use shardc_ir::names::{self, nearest};
-use shardc_ir::ops::Kind;
+use shardc_ir::ops::{FusionClass, Kind};
+use shardc_ir::rule::Group as Letters;
 use shardc_ir::text::update::{Kept, Rule, Rules, Update, built_in};
 use shardc_ir::weights::Weight;
 use std::collections::{BTreeMap, BTreeSet};
@@ -55,8 +60,8 @@ pub struct Groups {
 }
 
 /// What parameters have in common that are updated alike: the group, whether they decay, fans, shape,
-/// and whether they are stacks.
-type Alike = (usize, bool, [usize; 2], Vec<usize>, bool);
+/// whether they are stacks, and heads.
+type Alike = (usize, bool, [usize; 2], Vec<usize>, bool, Option<usize>);
 
 /// The groups of a model's parameters that are not frozen.
 ///
@@ -93,11 +98,15 @@ pub fn groups(
         let stack = weight.is_some_and(|w| w.experts.is_some());
         let decays = o.decay == Decay::All || weight.is_none_or(|w| w.matrix);
         let fans = fans(f, v, usize::from(stack));
-        let key = (group, decays, fans, shape, stack);
+        // Of what takes parameters as they are heads are no difference.
+        let sees = sees_heads(&own, &out.all[group].rule);
+        let heads = sees.then(|| heads(f, v)).flatten();
+        let key = (group, decays, fans, shape, stack, heads);
         let update = match known.get(&key) {
             Some(known) => known.clone(),
             None => {
-                let own = Asked { own: &own, g: &out.all[group], group, name, decays, stack };
+                let own =
+                    Asked { own: &own, g: &out.all[group], group, name, decays, stack, heads };
                 let made = Arc::new(own.update(&key.3, fans, o)?);
                 out.keep(&made, key.3.len(), name)?;
                 known.insert(key, made.clone());
@@ -132,18 +141,16 @@ impl Groups {
         for Kept { name, dtype, init, .. } in update.kept(rank)? {
             let init = StateInit::Number(init);
             let new = StateDecl { name, dtype, owner: StateOwner::Param, init };
-            match self.states.iter().find(|s| s.name == name) {
-                None => self.states.push(new),
-                Some(same) if *same == new => {}
-                Some(other) => {
-                    let what = format!("two rules keep a state {name} in different ways");
-                    return Err(Diag::new("update-rule", what)
-                        .at(format!("`{new}` of `{param}`, and `{other}` of others"))
-                        .rule("a state is declared once: by its name, element type and beginning")
-                        .help(
-                            "give both the same state_dtype, or call 1 of the states otherwise",
-                        ));
-                }
+            let other = self.states.iter().find(|s| s.name == name && s.init != init);
+            if let Some(other) = other {
+                let what = format!("two rules begin a state {name} in different ways");
+                return Err(Diag::new("update-rule", what)
+                    .at(format!("`{new}` of `{param}`, and `{other}` of others"))
+                    .rule("states of one name begin as one number")
+                    .help("call 1 of the states otherwise"));
+            }
+            if !self.states.contains(&new) {
+                self.states.push(new);
             }
         }
         Ok(())
@@ -174,6 +181,9 @@ fn wrong(text: &str, what: impl Into<String>) -> Diag {
 
 /// Reads `GLOB[+GLOB…]=NAME[,ATTRIBUTE=VALUE…]`.
 fn read(text: &str, o: &Options) -> Result<Group> {
+    if text.contains(|c: char| c == '"' || c.is_control()) {
+        return Err(wrong(text, "a group has no quotes and is one line").help("leave them out"));
+    }
     const FORM: &str = "GLOB[+GLOB…]=NAME[,lr=X][,lr*=X][,ATTRIBUTE=VALUE…]";
     let form = |what: &str| {
         wrong(text, what).rule(FORM).help("for example --optim '*.mlp.*.weight=lion,lr=1e-4'")
@@ -340,6 +350,48 @@ fn product(f: &Func, v: Value, first: usize) -> Option<[usize; 2]> {
     None
 }
 
+/// Whether a rule of this name takes parameters head by head.
+fn sees_heads(own: &Rules, rule: &str) -> bool {
+    let mut all = own.named(rule).chain(built_in().named(rule));
+    all.any(|r| r.by_heads())
+}
+
+/// How many heads see what a parameter's product makes, whose rows are one behind the other in its first dim.
+fn heads(f: &Func, v: Value) -> Option<usize> {
+    let ranks = |n: &Node| n.ins.iter().map(|&x| f.ty(x).rank()).collect::<Vec<usize>>();
+    let mut same = vec![v];
+    let product = f.nodes.iter().find(|n| {
+        let reads = n.ins.iter().any(|x| same.contains(x));
+        if reads && n.op.facts().kind == Kind::Conversion {
+            same.extend(&n.outs);
+        }
+        reads && n.op.facts().kind == Kind::Product
+    })?;
+    let rule = product.op.def().rule(&ranks(product)).into_owned();
+    let j = product.ins.iter().position(|x| same.contains(x))?;
+    let rows = rule.ins[j].first()?;
+    let dim = rule.outs[0].iter().position(|g| g == rows)?;
+    // Behind it a bias, or another type.
+    let mut made = product.outs[0];
+    for n in &f.nodes {
+        if !n.ins.contains(&made) {
+            continue;
+        }
+        let own = n.op.def().rule(&ranks(n)).into_owned();
+        let seen = n.ins.iter().position(|x| *x == made).and_then(|k| own.ins[k].get(dim));
+        if let Some(&[head, _]) = seen.map(Letters::letters) {
+            let at = own.outs[0].iter().position(|g| g.single() == Some(head))?;
+            return Some(f.ty(n.outs[0]).dims[at].size);
+        }
+        let alike = n.outs.len() == 1 && f.ty(n.outs[0]).sizes() == f.ty(made).sizes();
+        match alike && n.op.facts().fusion == Some(FusionClass::Each) {
+            true => made = n.outs[0],
+            false => return None,
+        }
+    }
+    None
+}
+
 /// What is asked of the update of a parameter.
 struct Asked<'a> {
     /// The user's own rules, which are found before those that are built in.
@@ -349,6 +401,7 @@ struct Asked<'a> {
     name: &'a str,
     decays: bool,
     stack: bool,
+    heads: Option<usize>,
 }
 
 impl Asked<'_> {
@@ -361,7 +414,15 @@ impl Asked<'_> {
         }
         let text = format!("{}={}", self.g.on, self.g.rule);
         let inner = &shape[usize::from(stack)..];
-        let attrs = rule.attributes(&given, fans, inner);
+        if rule.by_heads() && self.heads.is_none() {
+            let what = format!("`@{}` is not for `{}`, which makes no heads", rule.name, self.name);
+            return Err(wrong(&text, what)
+                .rule("a matrix of heads has their rows one behind the other in its first dim")
+                .help(
+                    "leave it to another group: name the projections of queries, keys and values",
+                ));
+        }
+        let attrs = rule.attributes(&given, fans, self.heads, inner);
         let attrs = attrs.map_err(|[what, help]| wrong(&text, what).help(help))?;
         let update = Update { rule, attrs, stack, lr: self.g.lr, group: self.group };
         // What is wrong with its text is said once, and here.

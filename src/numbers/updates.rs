@@ -47,7 +47,7 @@ impl Given<'_> {
                 plain(self.param.zip(&by, |p, by| p - self.lr * by), vec![])
             }
             "lion" => Ok(self.lion()),
-            "muon" => {
+            "muon" | "muon_heads" => {
                 let (param, states) = self.muon();
                 plain(param, states)
             }
@@ -91,6 +91,8 @@ impl Given<'_> {
         let u = self.grad.zip(&b, |g, b| g + nesterov * (b - g));
         let shape = &self.param.shape;
         let [rows, cols] = [shape[shape.len() - 2], shape[shape.len() - 1]];
+        // Of heads each has its rows.
+        let rows = if self.u.rule.by_heads() { rows / self.n("heads") as usize } else { rows };
         let mut by = Vec::with_capacity(u.data.len());
         for one in u.data.chunks(rows * cols) {
             by.extend(self.orthogonal(one, rows, cols));

@@ -109,6 +109,7 @@ pub fn source_of(model: &Model) -> Source {
         weights: model.weights.clone(),
         sequence: model.sequence.clone(),
         vocab: model.facts.vocab,
+        updates: String::new(),
     }
 }
 

@@ -2,13 +2,14 @@
 //! plans are proved and mistakes refused.
 
 mod owners;
+mod written;
 
 use crate::fixture::*;
 use crate::lab::{FIXTURES, Lab};
 use crate::proofs::proved;
 use safetensors::SafeTensors;
 use shardc_frontends::Model;
-use shardc_ir::func::{Role, RoleKind};
+use shardc_ir::func::{FuncKind, Role, RoleKind};
 use shardc_ir::text;
 use shardc_ir::types::DType;
 use shardc_passes::optim::groups;
@@ -23,6 +24,10 @@ type Axes = &'static [(&'static str, usize)];
 
 /// Rules as the references have them: in f32.
 const MUON: &str = "hidden=muon,dtype=f32";
+
+/// Projections head by head.
+const HEADS: &str = "*.q_proj.weight+*.k_proj.weight+*.v_proj.weight=muon_heads,dtype=f32";
+const HEADS_OF_MLA: &str = "*.q_b_proj.weight+*.kv_b_proj.weight=muon_heads,dtype=f32";
 
 /// Options of a layout whose parameters are updated by these groups.
 fn by(optim: &[&str], mesh: Axes, zero: u8, microbatch: usize) -> Options {
@@ -101,6 +106,56 @@ fn rules_are_those_of_torch() {
         as_torch(name, "muon", &by(&[MUON], &[], 0, 8));
     }
     as_torch("qwen3_moe", "lion", &by(&["*=lion"], &[], 0, 8));
+    as_torch("llama_gqa", "muon_heads", &by(&[MUON, HEADS], &[], 0, 8));
+    as_torch("deepseek_v3", "muon_heads", &by(&[MUON, HEADS_OF_MLA], &[], 0, 8));
+}
+
+/// Each family on a sample of layouts is torch's Muon, too.
+#[test]
+fn families_on_layouts_are_those_of_torch() {
+    const BOTH: Axes = &[("dp_shard", 2), ("tp", 2)];
+    let experts = |o: Options| Options { ep: 4, etp: Some(1), ..o };
+    for (i, name) in
+        ["gpt2", "phi3", "deepseek_v3", "qwen3_moe", "llama_gqa"].into_iter().enumerate()
+    {
+        let layouts = [(TP2, 0), (DP2, 3), (BOTH, 1), (PP2, 0), (&[("dp_shard", 4)], 2)];
+        for (mesh, zero) in (0..).zip(layouts).filter(|(j, _)| taken(i + j, 5)).map(|x| x.1) {
+            let o = by(&[MUON], mesh, zero, 2);
+            let has_experts = ["deepseek_v3", "qwen3_moe"].contains(&name);
+            as_torch(name, "muon", &if has_experts && mesh == BOTH { experts(o) } else { o });
+        }
+    }
+}
+
+/// Heads that tp has whole are iterated on where they are, others are put together; no matrix is cut within.
+#[test]
+fn heads_are_matrices_on_every_layout() {
+    let four: Axes = &[("dp_shard", 4), ("tp", 2)];
+    for (i, (mesh, zero)) in
+        [(TP2, 0), (DP2, 1), (DP2, 3), (four, 1), (PP2, 0)].into_iter().enumerate()
+    {
+        if taken(i, 2) {
+            let o = by(&[MUON, HEADS], mesh, zero, 2);
+            as_torch("llama_gqa", "muon_heads", &o);
+            proved("llama_gqa", &o);
+        }
+    }
+    let o = by(&[MUON, HEADS_OF_MLA], TP2, 0, 4);
+    as_torch("deepseek_v3", "muon_heads", &o);
+    proved("deepseek_v3", &o);
+    // What tp has whole is not sent.
+    let o = by(&[HEADS], TP2, 0, 4);
+    let compiled = compile(&Fixture::open("llama_gqa").model(&o), &o);
+    let all = compiled.plan.module.of_kind(FuncKind::OptimizerStep).flat_map(|f| &f.nodes);
+    let sent = all.filter(|n| n.op.collective().is_some_and(|c| c.dim().is_some())).count();
+    assert_eq!(sent, 0, "{}", text::print(&compiled.plan.module));
+    for (name, group) in
+        [("llama_gqa", "*.o_proj.weight=muon_heads"), ("gpt2", "*.c_attn.weight=muon_heads")]
+    {
+        let o = by(&[group], &[], 0, 8);
+        let d = try_compile(&Fixture::open(name).model(&o), &o).expect_err(group);
+        assert!(d.code == "update-rule" && d.message.contains("makes no heads"), "{}", d.render());
+    }
 }
 
 #[test]
@@ -192,9 +247,37 @@ fn groups_that_mean_nothing_are_refused() {
         assert!(d.code == "update-rule" && d.message.contains(says), "{group}: {}", d.render());
         assert!(!d.help.is_empty(), "{}", d.render());
     }
-    let o = by(&["*.norm.weight=lion", "hidden=lion,state_dtype=bf16"], &[], 0, 8);
-    let d = try_compile(&fx.model(&o), &o).expect_err("two element types of one state");
-    assert!(d.message.contains("two rules keep a state exp_avg"), "{}", d.render());
+    let other = "update @other(%p: f32[*] param, %g: f32[*] grad, %m: f32[*] state[exp_avg] = 1) -> \
+                 (f32[*] param, f32[*] state[exp_avg]) {\n  return sub %p, %g; %m\n}\n";
+    let o = by(&["*.norm.weight=other", "hidden=lion"], &[], 0, 8);
+    let o = Options { optim_file: other.into(), ..o };
+    let d = try_compile(&fx.model(&o), &o).expect_err("two beginnings of one state");
+    assert!(d.message.contains("two rules begin a state exp_avg"), "{}", d.render());
+}
+
+/// Lion in bf16 beside AdamW in f32: states of one name have the element types of their groups.
+#[test]
+fn states_of_one_name_have_several_element_types() {
+    let of = |mesh, zero| by(&["hidden=lion,state_dtype=bf16"], mesh, zero, 2);
+    let (_, one) = trained("llama_gqa", &of(&[], 0));
+    for (mesh, zero) in [(TP2, 0), (DP2, 3), (PP2, 0)] {
+        let o = of(mesh, zero);
+        let (model, all) = trained("llama_gqa", &o);
+        let compiled = compile(&model, &o);
+        let types: Vec<DType> = compiled.plan.module.states.iter().map(|s| s.dtype).collect();
+        assert_eq!(
+            types,
+            [DType::F32, DType::F32, DType::BF16],
+            "{:?}",
+            compiled.plan.module.states
+        );
+        for (param, want) in &one {
+            let worst = all[param].iter().zip(want).fold(0.0f32, |m, (a, b)| m.max((a - b).abs()));
+            // Signs of what is 0 but for rounding differ.
+            assert!(worst <= 2e-5 || param.contains("_proj"), "{param}: {worst:e}");
+        }
+        proved("llama_gqa", &o);
+    }
 }
 
 /// `hidden` is what a product of a layer takes as a matrix: no norm by heads, though it has two dims, and no bias of

@@ -46,7 +46,7 @@ pub(super) fn source(l: &mut Lower, mode: Mode) -> Result<Source> {
     let sequence = stream(&f, tokens);
     let vocab = vocabulary(&f);
     let module = Module { funcs: vec![f], ..Module::default() };
-    Ok(Source { module, weights, sequence, vocab })
+    Ok(Source { module, weights, sequence, vocab, updates: String::new() })
 }
 
 /// Refuses a parameter that modules of their own share although nothing ties them: an exporter that merges

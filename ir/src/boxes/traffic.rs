@@ -151,6 +151,7 @@ impl Boxes {
         let old = digits(&self.mesh, self.from.dims[d].atoms, self.mesh.all());
         let chunk = self.from.chunk(&self.mesh, d);
         let size = self.from.dims[d].size;
+        let turned = self.from.dims[d].atoms.is_turned();
         let mut reader = vec![0; self.mesh.atoms.len()];
         let mut holder = reader.clone();
         for place in 0..self.mesh.ways(new) {
@@ -162,8 +163,9 @@ impl Boxes {
             for piece in own.start / chunk..own.end.div_ceil(chunk) {
                 let mut rest = piece;
                 for &(_, _, a) in old.iter().rev() {
-                    holder[a.0 as usize] = rest % self.mesh.size(a);
-                    rest /= self.mesh.size(a);
+                    let (size, own) = (self.mesh.size(a), rest % self.mesh.size(a));
+                    holder[a.0 as usize] = if turned { size - 1 - own } else { own };
+                    rest /= size;
                 }
                 let (from, to) = (own.start.max(piece * chunk), own.end.min((piece + 1) * chunk));
                 f(&reader, &holder, to.min(size) - from);

@@ -191,7 +191,7 @@ pub(crate) struct Typed {
 pub struct Module {
     pub mesh: Mesh,
     pub phase: Phase,
-    /// What it keeps from step to step beside parameters: each kind of state once.
+    /// What it keeps from step to step beside parameters: each kind of state once for each of its element types.
     pub states: Vec<StateDecl>,
     /// How parameters are stored and made ready, from the phase [`Phase::Ranked`] on, until the step is put
     /// around the microbatches.
@@ -204,7 +204,7 @@ impl Module {
         self.funcs.iter().find(|f| f.name == name)
     }
 
-    /// The declaration of a state.
+    /// The declaration of a state: of several, which differ in the element type alone, the first.
     pub fn state(&self, name: StateName) -> Option<&StateDecl> {
         self.states.iter().find(|s| s.name == name)
     }

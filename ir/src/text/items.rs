@@ -55,7 +55,11 @@ impl Parser<'_> {
             }
             let size = self.number(MAX_SIZE)?;
             self.c.spaces();
-            let atoms = if self.c.eat("@") { self.atoms()? } else { AtomList::EMPTY };
+            let atoms = match (self.c.eat("@-"), self.c.eat("@")) {
+                (true, _) => self.atoms()?.turned(),
+                (false, true) => self.atoms()?,
+                (false, false) => AtomList::EMPTY,
+            };
             self.c.spaces();
             t.dims.push(Dim { size, atoms });
             elements = elements.saturating_mul(size.max(1));

@@ -125,7 +125,8 @@ impl Read {
     /// A model of these functions.
     pub fn source(self, module: crate::func::Module) -> Source {
         let vocab = module.funcs.first().map_or(i32::MAX as usize, vocabulary);
-        Source { module, weights: self.weights, sequence: self.sequence, vocab }
+        let updates = String::new();
+        Source { module, weights: self.weights, sequence: self.sequence, vocab, updates }
     }
 }
 

@@ -13,13 +13,16 @@
 //!          | { "%" name "," } "=" op [ "[" attributes "]" ] { "%" name "," }
 //!            ":" { type [ asked ] [ "residual=" dim ] "," } [ "//" note ]
 //! return  := "return" ( { "%" name "," } | "(" { "%" name "," } ")" )
-//! type    := dtype "[" { size [ "@" atoms ] "," } "]" [ "~" atoms ] [ "!" atoms ] [ "+" atoms ]
+//! type    := dtype "[" { size [ "@" [ "-" ] atoms ] "," } "]" [ "~" atoms ] [ "!" atoms ] [ "+" atoms ]
 //!            [ "max:" atoms ] [ "min:" atoms ]
 //! atoms   := axis [ ":(" pre ")" size ] { "*" … }
 //! asked   := "@(" { [ atoms ] [ "?" ] | "-" "," } ")" [ "p" priority ]
 //! weight  := "[" { "ones" | "zeros" | "normal=" deviation | "tp_dim=" dim | "experts=" count
 //!            | "tensor=" "\"" name "\"" | "part=" dim ":" start ":" size ";" } "]"
 //! ```
+//!
+//! A model's text may end with how its parameters are updated: lines `group "GLOB[+GLOB…]=RULE[,ATTRIBUTE=VALUE…]"`,
+//! later ones win, and the rules that they name ([`update`]).
 //!
 //! `phase` and `layout` stand between two passes alone: how far the module is, and how parameters are
 //! made ready ([`ParamLayout`](crate::func::ParamLayout)).

@@ -9,6 +9,7 @@ use super::near::nearest;
 use super::params::unsaid;
 use super::types::type_text;
 use super::unknown::{said_of, unknown_op};
+use super::update::{Rules, groups_of, without_groups};
 use crate::attr::{AttrCx, AttrError};
 use crate::diag::Diag;
 use crate::func::{
@@ -51,8 +52,25 @@ pub fn parse_source(text: &str) -> Result<Source, Diag> {
 /// # Errors
 /// Those of [`parse_source`].
 pub fn parse_source_on(text: &str, mesh: &Mesh) -> Result<Source, Diag> {
-    let (module, marks) = read(text, Some(Read::default()), mesh)?;
-    Ok(marks.unwrap_or_default().source(module))
+    let (program, updates) = text.split_at(updates_at(text));
+    let (module, marks) = read(program, Some(Read::default()), mesh)?;
+    let mut source = marks.unwrap_or_default().source(module);
+    if !updates.is_empty() {
+        // Messages count lines of the whole text.
+        let lines = "\n".repeat(program.lines().count());
+        groups_of(updates)?;
+        Rules::parse(&(lines + &without_groups(updates)), "the model's text")?;
+        source.updates = updates.into();
+    }
+    Ok(source)
+}
+
+/// Where a model's text says how parameters are updated: from its first line that begins with `group`.
+fn updates_at(text: &str) -> usize {
+    match text.starts_with("group ") {
+        true => 0,
+        false => text.find("\ngroup ").map_or(text.len(), |at| at + 1),
+    }
 }
 
 fn read(text: &str, source: Option<Read>, mesh: &Mesh) -> Result<(Module, Option<Read>), Diag> {

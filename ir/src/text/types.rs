@@ -30,7 +30,7 @@ pub fn write_type(mesh: &Mesh, ty: &Type, out: &mut String) {
         }
         push_number(d.size, out);
         if !d.atoms.is_empty() {
-            out.push('@');
+            out.push_str(if d.atoms.is_turned() { "@-" } else { "@" });
             mesh.write_atoms(d.atoms.iter(), "*", out);
         }
     }

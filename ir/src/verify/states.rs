@@ -1,13 +1,17 @@
-//! What a module says of states: that each is declared once, is what its declaration says wherever it is read, and
-//! has one writer.
+//! What a module says of states: that each is declared once for an element type, is what its declaration says wherever
+//! it is read, and has one writer.
 
 use super::*;
-use crate::func::{FuncKind, RoleName, StateInit, StateName, StateOwner};
+use crate::func::{FuncKind, RoleName, StateDecl, StateInit, StateOwner};
 
 /// Checks all states of a module.
 pub(super) fn states(m: &Module, phase: Phase, p: &mut Problems) {
-    let mut names: HashSet<StateName> = HashSet::default();
-    for s in m.states.iter().filter(|s| !names.insert(s.name)) {
+    let again = |(i, s): &(usize, &StateDecl)| {
+        let same = |o: &&StateDecl| o.name == s.name;
+        let other = |o: &StateDecl| o.dtype == s.dtype || (o.owner, o.init) != (s.owner, s.init);
+        m.states[..*i].iter().filter(same).any(other)
+    };
+    for (_, s) in m.states.iter().enumerate().filter(again) {
         p.push(None, || {
             Diag::new("role", format!("state `{}` is declared a second time", s.name))
                 .at(format!("state {}", s.name))
@@ -55,7 +59,8 @@ pub(super) fn states(m: &Module, phase: Phase, p: &mut Problems) {
                     "name a parameter that a function takes as an argument".into(),
                 );
             }
-            if ty.dtype != own.dtype {
+            let declared = |s: &StateDecl| s.name == state && s.dtype == ty.dtype;
+            if !m.states.iter().any(declared) {
                 say(
                     format!(
                         "`{name}` is {}, and {role} is declared {}",

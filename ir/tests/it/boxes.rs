@@ -20,8 +20,8 @@ pub fn meshes() -> Vec<Mesh> {
     ]
 }
 
-/// A layout of a tensor: every atom splits a dim or none, in any order; of those that split none the ones
-/// in `replicated` are that.
+/// A layout of a tensor: every atom splits a dim or none, in any order, with pieces from the first rank on or from the
+/// last; of those that split none the ones in `replicated` are that.
 fn layout(
     mesh: &Mesh,
     sizes: &[usize],
@@ -38,6 +38,11 @@ fn layout(
             _none => {}
         }
     }
+    for d in 0..sizes.len() {
+        if roll(6) == 0 {
+            t.dims[d].atoms = t.dims[d].atoms.turned();
+        }
+    }
     t
 }
 
@@ -47,7 +52,9 @@ pub fn axes(mesh: &Mesh, from: &Type, to: &Type) -> Option<AtomSet> {
     let mut set: AtomSet = mesh.all().iter().filter(|&a| from.state(a) != to.state(a)).collect();
     for (f, t) in from.dims.iter().zip(&to.dims).filter(|(f, t)| f.atoms != t.atoms) {
         let pieces = |l: AtomList| l.iter().map(|a| mesh.size(a)).product::<usize>();
-        let same = f.atoms.iter().zip(t.atoms.iter()).take_while(|(a, b)| a == b && !set.has(*a));
+        let turned = f.atoms.is_turned() || t.atoms.is_turned();
+        let both = f.atoms.iter().zip(t.atoms.iter());
+        let same = both.take_while(|(a, b)| a == b && !turned && !set.has(*a));
         // Pieces of what is kept are whole numbers of both.
         let n = f.size;
         let nests = |kept: usize, l: AtomList| {

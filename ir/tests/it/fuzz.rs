@@ -155,7 +155,9 @@ fn exercise_rules(text: &str) -> usize {
             if !rule.fits(shape) {
                 continue;
             }
-            let Ok(attrs) = rule.attributes(&BTreeMap::new(), [4, 6], shape) else { continue };
+            let Ok(attrs) = rule.attributes(&BTreeMap::new(), [4, 6], Some(2), shape) else {
+                continue;
+            };
             for stack in [false, true] {
                 let (rule, attrs) = (rule.clone(), attrs.clone());
                 let u = Update { rule, attrs, stack, lr: 1.0, group: 0 };

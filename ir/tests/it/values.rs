@@ -29,6 +29,10 @@ fn lists_of_atoms_are_their_atoms() {
         assert_eq!((list.take(n + 1), list.starts_with(full)), (list, n == MAX_LISTED));
         assert_eq!(list.set().iter().count(), n);
         assert!(seen.insert(list), "{list:?} is a list of another length");
+        // In the opposite order it is another list of the same atoms, as are its prefixes.
+        let back = list.turned();
+        assert_eq!((back.turned(), back.is_turned(), back.set()), (list, n > 0, list.set()));
+        assert_eq!((back == list, full.turned().take(n)), (n == 0, back));
         // Atom 0 is an atom, too: a list of it is not empty.
         let more = list.push(Atom(0));
         assert!(more.is_none_or(|m| m != list && m.get(n) == Atom(0) && m.starts_with(list)));

@@ -156,7 +156,7 @@ fn write_type(t: &Type, key: &mut Vec<u8>) {
     }
     for d in &t.dims {
         key.extend(d.size.to_le_bytes());
-        key.push(d.atoms.len() as u8);
+        key.push(d.atoms.len() as u8 | u8::from(d.atoms.is_turned()) << 7);
         key.extend(d.atoms.iter().map(|a| a.0));
     }
 }

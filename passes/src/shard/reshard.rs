@@ -418,7 +418,9 @@ pub fn must_receive(mesh: &Mesh, from: &Type, to: &Type) -> Option<f64> {
 fn moving(mesh: &Mesh, from: &Type, to: &Type) -> AtomSet {
     let mut set: AtomSet = mesh.all().iter().filter(|&a| from.state(a) != to.state(a)).collect();
     for (f, t) in from.dims.iter().zip(&to.dims).filter(|(f, t)| f.atoms != t.atoms) {
-        let alike = f.atoms.iter().zip(t.atoms.iter()).take_while(|(x, y)| x == y).count();
+        let turned = f.atoms.is_turned() || t.atoms.is_turned();
+        let both = f.atoms.iter().zip(t.atoms.iter()).filter(|_| !turned);
+        let alike = both.take_while(|(x, y)| x == y).count();
         let ways = |l: AtomList| l.iter().map(|a| mesh.size(a)).product::<usize>();
         // Pieces of the axes that stay are whole numbers of pieces before and after.
         let nests = |kept: usize, l: AtomList| {

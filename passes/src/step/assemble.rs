@@ -93,9 +93,11 @@ pub fn assemble(
 
 /// Declares what updates keep, of a module that has something to keep.
 fn kept(m: &Module, groups: &Groups) -> Vec<StateDecl> {
-    let all = m.of_kind(FuncKind::OptimizerStep).flat_map(|f| &f.args);
-    let found: BTreeSet<RoleKind> = all.filter_map(|a| Some(a.role.as_ref()?.kind)).collect();
-    let is = |s: &&StateDecl| found.contains(&RoleKind::State(s.name));
+    let steps = m.of_kind(FuncKind::OptimizerStep);
+    let all = steps.flat_map(|f| f.args.iter().map(move |a| (f, a)));
+    let one = |(f, a): (&Func, &Port)| Some((a.role.as_ref()?.kind, f.ty(a.value).dtype));
+    let found: BTreeSet<(RoleKind, DType)> = all.filter_map(one).collect();
+    let is = |s: &&StateDecl| found.contains(&(RoleKind::State(s.name), s.dtype));
     groups.states.iter().filter(is).copied().collect()
 }
 

@@ -112,6 +112,7 @@ impl Change<'_> {
     pub fn leaves(&mut self, dim: usize) -> Result<(), Fault> {
         let (axes, mesh) = (self.axes, self.mesh);
         let d = self.dim(dim)?;
+        in_order(d.atoms)?;
         let rest = d.atoms.len().checked_sub(axes.len()).map(|n| d.atoms.take(n));
         let Some(rest) = rest.filter(|r| r.set().union(axes) == d.atoms.set()) else {
             return wrong("the axes are not the minor ones of the dim".into());
@@ -133,6 +134,7 @@ impl Change<'_> {
         let Some(new) = new.filter(fits).filter(|l| l.len() == own + axes.len()) else {
             return wrong("the axes do not come to the dim of the result as its minor ones".into());
         };
+        in_order(new)?;
         even(mesh, d.size, d.atoms, new)?;
         d.atoms = new;
         Ok(())
@@ -187,6 +189,10 @@ impl Change<'_> {
             let kept = outer(old.atoms);
             let inner = |l: AtomList| l.iter().skip(kept.len()).all(|a| self.axes.has(a));
             let moves = old.atoms != kept || new.atoms != kept;
+            // What is outside of the group is cut before and after in one order.
+            if !kept.is_empty() && moves {
+                in_order(old.atoms).and(in_order(new.atoms))?;
+            }
             if kept != outer(new.atoms) || !inner(old.atoms) || !inner(new.atoms) {
                 return wrong("axes outside of the group lie between those that move".into());
             }
@@ -208,6 +214,7 @@ impl Change<'_> {
     }
 
     pub fn alone_in(&self, list: AtomList, ordered: bool) -> Result<(), Fault> {
+        in_order(list)?;
         let order = !ordered || list.iter().eq(self.axes.iter());
         match list.set() == self.axes && order {
             true => Ok(()),
@@ -249,6 +256,14 @@ impl Change<'_> {
         let shift = shift % self.mesh.ways(self.axes);
         self.t.varying = self.t.varying.union(self.axes);
         self.blocks.push(Block { dim, axes: self.axes, shift });
+    }
+}
+
+/// All but an exchange deal pieces in the order of ranks.
+fn in_order(list: AtomList) -> Result<(), Fault> {
+    match list.is_turned() {
+        false => Ok(()),
+        true => wrong("the dim has its pieces in the opposite order".into()),
     }
 }
 

@@ -82,6 +82,9 @@ pub fn split(
     if let Some(l) = group.single() {
         return Ok(vec![(l, dim.atoms)]);
     }
+    if dim.atoms.is_turned() {
+        return wrong("a dim of several letters has its pieces in the opposite order".into());
+    }
     let mut out = vec![];
     let mut atoms = dim.atoms.iter().peekable();
     for &l in group.letters() {

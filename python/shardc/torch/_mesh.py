@@ -102,9 +102,10 @@ class Mesh:
 class Over:
     """Ranks along some axes. Places are numbered with the first axis outermost."""
 
-    def __init__(self, mesh: Mesh, atoms: Tuple[Atom, ...]) -> None:
+    def __init__(self, mesh: Mesh, atoms: Tuple[Atom, ...], is_turned: bool = False) -> None:
         self.mesh = mesh
         self.atoms = atoms
+        self.is_turned = is_turned
         self.ways = math.prod(size for _, _, size in atoms)
         #: The ranks of this group, by place.
         self.ranks = self.members(mesh.rank)
@@ -127,14 +128,18 @@ class Over:
                 axis, step = atom[0], self._distance(atom)
                 at[axis] += (place - at[axis] // step % atom[2]) * step
             out.append(self.mesh.number(at))
-        return out
+        return out[::-1] if self.is_turned else out
+
+    def turned(self) -> Over:
+        """The same ranks, the last first."""
+        return Over(self.mesh, self.atoms, not self.is_turned)
 
     def place_of(self, rank: int) -> int:
         """The place of a rank in its group."""
         at, place = self.mesh.coordinates(rank), 0
         for atom in self.atoms:
             place = place * atom[2] + at[atom[0]] // self._distance(atom) % atom[2]
-        return place
+        return self.ways - 1 - place if self.is_turned else place
 
     @property
     def group(self) -> Any:

@@ -2,7 +2,7 @@
 
 use super::dims::quoted;
 use shardc_ir::mesh::{Atom, AtomSet, Mesh};
-use shardc_ir::types::Type;
+use shardc_ir::types::{AtomList, Type};
 use std::collections::BTreeMap;
 
 /// What the head of a program declares: groups of ranks, in the order in which they are first met, and exchanges.
@@ -22,6 +22,12 @@ impl<'a> Layouts<'a> {
     /// Of ranks that differ along these atoms, of which nothing but their places is asked.
     pub fn over(&mut self, atoms: impl Iterator<Item = Atom>) -> String {
         self.named(atoms.collect(), false)
+    }
+
+    /// Of ranks that have pieces of a dim, in the order of these.
+    fn split(&mut self, l: AtomList) -> String {
+        let over = self.over(l.iter());
+        if l.is_turned() { format!("{over}.turned()") } else { over }
     }
 
     /// The same, of ranks that exchange data.
@@ -54,7 +60,7 @@ impl<'a> Layouts<'a> {
             true => ty.chunk(self.mesh, dim).to_string(),
             false => {
                 let d = ty.dims[dim];
-                format!("{}.length({})", self.over(d.atoms.iter()), d.size)
+                format!("{}.length({})", self.split(d.atoms), d.size)
             }
         }
     }
@@ -64,7 +70,7 @@ impl<'a> Layouts<'a> {
         let d = ty.dims[dim];
         match d.atoms.is_empty() {
             true => "0".into(),
-            false => format!("{}.start({})", self.over(d.atoms.iter()), d.size),
+            false => format!("{}.start({})", self.split(d.atoms), d.size),
         }
     }
 
@@ -86,7 +92,7 @@ impl<'a> Layouts<'a> {
         let mut dims = |t: &Type| {
             let one = |d: &shardc_ir::types::Dim| match d.atoms.is_empty() {
                 true => d.size.to_string(),
-                false => format!("({}, {})", d.size, self.over(d.atoms.iter())),
+                false => format!("({}, {})", d.size, self.split(d.atoms)),
             };
             let all: Vec<String> = t.dims.iter().map(one).collect();
             format!("[{}]", all.join(", "))

@@ -81,9 +81,10 @@ pub fn settings(s: &Stored) -> Json {
     ];
     let mesh = AXES.map(|axis| (axis, o.axis(axis).to_string()));
     let of_mesh = [("ep", of_experts(Some(o.ep))), ("etp", of_experts(o.etp))];
-    let mut groups: Vec<(&str, Vec<(&str, String)>)> = vec![
-        ("Model", model.into()),
-        ("Parallelism", mesh.into_iter().chain(of_mesh).collect()),
+    let named = |(name, value): (&str, String)| (name.to_string(), value);
+    let mut groups: Vec<(&str, Vec<(String, String)>)> = vec![
+        ("Model", model.map(named).into()),
+        ("Parallelism", mesh.into_iter().chain(of_mesh).map(named).collect()),
         ("Step", vec![]),
         ("Numbers", vec![]),
         ("Optimizer", vec![]),
@@ -92,7 +93,11 @@ pub fn settings(s: &Stored) -> Json {
     let (run, others): (Vec<_>, Vec<_>) = all().partition(|option| option.heading == "Run");
     for row in run.into_iter().chain(others).flat_map(|option| option.rows) {
         let group = groups.iter_mut().find(|g| g.0 == row.group).expect("a column of the page");
-        group.1.push((row.name, (row.show)(s).unwrap_or_else(none)));
+        group.1.push((row.name.into(), (row.show)(s).unwrap_or_else(none)));
+    }
+    if let Some(optimizer) = groups.last_mut() {
+        // A plan that was read has a model that can be read.
+        optimizer.1.extend(super::super::groups::settings(s).unwrap_or_default());
     }
     let column = |(name, rows)| json!({ "name": name, "rows": rows });
     groups.into_iter().map(column).collect()

@@ -24,7 +24,8 @@ fn changed(
     let m = shardc_frontends::load(&dir, &shardc::shape(&base(&[], 1)))?;
     let params = m.weights.iter().map(|w| w.param.clone()).collect();
     let (module, weights, sequence) = (m.module, m.weights, m.sequence);
-    let source = Source { module, weights, sequence, vocab: m.facts.vocab };
+    let (vocab, updates) = (m.facts.vocab, String::new());
+    let source = Source { module, weights, sequence, vocab, updates };
     Ok(Program { text: print_source(&source), params })
 }
 

@@ -112,6 +112,13 @@ impl Change for Exchange {
                 );
             }
             if kept > 0 {
+                if f.atoms.is_turned() || n.atoms.is_turned() {
+                    return infer::err(
+                        "collective",
+                        format!("dim {dim} has its pieces in the opposite order"),
+                        "name all axes that split it",
+                    );
+                }
                 let mut coarse = t.clone();
                 coarse.dims[dim].atoms = outer;
                 super::pieces::nested(mesh, &coarse, t, dim)?;

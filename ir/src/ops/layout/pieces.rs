@@ -17,7 +17,7 @@ pub(super) fn unsplit(
             "name one of its dims",
         );
     };
-    let keep = d.atoms.len().checked_sub(axes.len());
+    let keep = d.atoms.len().checked_sub(axes.len()).filter(|_| !d.atoms.is_turned());
     match keep.filter(|&k| d.atoms.iter().skip(k).all(|a| axes.has(a))) {
         Some(k) => {
             let fine = t.clone();
@@ -47,10 +47,16 @@ pub(super) fn split(
     let wanted = declared.and_then(|w| w.dims.get(dim)).map(|w| w.atoms);
     let wanted = wanted.filter(|w| {
         w.starts_with(d.atoms)
+            && !w.is_turned()
             && w.len() == d.atoms.len() + axes.len()
             && w.iter().skip(d.atoms.len()).collect::<AtomSet>() == axes
     });
     match wanted.or_else(|| axes.iter().try_fold(d.atoms, crate::types::AtomList::push)) {
+        Some(l) if l.is_turned() => infer::err(
+            "collective",
+            format!("dim {dim} has its pieces in the opposite order"),
+            "use exchange",
+        ),
         Some(l) => {
             let coarse = t.clone();
             t.dims[dim].atoms = l;
@@ -118,7 +124,9 @@ pub(super) fn holder<'a>(
 impl Change for Broadcast {
     fn change(&self, mesh: &Mesh, t: &mut Type, _: Option<&Type>) -> Result<(), TypeError> {
         let ways = mesh.ways(self.axes);
-        let Some(d) = t.dims.get_mut(self.dim).filter(|d| d.atoms.set() == self.axes) else {
+        let Some(d) =
+            t.dims.get_mut(self.dim).filter(|d| d.atoms.set() == self.axes && !d.atoms.is_turned())
+        else {
             return wrong(mesh, self.axes, &format!("all that splits dim {}", self.dim));
         };
         if d.size % ways != 0 || self.from >= ways || d.size == 0 {

@@ -33,8 +33,8 @@ impl Rule {
     }
 
     /// Its attributes: those given, as texts, and the others as the rule has them. Numbers may name
-    /// `fan_out` and `fan_in`, those of the parameter's matrix, `elements`, and its letters, which are
-    /// the sizes of its dims.
+    /// `fan_out` and `fan_in`, those of the parameter's matrix, `heads`, if what its product makes is seen by heads,
+    /// `elements`, and its letters, which are the sizes of its dims.
     ///
     /// # Errors
     /// Says what is wrong with one, in words, and what to write.
@@ -42,6 +42,7 @@ impl Rule {
         &self,
         given: &BTreeMap<String, String>,
         fans: [usize; 2],
+        heads: Option<usize>,
         shape: &[usize],
     ) -> Result<Attrs, [String; 2]> {
         let names: Vec<&str> = self.with.iter().map(|w| &*w.0).collect();
@@ -52,6 +53,9 @@ impl Rule {
         let mut all = Attrs::new();
         for (name, n) in ["fan_out", "fan_in"].into_iter().zip(fans) {
             all.insert(name.into(), Attr::Numbers(vec![n as f64]));
+        }
+        if let Some(n) = heads {
+            all.insert("heads".into(), Attr::Numbers(vec![n as f64]));
         }
         all.insert("elements".into(), Attr::Numbers(vec![shape.iter().product::<usize>() as f64]));
         for (letter, n) in self.letters(shape).unwrap_or_default() {
@@ -78,6 +82,11 @@ impl Rule {
             all.insert(name.clone(), value);
         }
         Ok(all)
+    }
+
+    /// Whether it is a rule of matrices that are seen by heads.
+    pub fn by_heads(&self) -> bool {
+        self.text().contains("$heads")
     }
 
     /// Whether it has an attribute of this name.
@@ -237,7 +246,12 @@ impl Update {
             });
             let value = match word {
                 Some(word) => word,
-                None if value.contains('$') => format!("{:?}", evaluate(value, &known)?),
+                None if value.contains('$') => {
+                    let x = evaluate(value, &known)?;
+                    // Sizes are whole numbers, and have names.
+                    let is_size = !key.is_empty() && x.fract() == 0.0 && x.is_finite();
+                    if is_size { format!("{x}") } else { format!("{x:?}") }
+                }
                 None => value.into(),
             };
             Ok::<_, String>(key + &value)

@@ -19,15 +19,19 @@
 //! is nothing. `repeat` writes its lines once for each number. A stack of matrices is updated by a
 //! rule of matrices: its first dim is a letter of all values made of it.
 
+mod groups;
 mod instance;
 mod number;
 mod parse;
 mod writer;
 
+pub use groups::{groups_of, without_groups};
+
 use crate::diag::Diag;
 use crate::func::StateName;
 use crate::types::DType;
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::{Arc, LazyLock};
 
 /// The scalars of a step that a rule may read.
@@ -56,6 +60,11 @@ impl Rules {
         self.all.iter().filter(move |r| r.name == name)
     }
 
+    /// All of them, in the order of their text.
+    pub fn all(&self) -> impl Iterator<Item = &Arc<Rule>> {
+        self.all.iter()
+    }
+
     /// Names of all rules, each once.
     pub fn names(&self) -> Vec<&str> {
         let mut all: Vec<&str> = self.all.iter().map(|r| &*r.name).collect();
@@ -77,6 +86,8 @@ struct Origin {
 pub struct Rule {
     pub name: String,
     origin: Arc<Origin>,
+    /// Its text.
+    span: Range<usize>,
     at: usize,
     args: Vec<Arg>,
     /// Of two letters the first is at most the second, or is above it.
@@ -86,6 +97,13 @@ pub struct Rule {
     fused: Option<(usize, String)>,
     body: Vec<Line>,
     results: Vec<Expr>,
+}
+
+impl Rule {
+    /// Its text, from `update` to the end of its body.
+    pub fn text(&self) -> &str {
+        &self.origin.text[self.span.clone()]
+    }
 }
 
 /// An argument, or a result.

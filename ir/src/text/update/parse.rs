@@ -56,6 +56,7 @@ pub(super) fn wrong(at: usize, len: usize, what: impl Into<String>) -> Box<Fail>
 impl<'t> Reader<'t> {
     fn rule(&mut self, origin: &Arc<Origin>) -> Res<Rule> {
         self.name.clear();
+        let begin = self.c.at;
         if !self.c.eat("update") {
             let f = self.c.needs("`update`");
             return Err(f.help("a rule is `update @name(%p: f32[*] param, …) -> (…) { … }`"));
@@ -91,6 +92,7 @@ impl<'t> Reader<'t> {
         let mut rule = Rule {
             name: self.name.clone(),
             origin: origin.clone(),
+            span: begin..begin,
             at,
             args,
             fits: None,
@@ -101,6 +103,7 @@ impl<'t> Reader<'t> {
         };
         self.clauses(&mut rule)?;
         self.body(&mut rule)?;
+        rule.span.end = self.c.at;
         Ok(rule)
     }
 

@@ -50,6 +50,7 @@ impl Dice<'_> {
                 5 | 6 if rank > 0 => {
                     let d = &mut t.dims[self.roll(rank)];
                     d.atoms = d.atoms.push(a).unwrap();
+                    d.atoms = if self.roll(8) == 0 { d.atoms.turned() } else { d.atoms };
                 }
                 _ => {}
             }

@@ -8,6 +8,7 @@
 //! first, as late as it is not larger, and what is made of it alone is made by every rank: so it is
 //! what one rank would make, bit for bit.
 
+mod deal;
 mod owners;
 mod program;
 mod scalars;
@@ -15,6 +16,7 @@ mod scalars;
 pub(super) use scalars::Scalars;
 
 use crate::optim::{Groups, Spread};
+use deal::{Deal, Part};
 use owners::Owners;
 use shardc_ir::attr::Broadcast;
 use shardc_ir::builder::Builder;
@@ -27,7 +29,7 @@ use shardc_ir::mesh::{AtomSet, Mesh, PIPELINE};
 use shardc_ir::ops::cast::in_f32;
 use shardc_ir::ops::*;
 use shardc_ir::text::update::{Kept, Update};
-use shardc_ir::types::Type;
+use shardc_ir::types::{AtomList, Type};
 use std::sync::Arc;
 
 /// What a parameter's update takes.
@@ -44,7 +46,18 @@ type Made = ValueMap<Option<Value>>;
 /// Parameters that are updated together, by their numbers.
 struct Stack {
     of: Vec<usize>,
-    by: Owners,
+    by: Arc<Owners>,
+}
+
+/// Parameters that are alike, and whose matrices are shared out.
+struct Class {
+    of: Vec<usize>,
+    rule: Arc<Update>,
+    /// How a stack of them is split, and how long a rank needs for one matrix.
+    list: AtomList,
+    work: u64,
+    /// Owners of so many of them.
+    known: (usize, Arc<Owners>),
 }
 
 /// Updates of parameters.
@@ -106,8 +119,13 @@ impl<'a> Updates<'a> {
                 None => classes.push((key, vec![i])),
             }
         }
-        for (_, class) in classes {
-            for stack in self.shared_out(mesh, all[class[0]].p, &class) {
+        let shared = classes.into_iter().filter_map(|(_, c)| self.shared_out(mesh, all[c[0]].p, c));
+        let mut shared: Vec<Class> = shared.collect();
+        shared.sort_by_key(|c| std::cmp::Reverse(c.work));
+        let axes = shared.iter().fold(AtomSet::EMPTY, |s, c| s.union(c.list.set()));
+        let mut deal = Deal::new(mesh, axes);
+        for class in &shared {
+            for stack in self.dealt(mesh, all[class.of[0]].p, class, &mut deal) {
                 let stack = Arc::new(stack);
                 stack.of.iter().for_each(|&i| of[i] = Some(stack.clone()));
             }
@@ -115,37 +133,80 @@ impl<'a> Updates<'a> {
         of
     }
 
-    /// The stacks of parameters that are alike, in which whole matrices cost less than apart: over the ranks that hold
-    /// their pieces, or over those that hold copies, too.
-    fn shared_out(&mut self, mesh: &Mesh, p: &ParamLayout, class: &[usize]) -> Vec<Stack> {
+    /// The stacks of a class, each with its owners.
+    fn dealt(&self, mesh: &Mesh, p: &ParamLayout, class: &Class, deal: &mut Deal) -> Vec<Stack> {
+        let Class { of, rule: u, list, work, known } = class;
+        let first = Part { count: known.0, turned: false };
+        let mut known: Vec<(Part, Option<Arc<Owners>>)> = vec![(first, Some(known.1.clone()))];
+        let mut owners = |part: Part| match known.iter().find(|k| k.0 == part) {
+            Some((_, known)) => known.clone(),
+            None => {
+                let Part { count, turned } = part;
+                let over = |list| Owners::over(mesh, &self.hardware, u, &p.stored, count, list);
+                // Where no exchange leads to ranks from the last on, one leads to them from the first on.
+                let by = if turned { over(list.turned()) } else { None };
+                let by = by.or_else(|| over(*list)).map(Arc::new);
+                known.push((part, by.clone()));
+                by
+            }
+        };
+        if u.stack {
+            let rows = p.stored.dims[0];
+            // Rows that are split already stay with their ranks.
+            let may_turn = rows.atoms.is_empty();
+            let one = |&i: &usize| {
+                let turned = deal.stack(*list, rows.size, *work, may_turn);
+                Some(Stack { of: vec![i], by: owners(Part { count: 1, turned })? })
+            };
+            return of.iter().filter_map(one).collect();
+        }
+        let mut rest = &of[..];
+        let mut stacks = vec![];
+        for part in deal.parts(*list, of.len(), *work) {
+            let (own, others) = rest.split_at(part.count);
+            rest = others;
+            stacks.extend(owners(part).map(|by| Stack { of: own.to_vec(), by }));
+        }
+        stacks
+    }
+
+    /// Parameters that are alike, if whole matrices cost less in stacks than apart: over the ranks that hold their
+    /// pieces, or over those that hold copies, too.
+    fn shared_out(&mut self, mesh: &Mesh, p: &ParamLayout, of: Vec<usize>) -> Option<Class> {
         let u = self.of(p).clone();
         let asked = self.groups.all[u.group].spread;
         if asked == Spread::Gather || u.fused().expect("it was checked").is_some() {
-            return vec![];
+            return None;
         }
         let alone = self.program(mesh, p, &u);
         let alone = program::price(mesh, &self.hardware, &alone);
         let pieces = p.stored.sharded();
         let stages = mesh.axis(PIPELINE).unwrap_or_default();
         let copies = mesh.all().minus(stages).minus(pieces);
-        let mut best: (u64, Vec<Stack>) = (u64::MAX, vec![]);
+        let mut best: (u64, Option<Class>) = (u64::MAX, None);
         for copies in [AtomSet::EMPTY, copies] {
             let ways = mesh.ways(pieces.union(copies));
-            let (mut sum, mut stacks) = (0u64, vec![]);
-            for part in class.chunks(if u.stack { 1 } else { ways }) {
-                let by = Owners::of(mesh, &self.hardware, &u, &p.stored, part.len(), copies);
-                let priced = by.map(|by| (by.price(mesh, &self.hardware), by));
-                let gathered = alone.saturating_mul(part.len() as u64);
-                match priced.filter(|x| asked == Spread::Owners || x.0 < gathered) {
-                    Some((price, by)) => {
-                        sum = sum.saturating_add(price);
-                        stacks.push(Stack { of: part.to_vec(), by });
-                    }
-                    None => sum = sum.saturating_add(gathered),
+            let most = if u.stack { 1 } else { ways.min(of.len()) };
+            // Stacks of as many as there are ranks, and one of what is left.
+            let mut sum = 0u64;
+            let mut found: Option<Class> = None;
+            for (count, times) in [(most, of.len() / most), (of.len() % most, 1)] {
+                if count == 0 {
+                    continue;
+                }
+                let by = Owners::of(mesh, &self.hardware, &u, &p.stored, count, copies);
+                let gathered = alone.saturating_mul(count as u64);
+                let price = by.as_ref().map(|by| by.price(mesh, &self.hardware));
+                let price = price.filter(|&x| asked == Spread::Owners || x < gathered);
+                sum = sum.saturating_add(price.unwrap_or(gathered).saturating_mul(times as u64));
+                if let (Some(_), None, Some(by)) = (price, &found, by) {
+                    let work = by.work(mesh, &self.hardware);
+                    let (of, rule, list) = (of.clone(), u.clone(), by.list);
+                    found = Some(Class { of, rule, list, work, known: (count, Arc::new(by)) });
                 }
             }
-            if !stacks.is_empty() && sum < best.0 {
-                best = (sum, stacks);
+            if found.is_some() && sum < best.0 {
+                best = (sum, found);
             }
         }
         best.1

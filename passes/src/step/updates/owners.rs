@@ -14,7 +14,7 @@ use shardc_ir::attr::{RuleAttr, Sizes};
 use shardc_ir::builder::Builder;
 use shardc_ir::func::{Func, Name, Node, ParamLayout, Port, RoleKind, Step, Value, ValueMap};
 use shardc_ir::hardware::Hardware;
-use shardc_ir::mesh::{AtomSet, Mesh};
+use shardc_ir::mesh::{Atom, AtomSet, Mesh};
 use shardc_ir::ops::*;
 use shardc_ir::price;
 use shardc_ir::rule::Letter;
@@ -37,8 +37,8 @@ pub(super) struct Owners {
     lines: Vec<usize>,
     taken: Vec<Moved>,
     given: Vec<Moved>,
-    /// Atoms that split the stack.
-    axes: AtomSet,
+    /// How the stack is split.
+    pub list: AtomList,
     /// The parameter itself is a stack.
     is_stack: bool,
     count: usize,
@@ -124,21 +124,41 @@ impl Owners {
         count: usize,
         copies: AtomSet,
     ) -> Option<Owners> {
+        let of = |dims: &[Dim]| dims.iter().flat_map(|d| d.atoms.iter()).collect::<Vec<_>>();
+        let (own, pieces) = stored.dims.split_at(usize::from(u.stack));
+        let (own, mut pieces) = (of(own), of(pieces));
+        pieces.sort_unstable();
+        // In one order for all stacks, so that it is known what each adds to a rank's work; or, where it costs less,
+        // copies first: they are cut for nothing before pieces move.
+        let cut = [copies.iter().collect(), pieces].concat();
+        let mut sorted = cut.clone();
+        sorted.sort_unstable();
+        let lists = [Some(sorted.clone()), Some(cut).filter(|cut| *cut != sorted)];
+        let over = |rest: Vec<Atom>| {
+            let list = AtomList::collect(own.iter().copied().chain(rest))?;
+            Owners::over(mesh, hw, u, stored, count, list)
+        };
+        lists.into_iter().flatten().filter_map(over).min_by_key(|o| o.price(mesh, hw))
+    }
+
+    /// The same where the stack is split so.
+    pub fn over(
+        mesh: &Mesh,
+        hw: &Hardware,
+        u: &Update,
+        stored: &Type,
+        count: usize,
+        list: AtomList,
+    ) -> Option<Owners> {
         let first = usize::from(u.stack);
         if first == 0 && count < 2 {
             return None;
         }
         let f = u.func(&stored.sizes()).expect("it was checked");
         let inner = Inner::of(&f, first, &program::whole(&f, first))?;
-        let of = |dims: &[Dim]| dims.iter().flat_map(|d| d.atoms.iter()).collect::<Vec<_>>();
-        // Copies are cut for nothing, before pieces move.
-        let mut list = of(&stored.dims[..first]);
-        list.extend(copies.iter());
-        list.extend(of(&stored.dims[first..]));
         if list.is_empty() {
             return None;
         }
-        let list = AtomList::collect(list)?;
         let axes = list.set();
         let outer = outer(mesh, hw, &f, u, stored, &inner);
         let olds = outer.results.len() - inner.ins.len();
@@ -202,20 +222,34 @@ impl Owners {
         let is_late = |n: &Node| n.ins.iter().chain(&n.outs).any(|v| late[v]);
         let early = outer.nodes.iter().position(is_late).unwrap_or(outer.nodes.len());
         let (lines, is_stack) = (inner.lines, first == 1);
-        Some(Owners { outer, early, stacked, lines, taken, given, axes, is_stack, count })
+        Some(Owners { outer, early, stacked, lines, taken, given, list, is_stack, count })
+    }
+
+    /// Picoseconds that an owner needs for one matrix.
+    pub fn work(&self, mesh: &Mesh, hw: &Hardware) -> u64 {
+        let stack = self.taken[0].value;
+        let rows = self.stacked.ty(stack).chunk(mesh, 0);
+        self.lines(mesh, hw) / rows.max(1) as u64
+    }
+
+    /// Of what the owner with most matrices does.
+    fn lines(&self, mesh: &Mesh, hw: &Hardware) -> u64 {
+        let one = |&i: &usize| {
+            let n = &self.stacked.nodes[i];
+            let ins: Vec<&Type> = n.ins.iter().map(|&v| self.stacked.ty(v)).collect();
+            price::op(hw, mesh, &n.op, &ins, self.stacked.ty(n.outs[0]))
+        };
+        self.lines.iter().map(one).fold(0, u64::saturating_add)
     }
 
     /// Picoseconds of all that a rank does for all parameters.
     pub fn price(&self, mesh: &Mesh, hw: &Hardware) -> u64 {
         let mut all = program::price(mesh, hw, &self.outer).saturating_mul(self.count as u64);
+        all = all.saturating_add(self.lines(mesh, hw));
         let mut add = |op: &Op, ins: &[&Type], out: &Type, times: usize| {
             all =
                 all.saturating_add(price::op(hw, mesh, op, ins, out).saturating_mul(times as u64));
         };
-        for n in self.lines.iter().map(|&i| &self.stacked.nodes[i]) {
-            let ins: Vec<&Type> = n.ins.iter().map(|&v| self.stacked.ty(v)).collect();
-            add(&n.op, &ins, self.stacked.ty(n.outs[0]), 1);
-        }
         for (m, from_owners) in
             self.taken.iter().map(|m| (m, false)).chain(self.given.iter().map(|m| (m, true)))
         {
@@ -339,7 +373,7 @@ pub(super) fn update(
         let used = |&i: &usize| o.stacked.nodes[i].ins.contains(&a.value);
         if o.lines.iter().any(used) {
             let own = scalars.named(b, name, u);
-            inner[a.value] = Some(scalars.one(b, own, o.axes));
+            inner[a.value] = Some(scalars.one(b, own, o.list.set()));
         }
     }
     let taken = o.outer.results.len() - o.taken.len();

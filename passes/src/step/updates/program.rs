@@ -9,6 +9,7 @@ use shardc_ir::hardware::Hardware;
 use shardc_ir::mesh::{AtomSet, Mesh};
 use shardc_ir::ops::Scale;
 use shardc_ir::price;
+use shardc_ir::rule::Dims;
 use shardc_ir::text::update::Update;
 use shardc_ir::types::{AtomList, Type};
 
@@ -28,7 +29,7 @@ pub(super) fn on_ranks(
     stored: &Type,
     is_whole: &ValueMap<bool>,
 ) -> Func {
-    lay_out(&mut whole, u, stored, is_whole);
+    lay_out(mesh, &mut whole, u, stored, is_whole);
     let roles: Vec<Option<Role>> = whole.args.iter().map(|a| a.role.clone()).collect();
     whole.args.iter_mut().chain(&mut whole.results).for_each(|p| p.role = None);
     let prices =
@@ -99,10 +100,75 @@ fn copied(f: &mut Func, v: Value, at: usize) -> Value {
     copy
 }
 
+/// What of values that ranks have whole stays in pieces: their first dims, which all products see alike, and of a dim
+/// that is rows of heads one behind the other whole heads.
+struct Batch {
+    dims: ValueMap<usize>,
+    heads: ValueMap<usize>,
+}
+
+/// How many heads a reshape makes of a dim, or joins to one: `(hn)m->hnm` of the first dims behind a stack's.
+fn heads_of(f: &Func, n: &Node, first: usize) -> Option<(usize, bool)> {
+    let ranks: Vec<usize> = n.ins.iter().map(|&v| f.ty(v).rank()).collect();
+    let rule = n.op.def().rule(&ranks).into_owned();
+    let ([ins], [outs]) = (&rule.ins[..], &rule.outs[..]) else { return None };
+    let pair = |joined: &Dims, apart: &Dims| {
+        let &[head, _] = joined.get(first)?.letters() else { return None };
+        (apart.get(first)?.single() == Some(head)).then_some(())
+    };
+    let size = |v: Value| f.ty(v).dims[first].size;
+    let split = pair(ins, outs).map(|()| (size(n.outs[0]), true));
+    split.or_else(|| pair(outs, ins).map(|()| (size(n.ins[0]), false)))
+}
+
+impl Batch {
+    fn of(f: &Func, first: usize) -> Batch {
+        let (mut dims, mut heads) = (f.per_value(first), f.per_value(1));
+        let same = |n: &Node| match (&n.ins[..], &n.outs[..]) {
+            (&[x], &[y]) if f.ty(x).sizes() == f.ty(y).sizes() => Some((x, y)),
+            _other => None,
+        };
+        for n in &f.nodes {
+            match heads_of(f, n, first) {
+                Some((h, true)) => (dims[n.outs[0]], heads[n.ins[0]]) = (first + 1, h),
+                Some((h, false)) => heads[n.outs[0]] = h,
+                None => {
+                    if let Some((x, y)) = same(n) {
+                        heads[y] = heads[x];
+                    }
+                    let ranks: Vec<usize> = n.ins.iter().map(|&v| f.ty(v).rank()).collect();
+                    let rule = n.op.def().rule(&ranks).into_owned();
+                    for (&o, out) in n.outs.iter().zip(&rule.outs) {
+                        let of = |(v, own): (&Value, &Dims)| {
+                            let lead = dims[*v];
+                            let kept = own.get(..lead).is_some_and(|l| out.get(..lead) == Some(l));
+                            kept.then_some(lead)
+                        };
+                        let most = n.ins.iter().zip(&rule.ins).filter_map(of).max();
+                        dims[o] = most.unwrap_or(first).max(first);
+                    }
+                }
+            }
+        }
+        for (x, y) in f.nodes.iter().rev().filter_map(same) {
+            heads[x] = heads[x].max(heads[y]);
+        }
+        Batch { dims, heads }
+    }
+}
+
+/// The first atoms of a list, as many as cut a dim of this size evenly.
+fn evenly(mesh: &Mesh, list: AtomList, size: usize) -> AtomList {
+    let ways = |n: &usize| list.take(*n).iter().map(|a| mesh.size(a)).product::<usize>();
+    let most = (0..=list.len()).rev().find(|n| size.is_multiple_of(ways(n)));
+    list.take(most.unwrap_or(0))
+}
+
 /// Says how the values of a rule lie: arguments and results as they are stored, what matrix
-/// products read and what is made of it alone whole, all else in pieces.
-fn lay_out(f: &mut Func, u: &Update, stored: &Type, is_whole: &ValueMap<bool>) {
+/// products read and what is made of it alone whole but for what they all see alike, all else in pieces.
+fn lay_out(mesh: &Mesh, f: &mut Func, u: &Update, stored: &Type, is_whole: &ValueMap<bool>) {
     let first = usize::from(u.stack);
+    let batch = Batch::of(f, first);
     let mut states = kept(u, stored.rank()).into_iter();
     let mut fixed: ValueMap<Option<Type>> = f.per_value(None);
     for (a, r) in f.args.iter().map(|a| (a.value, kind(a))) {
@@ -127,15 +193,30 @@ fn lay_out(f: &mut Func, u: &Update, stored: &Type, is_whole: &ValueMap<bool>) {
         let n = f.nodes[i].clone();
         let ranks: Vec<usize> = n.ins.iter().map(|&v| f.ty(v).rank()).collect();
         let rule = n.op.def().rule(&ranks).into_owned();
+        let heads = heads_of(f, &n, first);
         for (k, &o) in n.outs.iter().enumerate() {
             for (d, group) in rule.outs[k].iter().enumerate() {
+                if let (Some((h, _)), true) = (heads, d == first) {
+                    let list = f.ty(n.ins[0]).dims[first].atoms;
+                    f.values[o].ty.dims[d].atoms = evenly(mesh, list, h);
+                    continue;
+                }
                 let of = n.ins.iter().zip(&rule.ins).filter_map(|(v, dims)| {
                     let at = dims.iter().position(|g| g == group)?;
                     Some(f.ty(*v).dims[at].atoms)
                 });
                 let atoms = of.into_iter().find(|a| !a.is_empty());
-                let keep = !is_whole[o] || d < first;
-                let atoms = atoms.filter(|_| keep).unwrap_or(AtomList::EMPTY);
+                let atoms = atoms.unwrap_or(AtomList::EMPTY);
+                let atoms = match is_whole[o] {
+                    false => atoms,
+                    true if d < first => atoms,
+                    true if d < batch.dims[o] => evenly(mesh, atoms, f.ty(o).dims[d].size),
+                    true if d == first => match batch.heads[o] {
+                        1 => AtomList::EMPTY,
+                        h => evenly(mesh, atoms, h),
+                    },
+                    true => AtomList::EMPTY,
+                };
                 f.values[o].ty.dims[d].atoms = atoms;
             }
         }
@@ -158,7 +239,7 @@ pub(super) fn whole(f: &Func, first: usize) -> ValueMap<bool> {
                 n.outs.iter().for_each(|v| is[v] = true);
             }
         }
-        // What is made of one value alone is gathered as that, as early as it is not larger.
+        // What is made of one value alone is gathered as that, where it is smallest, and of such places at the first.
         for v in f.values.ids().filter(|v| before[v]).collect::<Vec<_>>() {
             let bytes = |v: Value| f.ty(v).elements() * f.ty(v).dtype.bytes();
             let (mut chain, mut at) = (vec![], v);
@@ -171,8 +252,9 @@ pub(super) fn whole(f: &Func, first: usize) -> ValueMap<bool> {
                 }
                 chain.push(at);
             }
-            let least = chain.iter().rposition(|&x| bytes(x) <= bytes(v));
-            chain[..least.map_or(0, |k| k + 1)].iter().for_each(|&x| is[x] = true);
+            let least = chain.iter().map(|&x| bytes(x)).min().unwrap_or(0);
+            let at = chain.iter().rposition(|&x| bytes(x) == least && least <= bytes(v));
+            chain[..at.map_or(0, |k| k + 1)].iter().for_each(|&x| is[x] = true);
         }
         for n in &f.nodes {
             let mut own = n.ins.iter().filter(|v| large(v)).peekable();

@@ -47,7 +47,7 @@ text = (one / "program.py").read_text()
 (one / "program.py").write_text(text.replace('PLAN = "0', 'PLAN = "1'))
 refused("plan", "of two plans", lambda: shardc.torch.load(one, model))
 facts = (one / "program.json").read_text()
-(one / "program.json").write_text(facts.replace('"format":2', '"format":1'))
+(one / "program.json").write_text(facts.replace('"format":3', '"format":1'))
 refused("plan", "of another shardc", lambda: shardc.torch.load(one, model))
 # By itself a program says so once, and ends with the status of `run`.
 said, pipe = os.pipe()

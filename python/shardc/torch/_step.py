@@ -33,7 +33,7 @@ Key = Tuple[str, str, Optional[int]]
 #: The optimizer of a step: that of its plan.
 PLANNED = "plan"
 #: The form of program.json that is read.
-FORMAT = 2
+FORMAT = 3
 #: Kinds of which there is one for each microbatch.
 _LOOPED = {"stash", "edge"}
 #: Kinds that functions do not take from each other.

@@ -126,10 +126,19 @@ impl<'a> Writer<'a> {
         let plan = self.plan;
         let origin = |v: Value| origin(plan, f, v, 0);
         let over = seen.own(at).next().is_none();
-        let mut site = Site { f, n, x: &x, layouts: &mut self.layouts, over, origin: &origin };
+        let layouts = &mut self.layouts;
         let made = match l.call {
-            Some(call) => Ok(call.text(&x.join(", "))),
-            None => ops::expression(&mut site),
+            Some(call) => {
+                let out = f.ty(call.outs[0]);
+                let last = out.rank().checked_sub(1);
+                let start = last.filter(|_| call.has_start()).map(|d| layouts.start(out, d));
+                Ok(call.text(&x, &start.unwrap_or_default()))
+            }
+            None => {
+                let (dead, spent) = (l.over, l.spent);
+                let x = &x;
+                ops::expression(&mut Site { f, n, x, layouts, over, dead, spent, origin: &origin })
+            }
         };
         let made = match made {
             Ok(made) => made,

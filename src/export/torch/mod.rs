@@ -14,7 +14,7 @@ mod write;
 
 use super::{Export, File};
 use body::Writer;
-use ops::norms::Raised;
+use ops::raised::Raised;
 use peak::peaks;
 use seen::Seen;
 use shardc_ir::diag::Result;

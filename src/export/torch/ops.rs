@@ -1,7 +1,8 @@
 //! The table of ops as Python: each op of a plan is an expression of torch, or of a function of `shardc.torch`.
 
 pub(super) mod memory;
-pub(super) mod norms;
+mod patterns;
+pub(super) mod raised;
 
 use super::dims::{added, items, letters, lone, number, permuted, places, quoted, reduced, spread};
 use super::layout::Layouts;
@@ -25,6 +26,10 @@ pub(super) struct Site<'a, 'b> {
     pub layouts: &'b mut Layouts<'a>,
     /// Whether its results are written over operands.
     pub over: bool,
+    /// The operand that is gone behind it, and whose memory the result takes.
+    pub dead: Option<usize>,
+    /// Whether a gradient is used up.
+    pub spent: bool,
     /// What positions are, as a key of what is known of them before the first step.
     pub origin: &'b dyn Fn(Value) -> Option<String>,
 }
@@ -60,6 +65,42 @@ pub(super) fn written_over(op: &Op, result: usize) -> Option<usize> {
     op.def().in_place(result).filter(|_| own)
 }
 
+/// True of ops whose result is memory of its own.
+pub(super) fn is_fresh(op: &Op) -> bool {
+    let products = matches!(op, Op::Dot(_) | Op::GroupedDot(_) | Op::GroupedDotT(_) | Op::Rope(_));
+    let sums = matches!(op, Op::IndexAdd(_) | Op::Unpermute(_) | Op::Dispatch(_));
+    let elements = matches!(op, Op::Add(_) | Op::Sub(_) | Op::Mul(_) | Op::Div(_) | Op::Select(_));
+    let each = matches!(
+        op,
+        Op::Scale(_)
+            | Op::Shift(_)
+            | Op::Exp(_)
+            | Op::Log(_)
+            | Op::Tanh(_)
+            | Op::Logistic(_)
+            | Op::Silu(_)
+            | Op::Gelu(_)
+            | Op::Sqrt(_)
+            | Op::Rsqrt(_)
+    );
+    products || sums || elements || each
+}
+
+/// The operands over which the result may be written, if they are of its dims.
+pub(super) fn overwritable(n: &Node) -> impl Iterator<Item = usize> {
+    let (rule, many) = match &n.op {
+        Op::Add(o) => (Some(&o.rule), n.ins.len()),
+        Op::Mul(o) => (Some(&o.rule), 2),
+        Op::Sub(o) => (Some(&o.rule), 1),
+        Op::Div(o) => (Some(&o.rule), 1),
+        Op::Scale(_) | Op::Shift(_) | Op::Exp(_) | Op::Tanh(_) | Op::Logistic(_) => (None, 1),
+        _other => (None, 0),
+    };
+    let rule = rule.and_then(|r| r.0.as_ref());
+    let whole = move |i: &usize| rule.is_none_or(|r| r.ins[*i] == r.outs[0]);
+    (0..many).filter(whole)
+}
+
 /// True of ops that exchange data: they can be begun, and waited for later.
 pub(super) fn is_exchange(op: &Op) -> bool {
     op.collective().is_some()
@@ -69,6 +110,9 @@ pub(super) fn is_exchange(op: &Op) -> bool {
 #[expect(clippy::too_many_lines, reason = "the table of ops")]
 pub(super) fn expression(s: &mut Site) -> Result<String, Refused> {
     let x = s.x;
+    if let Some(i) = s.dead {
+        return Ok(s.in_place(i));
+    }
     let one = |before: &str, behind: &str| format!("{before}{}{behind}", x[0]);
     Ok(match &s.n.op {
         Op::Add(o) => match s.spread(&o.rule) {
@@ -76,7 +120,7 @@ pub(super) fn expression(s: &mut Site) -> Result<String, Refused> {
             all if all.len() > MOST_TERMS && s.out(0).rank() == 0 => {
                 format!("torch.stack([{}]).sum()", items(&all).join(", "))
             }
-            all => all.join(" + "),
+            all => sum(&all, s),
         },
         Op::Sub(o) => s.spread(&o.rule).join(" - "),
         Op::Mul(o) => s.spread(&o.rule).join(" * "),
@@ -252,12 +296,13 @@ pub(super) fn expression(s: &mut Site) -> Result<String, Refused> {
             )
         }
         Op::AdamW(o) => format!(
-            "adamw({}, betas=({}, {}), eps={}, decay={})",
+            "adamw({}, betas=({}, {}), eps={}, decay={}{})",
             x.join(", "),
             number(o.beta1),
             number(o.beta2),
             number(o.eps),
-            number(o.decay)
+            number(o.decay),
+            if s.spent { ", spent=True" } else { "" }
         ),
         Op::Sgd(o) => format!("sgd({}, decay={})", x.join(", "), number(o.decay)),
         Op::AllReduce(o) => {
@@ -319,6 +364,17 @@ pub(super) fn expression(s: &mut Site) -> Result<String, Refused> {
     })
 }
 
+/// A sum, in which no more is made than the result.
+fn sum(all: &[String], s: &Site) -> String {
+    let rank = s.out(0).rank();
+    let whole = (0..all.len()).find(|i| s.ty(*i).rank() == rank);
+    let Some(first) = whole.filter(|_| all.len() > 2 && rank > 0) else { return all.join(" + ") };
+    let mut others = (0..all.len()).filter(|i| *i != first);
+    let second = others.next().map_or("", |i| &all[i]);
+    let added = others.map(|i| format!(".add_({})", all[i]));
+    format!("({} + {second}){}", all[first], added.collect::<String>())
+}
+
 fn refused<T>(s: &Site, what: &str) -> Result<T, Refused> {
     Err(format!("{} ({what})", s.n.op.mnemonic()))
 }
@@ -351,6 +407,27 @@ impl<'a> Site<'a, '_> {
     fn spread(&self, rule: &Broadcast) -> Vec<String> {
         let Some(r) = &rule.0 else { return self.x.to_vec() };
         r.ins.iter().zip(self.x).map(|(from, x)| spread(x, from, &r.outs[0])).collect()
+    }
+
+    /// It, written over an operand.
+    fn in_place(&self, i: usize) -> String {
+        let target = &self.x[i];
+        let others = |rule: &Broadcast, word: &str| {
+            let all = self.spread(rule).into_iter().enumerate().filter(|(j, _)| *j != i);
+            all.map(|(_, y)| format!(".{word}_({y})")).collect::<String>()
+        };
+        let made = match &self.n.op {
+            Op::Add(o) => others(&o.rule, "add"),
+            Op::Sub(o) => others(&o.rule, "sub"),
+            Op::Mul(o) => others(&o.rule, "mul"),
+            Op::Div(o) => others(&o.rule, "div"),
+            Op::Scale(o) => format!(".mul_({})", number(o.by)),
+            Op::Shift(o) => format!(".add_({})", number(o.by)),
+            Op::Tanh(_) => ".tanh_()".into(),
+            Op::Logistic(_) => ".sigmoid_()".into(),
+            _exponential => ".exp_()".into(),
+        };
+        format!("{target}{made}")
     }
 
     /// The group of a collective, in the order of the pieces of a dim.
@@ -386,14 +463,15 @@ impl<'a> Site<'a, '_> {
         if let ([rows @ .., i], [others @ .., j]) = (&a[..], &b[..])
             && rows == others
             && !rows.is_empty()
-            && o[..] == [*i, *j]
+            && (o[..] == [*i, *j] || o[..] == [*j, *i])
             && i != j
         {
             let flat = |x: &str| match rows.len() {
                 1 => x.to_string(),
                 n => format!("{x}.flatten(0, {})", n - 1),
             };
-            return format!("{}.t() @ {}", flat(x), flat(&y));
+            let (first, second) = if o[0] == *i { (x, &y) } else { (&y, x) };
+            return format!("{}.t() @ {}", flat(first), flat(second));
         }
         if a == b && o.is_empty() {
             return format!("torch.dot({x}.flatten(), {y}.flatten())");

@@ -26,7 +26,7 @@ def refused(code, word, work):
 refused("mesh", "for 2 ranks, and 1 was started", lambda: shardc.torch.load(two, model))
 refused("missing-weights", "is not there", lambda: shardc.torch.load(one, model / "nowhere"))
 refused("missing-tensor", "embed_tokens", lambda: shardc.torch.load(one, {}))
-with mock.patch("shardc.torch._step.free_memory", lambda: 1000):
+with mock.patch("shardc.torch._schedule.free_memory", lambda: 1000):
     refused("no-memory", "needs 0.00 GiB, and 0.00 GiB are free", lambda: shardc.torch.load(one, model))
 step = shardc.torch.load(one, model)
 batch = load_file(str(model / "batch.safetensors"))

@@ -105,7 +105,9 @@ fn write_over(f: &Func, same: &ValueMap<Value>, lines: &mut [Line], last: &Value
             let alike = a.dims == b.dims && a.dtype == b.dtype && a.rank() > 0;
             own[of] && ends[of] <= at && elsewhere && alike
         };
-        if l.call.is_none() {
+        if let Some(call) = l.call.filter(|c| c.spare.is_some()) {
+            l.over = call.spare.filter(dead);
+        } else if l.call.is_none() {
             // Nothing behind the optimizer reads gradients.
             let is_grad = |v: Value| {
                 let role = f.args.iter().find(|a| a.value == v).and_then(|a| a.role.as_ref());

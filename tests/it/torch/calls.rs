@@ -23,6 +23,7 @@ const ROWS: &[Row] = &[
             " = cross_entropy(",
             " = cross_entropy_grad(",
             "torch.ops.aten.silu_backward(",
+            ", grad_input=d_l1_act)",
             "torch.stack(torch._foreach_norm([",
             "decay=0.01, spent=True)",
         ],
@@ -40,13 +41,16 @@ const ROWS: &[Row] = &[
         ],
         ARITHMETIC,
     ),
-    // Logits are computed again for each chunk: their gradient is a call, from the sum of exponentials.
     (
         1,
         "qwen2",
         ("chunks", |o| o.loss_chunks = LossChunks::Of(2)),
-        &["F.linear(normed_1, q_proj, q_proj_bias)", " = cross_entropy_grad("],
-        &["torch.sigmoid("],
+        &[
+            "F.linear(normed_1, q_proj, q_proj_bias)",
+            " = cross_entropy(",
+            " = cross_entropy_grad(",
+        ],
+        ARITHMETIC,
     ),
     // Ranks have a piece of the vocabulary each.
     (

@@ -46,11 +46,27 @@ pub(in crate::export::torch) fn beside(
     if l.call.is_some() {
         return out;
     }
-    let last = |i: usize| seen.f.ty(l.ins[i]).dims.last().map_or(0, |d| d.size);
+    let last = |i: usize| {
+        let dims = l.ins.get(i).map(|v| &seen.f.ty(*v).dims);
+        dims.and_then(|d| d.last()).map_or(0, |d| d.size)
+    };
     let repeated = |k: usize| {
         let groups = seen.f.ty(l.ins[k]).dims[2].size;
         let times = seen.f.ty(l.ins[0]).dims[2].size / groups.max(1);
         if times > 1 { times * (ins(k) + ins(k + 1)) } else { 0 }
+    };
+    let padded = |k: usize| ins(k) / last(k).max(1) * last(0);
+    let padded_out = l.outs.first().map_or(0, bytes) / last(2).max(1) * last(0);
+    // Copies of tokens, of which slots say where they go.
+    let copies = |slots: usize, rows: usize| {
+        let size = seen.f.ty(l.ins[rows]).dtype.bytes();
+        ins(slots) / DType::I32.bytes() * last(rows) * size
+    };
+    // So many tensors of all scores.
+    let scores = |n: usize| {
+        let rows = ins(0) / last(0).max(1) / seen.f.ty(l.ins[0]).dtype.bytes();
+        let keys = seen.f.ty(l.ins[1]).dims[1].size;
+        n * rows * keys * DType::F32.bytes()
     };
     let op = &l.n.op;
     if let Op::Dot(o) = op {
@@ -74,11 +90,25 @@ pub(in crate::export::torch) fn beside(
             && to.iter().all(|g| !o.rule.0.ins[1].contains(g));
         let kept = rows && seen.f.ty(l.ins[0]).dtype == DType::F32;
         indices(1) + if kept { 0 } else { wide(&l.ins[0]) }
+    } else if let Op::Attention(o) = op
+        && (o.softcap.is_some() || o.behind().end > 5)
+    {
+        scores(1)
+    } else if let Op::AttentionGrad(o) = op
+        && (o.softcap.is_some() || o.behind().end > 8)
+    {
+        scores(2 + usize::from(o.softcap.is_some()))
     } else if matches!(op, Op::Attention(_)) {
-        repeated(1)
+        // Where values are narrower than keys, they and the output are padded.
+        let padded = if last(2) < last(0) { padded(2) + padded_out } else { 0 };
+        repeated(1) + padded
     } else if matches!(op, Op::AttentionGrad(_)) {
-        // The output is made up for the kernel; repeated heads have gradients of their own.
-        wide(&l.ins[4]) + 2 * repeated(1)
+        // The output is made up for the kernel. Gradients of repeated heads and of what is padded are larger.
+        let own = if repeated(1) > 0 { 2 * repeated(1) - ins(1) - ins(2) } else { 0 };
+        let narrow = last(2) < last(0);
+        own + if narrow { 2 * padded(2) + 2 * padded(4) - ins(2) } else { wide(&l.ins[4]) }
+    } else if matches!(op, Op::Dispatch(_) | Op::Unpermute(_) | Op::CombineGatesGrad(_)) {
+        copies(1, 0)
     } else if matches!(op, Op::AdamW(_)) && l.spent {
         0
     } else if matches!(op, Op::AdamW(_) | Op::Sgd(_)) {

@@ -11,7 +11,8 @@ use std::collections::{BTreeMap, BTreeSet};
 /// A line is `result = op[number] SHAPES operands`. The operands of `mul` and `add` come in any order, and `add..` may have more
 /// of them, which stay a sum. A number is one, `1/n` of the last dim of `x` or a name. SHAPES are those of operands and result
 /// beside all dims (F): R lacks the last one, L has it alone; without SHAPES all are alike. `outer` is a product whose result
-/// has the last dims of both. A line behind `known` may stand in another function, and stays.
+/// has the last dims of both. A line behind `known` may stand in another function, and stays; one behind `also` stays as long as
+/// something else reads it.
 pub(super) struct Pattern {
     /// Of the ops from the first to the last.
     pub lines: &'static str,
@@ -20,6 +21,8 @@ pub(super) struct Pattern {
     pub call: &'static str,
     /// The value whose memory its first result has; it has to be gone.
     pub over: Option<&'static str>,
+    /// The operand over which its result may be written, if that is gone.
+    pub spare: Option<&'static str>,
 }
 
 const RMS_NORM: Pattern = Pattern {
@@ -32,6 +35,7 @@ const RMS_NORM: Pattern = Pattern {
     outs: &["y", "rstd"],
     call: "rms_norm({x}, {weight}, {eps})",
     over: None,
+    spare: None,
 };
 
 const LAYER_NORM: Pattern = Pattern {
@@ -48,6 +52,7 @@ const LAYER_NORM: Pattern = Pattern {
     outs: &["y", "centered", "rstd"],
     call: "layer_norm({x}, {weight}, {bias}, {eps})",
     over: None,
+    spare: None,
 };
 
 const RMS_NORM_GRAD: Pattern = Pattern {
@@ -67,6 +72,7 @@ const RMS_NORM_GRAD: Pattern = Pattern {
     outs: &["dx", "dw"],
     call: "rms_norm_grad({d}, {x}, {weight}, {rstd})",
     over: None,
+    spare: None,
 };
 
 const LAYER_NORM_GRAD: Pattern = Pattern {
@@ -91,6 +97,7 @@ const LAYER_NORM_GRAD: Pattern = Pattern {
     outs: &["dx", "dw", "db"],
     call: "layer_norm_grad({d}, {x}, {weight}, {rstd})",
     over: None,
+    spare: None,
 };
 
 /// Of bf16, which torch's call widens by itself.
@@ -107,6 +114,7 @@ const SILU_GRAD_CAST: Pattern = Pattern {
     outs: &["dx"],
     call: "torch.ops.aten.silu_backward({d}, {x})",
     over: None,
+    spare: Some("d"),
 };
 
 const SILU_GRAD: Pattern = Pattern {
@@ -119,6 +127,7 @@ const SILU_GRAD: Pattern = Pattern {
     outs: &["dx"],
     call: "torch.ops.aten.silu_backward({d}, {x})",
     over: None,
+    spare: Some("d"),
 };
 
 /// Of the formula by tanh: sigmoid(2u) = (1 + tanh u) / 2 with u = √(2/π) (x + 0.044715 x³).
@@ -139,6 +148,41 @@ const GELU_GRAD: Pattern = Pattern {
     outs: &["dx"],
     call: "torch.ops.aten.gelu_backward({d}, {x}, approximate=\"tanh\")",
     over: None,
+    spare: Some("d"),
+};
+
+/// By erf: x / 2 (1 + erf(x / √2)).
+const GELU_ERF: Pattern = Pattern {
+    lines: "scaled = scale[0.7071067811865476] x
+            erf = erf scaled
+            shifted = shift[1] erf
+            half = scale[0.5] x
+            y = mul half shifted",
+    outs: &["y"],
+    call: "F.gelu({x})",
+    over: None,
+    spare: None,
+};
+
+const GELU_ERF_GRAD: Pattern = Pattern {
+    lines: "also scaled = scale[0.7071067811865476] x
+            also erf = erf scaled
+            also shifted = shift[1] erf
+            also half = scale[0.5] x
+            d_half = mul shifted d
+            straight = scale[0.5] d_half
+            d_erf = mul half d
+            square = mul scaled scaled
+            negative = scale[-1] square
+            exp = exp negative
+            slope = scale[1.1283791670955126] exp
+            d_scaled = mul slope d_erf
+            along = scale[0.7071067811865476] d_scaled
+            dx = add along straight",
+    outs: &["dx"],
+    call: "torch.ops.aten.gelu_backward({d}, {x})",
+    over: None,
+    spare: Some("d"),
 };
 
 const CROSS_ENTROPY: Pattern = Pattern {
@@ -152,6 +196,7 @@ const CROSS_ENTROPY: Pattern = Pattern {
     outs: &["nll", "exp"],
     call: "cross_entropy({x}, {targets})",
     over: None,
+    spare: None,
 };
 
 /// What backward reads of the exponentials, which [`CROSS_ENTROPY`] has left as log-probabilities.
@@ -165,6 +210,7 @@ const CROSS_ENTROPY_GRAD: Pattern = Pattern {
     outs: &["dx"],
     call: "cross_entropy_grad({d}, {exp}, {targets}, {start})",
     over: Some("exp"),
+    spare: None,
 };
 
 /// The same, of exponentials and their sum: where ranks split the vocabulary, or logits are computed again.
@@ -179,6 +225,7 @@ const ADD_PRODUCT: Pattern = Pattern {
     outs: &["sum"],
     call: "{accumulator}.addmm_({a}.flatten(0, -2).t(), {b}.flatten(0, -2))",
     over: Some("accumulator"),
+    spare: None,
 };
 
 const LINEAR: Pattern = Pattern {
@@ -187,6 +234,7 @@ const LINEAR: Pattern = Pattern {
     outs: &["y"],
     call: "F.linear({x}, {weight}, {bias})",
     over: None,
+    spare: None,
 };
 
 const LINEAR_TURNED: Pattern = Pattern {
@@ -195,13 +243,21 @@ const LINEAR_TURNED: Pattern = Pattern {
     outs: &["y"],
     call: "F.linear({x}, {weight}.t(), {bias})",
     over: None,
+    spare: None,
 };
 
 /// Those that read what forward has saved.
-pub(super) const BACKWARD: &[&Pattern] =
-    &[&LAYER_NORM_GRAD, &RMS_NORM_GRAD, &SILU_GRAD_CAST, &SILU_GRAD, &GELU_GRAD, &ADD_PRODUCT];
+pub(super) const BACKWARD: &[&Pattern] = &[
+    &LAYER_NORM_GRAD,
+    &RMS_NORM_GRAD,
+    &SILU_GRAD_CAST,
+    &SILU_GRAD,
+    &GELU_GRAD,
+    &GELU_ERF_GRAD,
+    &ADD_PRODUCT,
+];
 /// Those that save it.
-pub(super) const FORWARD: &[&Pattern] = &[&LAYER_NORM, &RMS_NORM, &LINEAR, &LINEAR_TURNED];
+pub(super) const FORWARD: &[&Pattern] = &[&LAYER_NORM, &RMS_NORM, &GELU_ERF, &LINEAR, &LINEAR_TURNED];
 /// The loss, its gradient, and that of a loss that is not one call.
 pub(super) const LOSS: [&Pattern; 3] = [&CROSS_ENTROPY, &CROSS_ENTROPY_GRAD, &EXPONENTIALS_GRAD];
 
@@ -211,6 +267,8 @@ pub(super) struct Found {
     pub values: BTreeMap<&'static str, Value>,
     pub numbers: BTreeMap<&'static str, f64>,
     pub nodes: BTreeSet<usize>,
+    /// Those that stay as long as something else reads them.
+    pub shared: BTreeSet<usize>,
     /// What an `add..` leaves: the value that stands for the pattern's part of it.
     pub rest: Option<(&'static str, Value)>,
     checks: Vec<(&'static str, f64)>,
@@ -219,6 +277,7 @@ pub(super) struct Found {
 /// A line of a pattern.
 struct Line {
     known: bool,
+    also: bool,
     out: &'static str,
     op: &'static str,
     more: bool,
@@ -230,7 +289,7 @@ struct Line {
 impl Line {
     fn of(text: &'static str) -> Option<Line> {
         let (out, made) = text.trim().split_once(" = ")?;
-        let known = out.starts_with("known ");
+        let (known, also) = (out.starts_with("known "), out.starts_with("also "));
         let mut words = made.split(' ');
         let head = words.next()?;
         let (op, number) = match head.split_once('[') {
@@ -245,9 +304,9 @@ impl Line {
         if shapes.is_some() {
             ins.remove(0);
         }
-        let out = out.trim_start_matches("known ");
+        let out = out.trim_start_matches("known ").trim_start_matches("also ");
         let more = op.ends_with("..");
-        Some(Line { known, out, op: op.trim_end_matches('.'), more, number, shapes, ins })
+        Some(Line { known, also, out, op: op.trim_end_matches('.'), more, number, shapes, ins })
     }
 }
 
@@ -335,8 +394,10 @@ impl Search<'_> {
             }
         }
         let rest = ins.len() > l.ins.len();
-        if !rest {
-            found.nodes.insert(node);
+        match (rest, l.also) {
+            (true, _) => {}
+            (false, true) => _ = found.shared.insert(node),
+            (false, false) => _ = found.nodes.insert(node),
         }
         self.operands(at, node, &ins, &mut vec![], found)
     }

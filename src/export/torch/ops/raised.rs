@@ -24,9 +24,13 @@ pub(in crate::export::torch) struct Call {
     pub outs: Vec<Value>,
     /// The operand over which the first result is written.
     pub over: Option<usize>,
+    /// The one over which it may be written.
+    pub spare: Option<usize>,
     /// The nodes, and the one in whose place it stands.
     nodes: BTreeSet<usize>,
     at: usize,
+    /// Nodes that go with them if nothing else reads what they make.
+    shared: BTreeSet<usize>,
 }
 
 /// What is raised in the functions of a plan.
@@ -84,6 +88,9 @@ impl Raised {
                     call.ins.push(graph.sum(call));
                 }
             }
+        }
+        for (g, own) in graphs.iter().zip(&mut calls) {
+            g.drop_shared(own);
         }
         let unread = self::unread(&graphs, &calls);
         let by_func = graphs.iter().zip(calls).map(|(g, own)| (g.f.name.clone(), own));
@@ -164,8 +171,9 @@ impl Call {
         format!("{:?}{:?}", self.template, self.numbers)
     }
 
-    /// It as Python, with its operands; `start` is where this rank's piece of the last dim of its first result begins.
-    pub fn text(&self, x: &[String], start: &str) -> String {
+    /// It as Python, with its operands; `start` is where this rank's piece of the last dim of its first result begins, `over` the
+    /// operand over which it is written.
+    pub fn text(&self, x: &[String], start: &str, over: Option<usize>) -> String {
         let Some(template) = self.template else {
             let all = items(x).join(", ");
             return format!("torch.stack(torch._foreach_norm([{all}])).square().sum()");
@@ -180,6 +188,9 @@ impl Call {
                 None => out += &number(self.numbers[name]),
             }
             out += rest;
+        }
+        if let (Some(i), Some(open)) = (over.filter(|_| self.over.is_none()), out.strip_suffix(')')) {
+            out = format!("{open}, grad_input={})", x[i]);
         }
         out
     }
@@ -311,19 +322,16 @@ impl<'a> Graph<'a> {
         if !alike || !unneeded.all(|is| is) {
             return None;
         }
-        let over = match p.over {
-            None => None,
-            Some(name) => {
-                let v = found.values[name];
-                if v != outs[0] && !self.ends(v, nodes, all) {
-                    return None;
-                }
-                names.iter().position(|n| *n == name)
-            }
-        };
         let at = self.place(nodes.iter().rev(), nodes, (&ins, &outs))?;
-        let (names, numbers, nodes) = (names, found.numbers.clone(), nodes.clone());
-        Some(Call { template: Some(p.call), names, numbers, ins, outs, over, nodes, at })
+        let over = p.over.map(|name| found.values[name]);
+        if over.is_some_and(|v| v != outs[0] && !self.ends(v, (nodes, at), all)) {
+            return None;
+        }
+        let operand = |name: Option<&str>| names.iter().position(|n| Some(*n) == name);
+        let (over, spare) = (operand(p.over), operand(p.spare));
+        let (template, numbers, nodes) = (Some(p.call), found.numbers.clone(), nodes.clone());
+        let shared = found.shared.clone();
+        Some(Call { template, names, numbers, ins, outs, over, spare, nodes, at, shared })
     }
 
     /// The first of these nodes in whose place a call may stand.
@@ -340,8 +348,8 @@ impl<'a> Graph<'a> {
     }
 
     /// Whether a value is gone behind these nodes, here and elsewhere.
-    fn ends(&self, v: Value, nodes: &BTreeSet<usize>, all: &[Graph]) -> bool {
-        let here = self.readers[v].iter().all(|n| nodes.contains(n))
+    fn ends(&self, v: Value, (nodes, at): (&BTreeSet<usize>, usize), all: &[Graph]) -> bool {
+        let here = self.readers[v].iter().all(|n| nodes.contains(n) || *n < at)
             && !self.is_result(v, &BTreeSet::new());
         let arg = self.f.args.iter().any(|a| self.same[a.value] == v);
         let elsewhere = |g: &Graph| {
@@ -352,6 +360,21 @@ impl<'a> Graph<'a> {
             None => self.roles(v).all(|r| r.kind == RoleKind::Stash),
         };
         here && fresh && !(arg && all.iter().any(elsewhere))
+    }
+
+    /// Drops what calls share with others, where there are none.
+    fn drop_shared(&self, own: &mut [Call]) {
+        let all: BTreeSet<usize> = own.iter().flat_map(|c| c.shared.iter().copied()).collect();
+        for n in all.into_iter().rev() {
+            let v = self.out(n);
+            let gone = |n: &usize| own.iter().any(|c| c.nodes.contains(n));
+            let read = !self.readers[v].iter().all(gone)
+                || own.iter().any(|c| c.ins.contains(&v))
+                || self.is_result(v, &BTreeSet::new());
+            if let Some(c) = own.iter_mut().find(|c| c.shared.contains(&n)).filter(|_| !read) {
+                c.nodes.insert(n);
+            }
+        }
     }
 
     /// What exponentials of a gradient of the loss add up to.
@@ -381,7 +404,9 @@ impl<'a> Graph<'a> {
             // As early as may be: what reads gradients behind it may write over them.
             let Some(at) = self.place(nodes.iter(), &nodes, (&ins, &outs)) else { continue };
             let (names, numbers) = (vec![], BTreeMap::new());
-            own.push(Call { template: None, names, numbers, ins, outs, over: None, nodes, at });
+            let (template, over, spare, shared) = (None, None, None, BTreeSet::new());
+            let made = Call { template, names, numbers, ins, outs, over, spare, nodes, at, shared };
+            own.push(made);
         }
     }
 

@@ -2,6 +2,7 @@
 
 use super::ops;
 use super::ops::memory::viewed;
+use super::ops::over;
 use super::ops::raised::{Call, Raised};
 use shardc_ir::func::{Func, Node, Port, RoleKind, Value, ValueMap};
 use shardc_ir::mesh::Mesh;
@@ -117,7 +118,7 @@ fn write_over(f: &Func, same: &ValueMap<Value>, lines: &mut [Line], last: &Value
                 let of = root[l.ins[1]];
                 ends[of] == at && (own[of] || is_grad(of))
             };
-            let all = ops::overwritable(l.n).filter(|i| *i < l.ins.len()).filter(dead);
+            let all = over::overwritable(l.n).filter(|i| *i < l.ins.len()).filter(dead);
             l.over = all.max_by_key(|i| made[l.ins[*i]]);
         }
         let from = viewed(f, same, l);
@@ -128,7 +129,7 @@ fn write_over(f: &Func, same: &ValueMap<Value>, lines: &mut [Line], last: &Value
                     let of = root[*v];
                     ends[of] = ends[of].max(last[*v]);
                 }
-                None => own[*v] = l.call.is_some() || ops::is_fresh(&l.n.op),
+                None => own[*v] = l.call.is_some() || over::is_fresh(&l.n.op),
             }
             made[*v] = at;
         }

@@ -45,11 +45,7 @@ const ROWS: &[Row] = &[
         1,
         "qwen2",
         ("chunks", |o| o.loss_chunks = LossChunks::Of(2)),
-        &[
-            "F.linear(normed_1, q_proj, q_proj_bias)",
-            " = cross_entropy(",
-            " = cross_entropy_grad(",
-        ],
+        &["F.linear(normed_1, q_proj, q_proj_bias)", " = cross_entropy(", " = cross_entropy_grad("],
         ARITHMETIC,
     ),
     // Ranks have a piece of the vocabulary each.
@@ -60,7 +56,9 @@ const ROWS: &[Row] = &[
             mesh(o, &[("tp", 2)]);
             o.sp = true;
         }),
-        &[" = cross_entropy_grad(d_nll, v[\"exp\"], v[\"targets\"], over_tp.start(67), v[\"sum\"])"],
+        &[
+            " = cross_entropy_grad(d_nll, v[\"exp\"], v[\"targets\"], over_tp.start(67), v[\"sum\"])",
+        ],
         &["torch.sigmoid("],
     ),
     // Gradients are scattered at once, and weights are gathered before.

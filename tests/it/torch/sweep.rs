@@ -31,7 +31,8 @@ fn drawn(d: &mut Draw, ranks: usize) -> Options {
     if o.axis("dp_shard") > 1 {
         o.zero = d.below(4) as u8;
         if o.zero > 1 {
-            let all = [Accumulate::None, Accumulate::Gradients, Accumulate::Weights, Accumulate::Both];
+            let all =
+                [Accumulate::None, Accumulate::Gradients, Accumulate::Weights, Accumulate::Both];
             o.zero_accumulate = one(d, &all[..if o.zero == 3 { 4 } else { 2 }]);
         }
         o.reshard_after_forward = d.below(2) == 0;
@@ -50,8 +51,13 @@ fn drawn(d: &mut Draw, ranks: usize) -> Options {
         (o.microbatch, o.schedule) = (1, Order::Named(one(d, &all).name().into()));
     }
     o.cp_mode = one(d, &[CpMode::AllGather, CpMode::Ring, CpMode::Ulysses]);
-    let recomputed =
-        [Recompute::None, Recompute::Selective, Recompute::Full, Recompute::Sqrt, Recompute::Elementwise];
+    let recomputed = [
+        Recompute::None,
+        Recompute::Selective,
+        Recompute::Full,
+        Recompute::Sqrt,
+        Recompute::Elementwise,
+    ];
     o.recompute = one(d, &recomputed);
     o.loss_chunks = one(d, &[LossChunks::Of(1), LossChunks::Of(2)]);
     o.auto = d.below(4) == 0;

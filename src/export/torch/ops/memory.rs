@@ -22,10 +22,8 @@ pub(in crate::export::torch) fn viewed(
         op,
         Op::Transpose(_) | Op::Expand(_) | Op::Narrow(_) | Op::Slice(_) | Op::RingShard(_)
     );
-    let is = views
-        || same[out] != out
-        || op.def().is_view()
-        || (matches!(op, Op::Cast(_)) && alike());
+    let is =
+        views || same[out] != out || op.def().is_view() || (matches!(op, Op::Cast(_)) && alike());
     is.then_some(0)
 }
 

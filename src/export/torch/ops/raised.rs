@@ -3,8 +3,9 @@
 //! Backward of a plan may read what forward has made of a value on the way: calls read the value itself, so that nothing is
 //! saved beside it. What is saved and not read any more is not made.
 
-use super::patterns::{BACKWARD, FORWARD, Found, LOSS, Pattern};
 use super::is_nothing;
+use super::patterns::{BACKWARD, FORWARD, LOSS, Pattern};
+use super::search::Found;
 use crate::export::torch::dims::{items, number};
 use crate::export::torch::seen::same;
 use shardc_ir::func::{Func, Port, Role, RoleKind, Value, ValueMap};
@@ -130,8 +131,7 @@ fn is_for(graphs: &[Graph], calls: &Calls, (of, call): (usize, &Call), p: &Patte
         let same = std::ptr::eq(g.f, graphs[of].f);
         let here = g.as_here(v, &graphs[of]);
         here.into_iter().flat_map(|v| &g.readers[v]).all(|n| {
-            own.iter().any(|c| c.is(p) && c.nodes.contains(n))
-                || (same && call.nodes.contains(n))
+            own.iter().any(|c| c.is(p) && c.nodes.contains(n)) || (same && call.nodes.contains(n))
         })
     })
 }
@@ -189,7 +189,8 @@ impl Call {
             }
             out += rest;
         }
-        if let (Some(i), Some(open)) = (over.filter(|_| self.over.is_none()), out.strip_suffix(')')) {
+        if let (Some(i), Some(open)) = (over.filter(|_| self.over.is_none()), out.strip_suffix(')'))
+        {
             out = format!("{open}, grad_input={})", x[i]);
         }
         out
@@ -310,9 +311,8 @@ impl<'a> Graph<'a> {
         let mut types = ins.iter().chain(&outs).map(|v| self.f.ty(*v).dtype);
         let first = types.clone().find(|t| *t != DType::I32);
         let alike = types.all(|t| t == DType::I32 || Some(t) == first);
-        let gone = |n: &usize| {
-            *n == root || nodes.contains(n) || own.iter().any(|c| c.nodes.contains(n))
-        };
+        let gone =
+            |n: &usize| *n == root || nodes.contains(n) || own.iter().any(|c| c.nodes.contains(n));
         let inner = nodes.iter().map(|n| self.out(*n)).filter(|v| !outs.contains(v));
         let mut unneeded = inner.map(|v| {
             self.readers[v].iter().all(gone)
@@ -400,7 +400,8 @@ impl<'a> Graph<'a> {
             let all: Option<Vec<(usize, Value)>> = self.ins(i).iter().map(square).collect();
             let Some(all) = all else { continue };
             let nodes: BTreeSet<usize> = all.iter().map(|x| x.0).chain([i]).collect();
-            let (ins, outs): (Vec<Value>, _) = (all.into_iter().map(|x| x.1).collect(), vec![self.out(i)]);
+            let (ins, outs): (Vec<Value>, _) =
+                (all.into_iter().map(|x| x.1).collect(), vec![self.out(i)]);
             // As early as may be: what reads gradients behind it may write over them.
             let Some(at) = self.place(nodes.iter(), &nodes, (&ins, &outs)) else { continue };
             let (names, numbers) = (vec![], BTreeMap::new());

@@ -43,6 +43,13 @@ const ROWS: &[Row] = &[
     ),
     (
         1,
+        "gpt_neox",
+        ("gelu by erf", |_| {}),
+        &[" = F.gelu(", "torch.ops.aten.gelu_backward("],
+        &["torch.erf(", "torch.exp("],
+    ),
+    (
+        1,
         "qwen2",
         ("chunks", |o| o.loss_chunks = LossChunks::Of(2)),
         &["F.linear(normed_1, q_proj, q_proj_bias)", " = cross_entropy(", " = cross_entropy_grad("],
@@ -77,7 +84,7 @@ const ROWS: &[Row] = &[
         2,
         "gpt2",
         ("pp=2 1f1b", |o| staged(o, &[("pp", 2)], "1f1b")),
-        &["_acc.addmm_(", " = layer_norm_grad(", " = cross_entropy("],
+        &["_acc\"].addmm_(", " = layer_norm_grad(", " = cross_entropy("],
         &["torch.sigmoid("],
     ),
     (

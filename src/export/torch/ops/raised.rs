@@ -329,6 +329,9 @@ impl<'a> Graph<'a> {
         }
         let operand = |name: Option<&str>| names.iter().position(|n| Some(*n) == name);
         let (over, spare) = (operand(p.over), operand(p.spare));
+        // What is added into an argument is no value of its own.
+        let raw = self.f.nodes[root].outs[0];
+        let outs = if self.same[raw] == raw { outs } else { vec![raw] };
         let (template, numbers, nodes) = (Some(p.call), found.numbers.clone(), nodes.clone());
         let shared = found.shared.clone();
         Some(Call { template, names, numbers, ins, outs, over, spare, nodes, at, shared })

@@ -44,7 +44,7 @@ const ROWS: &[Row] = &[
     (
         1,
         "gpt_neox",
-        ("gelu by erf", |_| {}),
+        ("gelu by erf", |o| o.recompute = Recompute::Elementwise),
         &[" = F.gelu(", "torch.ops.aten.gelu_backward("],
         &["torch.erf(", "torch.exp("],
     ),

@@ -2,6 +2,8 @@
 
 import json
 import math
+import os
+import sys
 import time
 from argparse import ArgumentParser
 from pathlib import Path
@@ -113,8 +115,29 @@ def memory(field):
             return int(line.split()[1]) / 1024
 
 
+def in_turns(step):
+    """Trains a step for each line of the input and says what it took; with PROFILE, a table of the last one's ops goes there."""
+
+    def one():
+        began, used = time.perf_counter(), time.process_time()
+        loss = step()
+        return dict(loss=loss, ms=1e3 * (time.perf_counter() - began), cpu=1e3 * (time.process_time() - used))
+
+    for _ in sys.stdin:
+        print(json.dumps(one()), flush=True)
+    if os.environ.get("PROFILE"):
+        from torch.profiler import ProfilerActivity, profile
+
+        with profile(activities=[ProfilerActivity.CPU]) as seen:
+            step()
+        table = seen.key_averages().table(sort_by="self_cpu_time_total", row_limit=40)
+        Path(os.environ["PROFILE"]).write_text(table)
+
+
 def serve(step, steps, imported):
     """Trains as many steps as asked and says what was seen. `step()` trains and gives the loss."""
+    if os.environ.get("IN_TURNS"):
+        return in_turns(step)
     losses, ms = [], []
     for _ in range(steps):
         began = time.perf_counter()

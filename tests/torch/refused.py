@@ -26,7 +26,7 @@ def refused(code, word, work):
 refused("mesh", "for 2 ranks, and 1 was started", lambda: shardc.torch.load(two, model))
 refused("missing-weights", "is not there", lambda: shardc.torch.load(one, model / "nowhere"))
 refused("missing-tensor", "embed_tokens", lambda: shardc.torch.load(one, {}))
-with mock.patch("shardc.torch._step.free_memory", lambda: 1000):
+with mock.patch("shardc.torch._schedule.free_memory", lambda: 1000):
     refused("no-memory", "needs 0.00 GiB, and 0.00 GiB are free", lambda: shardc.torch.load(one, model))
 step = shardc.torch.load(one, model)
 batch = load_file(str(model / "batch.safetensors"))
@@ -47,7 +47,7 @@ text = (one / "program.py").read_text()
 (one / "program.py").write_text(text.replace('PLAN = "0', 'PLAN = "1'))
 refused("plan", "of two plans", lambda: shardc.torch.load(one, model))
 facts = (one / "program.json").read_text()
-(one / "program.json").write_text(facts.replace('"format":2', '"format":1'))
+(one / "program.json").write_text(facts.replace('"format":3', '"format":1'))
 refused("plan", "of another shardc", lambda: shardc.torch.load(one, model))
 # By itself a program says so once, and ends with the status of `run`.
 said, pipe = os.pipe()

@@ -164,25 +164,25 @@ def _factors(kept: Kept, k_pos: Tensor, heads: int) -> Tensor:
 
 
 def _scores(
-    q: Tensor, k: Tensor, q_pos: Tensor, k_pos: Tensor, scale: float, mask: Mask, more: Extra
+    q: Tensor, k: Tensor, q_pos: Tensor, k_pos: Tensor, scale: float, mask: Mask, more: Extra, grad: bool = False
 ) -> Tuple[Tensor, Optional[Tensor]]:
-    """All scores `[b,n,s,t]` in f32, and the tanh of a softcap."""
+    """All scores `[b,n,s,t]` in f32, and for gradients the tanh of a softcap."""
     grouped = q.float().unflatten(2, (k.shape[2], -1))
-    s = torch.einsum("bsgrd,btgd->bgrst", grouped, k.float()).flatten(1, 2) * scale
-    t = None
+    s, t = torch.einsum("bsgrd,btgd->bgrst", grouped, k.float()).flatten(1, 2).mul_(scale), None
     if more.softcap is not None:
-        t = torch.tanh(s / more.softcap)
-        s = more.softcap * t
+        t = s.div_(more.softcap).tanh_()
+        s, t = (t * more.softcap, t) if grad else (t.mul_(more.softcap), None)
     if more.slopes is not None:
-        s = s - more.slopes[:, None, None] * (q_pos[:, None] - k_pos[None]).abs().float()
+        s.sub_(more.slopes[:, None, None] * (q_pos[:, None] - k_pos[None]).abs().float())
     ok = _allowed(mask, q_pos, k_pos)[None]
     if more.segments is not None:
         ok = ok & (more.segments[0][:, :, None] == more.segments[1][:, None])
-    return s.masked_fill(~ok[:, None], -math.inf), t
+    return s.masked_fill_(~ok[:, None], -math.inf), t
 
 
 def _probabilities(scores: Tensor, lse: Tensor) -> Tensor:
-    return (scores - torch.where(lse == -math.inf, 0.0, lse)[..., None]).exp()
+    """Scores as probabilities, in their place."""
+    return scores.sub_(torch.where(lse == -math.inf, 0.0, lse)[..., None]).exp_()
 
 
 def attention(
@@ -198,7 +198,7 @@ def attention(
         lse = x.logsumexp(-1)
         p = _probabilities(x, lse)
         if more.kept is not None:
-            p = p * _factors(more.kept, k_pos, n)
+            p.mul_(_factors(more.kept, k_pos, n))
         o = torch.einsum("bgrst,btge->bsgre", p.unflatten(1, (groups, -1)), v.float()).flatten(2, 3)
         return o.to(q.dtype), lse.transpose(1, 2).contiguous()
     seen = _see(mask, q_pos, k_pos, places)
@@ -210,7 +210,10 @@ def attention(
         own_v = F.pad(own_v, (0, d - e))
     times = n // groups
     o, lse = _flash(own_q, _heads(own_k, times), _heads(own_v, times), seen.causal, scale, bias)
-    o, lse = o[..., :e].transpose(1, 2), lse.transpose(1, 2)
+    if e < d:
+        # Without what was padded, which would be kept with it.
+        o = o[..., :e].clone()
+    o, lse = o.transpose(1, 2), lse.transpose(1, 2)
     if seen.rows is not None:
         ok = seen.rows[:, None]
         o, lse = torch.where(ok[..., None], o, 0.0), torch.where(ok, lse, -math.inf)
@@ -229,18 +232,18 @@ def attention_grad(
     groups, e = k.shape[2], v.shape[-1]
     if extra:
         more = Extra(**extra)
-        x, t = _scores(q, k, q_pos, k_pos, scale, mask, more)
+        x, t = _scores(q, k, q_pos, k_pos, scale, mask, more, grad=True)
         p = _probabilities(x, lse.transpose(1, 2))
         do = do.float().unflatten(2, (groups, -1))
         dp = torch.einsum("bsgre,btge->bgrst", do, v.float()).flatten(1, 2)
         drop = None if more.kept is None else _factors(more.kept, k_pos, n)
         if drop is not None:
-            dp = dp * drop
-        ds = p * (dp - delta.transpose(1, 2)[..., None]) * scale
+            dp.mul_(drop)
+        ds = dp.sub_(delta.transpose(1, 2)[..., None]).mul_(p).mul_(scale)
         if t is not None:
-            ds = ds * (1 - t * t)
+            ds.mul_(t.square_().neg_().add_(1))
         if drop is not None:
-            p = p * drop
+            p.mul_(drop)
         ds, p = ds.unflatten(1, (groups, -1)), p.unflatten(1, (groups, -1))
         dq = torch.einsum("bgrst,btgd->bsgrd", ds, k.float()).flatten(2, 3)
         dk = torch.einsum("bgrst,bsgrd->btgd", ds, q.float().unflatten(2, (groups, -1)))

@@ -51,12 +51,12 @@ def _rows_at(rows: Tensor, slot: Tensor) -> Tensor:
     inside = _inside(slot, g * c)
     at = torch.where(inside, slot.long(), 0).flatten(1)
     flat = rows.transpose(0, 1).reshape(z, g * c, h).gather(1, at[..., None].expand(-1, -1, h))
-    return torch.where(inside[..., None], flat.view(*slot.shape, h), 0.0)
+    return flat.view(*slot.shape, h).masked_fill_(~inside[..., None], 0.0)
 
 
 def unpermute(rows: Tensor, slot: Tensor, gates: Tensor) -> Tensor:
     """The sum over copies of a token of their rows times their gates."""
-    return (_rows_at(rows, slot) * gates[..., None].to(rows.dtype)).sum(2)
+    return _rows_at(rows, slot).mul_(gates[..., None].to(rows.dtype)).sum(2)
 
 
 def combine_gates_grad(rows: Tensor, slot: Tensor, x: Tensor) -> Tensor:

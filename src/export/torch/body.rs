@@ -12,6 +12,9 @@ use shardc_ir::text::type_text;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
+/// Most arguments of a call that Python passes one by one: of more it makes a tuple, which has them until the call ends.
+const MOST_ARGUMENTS: usize = 30;
+
 /// Writes the functions of a plan.
 pub(super) struct Writer<'a> {
     plan: &'a Plan,
@@ -126,10 +129,19 @@ impl<'a> Writer<'a> {
         let plan = self.plan;
         let origin = |v: Value| origin(plan, f, v, 0);
         let over = seen.own(at).next().is_none();
-        let mut site = Site { f, n, x: &x, layouts: &mut self.layouts, over, origin: &origin };
+        let layouts = &mut self.layouts;
         let made = match l.call {
-            Some(call) => Ok(call.text(&x.join(", "))),
-            None => ops::expression(&mut site),
+            Some(call) => {
+                let out = f.ty(call.outs[0]);
+                let last = out.rank().checked_sub(1);
+                let start = last.filter(|_| call.has_start()).map(|d| layouts.start(out, d));
+                Ok(call.text(&x, &start.unwrap_or_default(), l.over))
+            }
+            None => {
+                let (dead, spent) = (l.over, l.spent);
+                let x = &x;
+                ops::expression(&mut Site { f, n, x, layouts, over, dead, spent, origin: &origin })
+            }
         };
         let made = match made {
             Ok(made) => made,
@@ -218,7 +230,11 @@ impl<'a> Writer<'a> {
                         if read { format!("v[{}]", at(v)) } else { "_".into() }
                     })
                     .collect();
-                let call = format!("{name}({})", ins.collect::<Vec<_>>().join(", "));
+                let ins = ins.collect::<Vec<_>>();
+                let call = match ins.len() > MOST_ARGUMENTS {
+                    true => format!("{name}([{}])", ins.join(", ")),
+                    false => format!("{name}({})", ins.join(", ")),
+                };
                 let comma = if outs.len() == 1 { "," } else { "" };
                 let text = match outs.is_empty() {
                     true => call,
@@ -250,13 +266,20 @@ impl<'a> Writer<'a> {
         if let Some(known) = self.layers.get(&alike) {
             return known.clone();
         }
-        let (ins, text) = self.text(seen, unit, places, pops, Words::new([]));
+        let (ins, text) = self.text(seen, unit, places, pops, Words::new(["args"]));
         let plain = format!("{}_layer", seen.f.kind.name());
         let taken = |n: &String| self.layers.values().any(|l| l == n);
         let number = |k: usize| if k == 0 { plain.clone() } else { format!("{plain}_{k}") };
         let name = (0..).map(number).find(|n| !taken(n)).expect("there are more numbers");
         let mut head = Lines::default();
-        head.code(0, &format!("def {name}({}):", ins.join(", ")));
+        if ins.len() > MOST_ARGUMENTS {
+            head.push(0, &format!("def {name}(args):"));
+            head.push(1, "# A list, since Python keeps so many arguments until a call ends.");
+            head.code(1, &format!("{} = args", ins.join(", ")));
+            head.push(1, "args.clear()");
+        } else {
+            head.code(0, &format!("def {name}({}):", ins.join(", ")));
+        }
         self.texts.push(head.text() + &text);
         self.layers.insert(alike, name.clone());
         name

@@ -81,8 +81,11 @@ pub(super) fn letters(r: &Rule) -> String {
 
 /// Terms as items of a list: those of layers that have the same ones as one item for all of them.
 pub(super) fn items(terms: &[String]) -> Vec<String> {
+    // All are gradients, or none.
+    let prefix = if terms.iter().all(|t| t.starts_with("v[\"d_")) { "d_" } else { "" };
     let of_layer = |t: &String| -> Option<(u32, String)> {
-        let (layer, rest) = t.strip_prefix("v[\"l")?.strip_suffix("\"]")?.split_once('.')?;
+        let name = t.strip_prefix("v[\"")?.strip_suffix("\"]")?;
+        let (layer, rest) = name.strip_prefix(prefix)?.strip_prefix('l')?.split_once('.')?;
         Some((layer.parse().ok()?, rest.into()))
     };
     // Terms of one layer that follow each other.
@@ -109,12 +112,12 @@ pub(super) fn items(terms: &[String]) -> Vec<String> {
                 let end = *l as usize + more;
                 let all = names.join(", ");
                 out.push(format!(
-                    "*(v[f\"l{{i}}.{{n}}\"] for i in range({l}, {end}) for n in ({all},))"
+                    "*(v[f\"{prefix}l{{i}}.{{n}}\"] for i in range({l}, {end}) for n in ({all},))"
                 ));
                 at += more;
             }
             Some(l) => {
-                out.extend(names.iter().map(|n| format!("v[\"l{l}.{n}\"]")));
+                out.extend(names.iter().map(|n| format!("v[\"{prefix}l{l}.{n}\"]")));
                 at += 1;
             }
             None => {

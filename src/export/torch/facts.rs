@@ -1,6 +1,6 @@
 //! `program.json`: what `shardc.torch` knows of a plan beside its functions.
 
-use super::ops::norms::Raised;
+use super::ops::raised::Raised;
 use super::seen::same;
 use serde_json::{Value as Json, json};
 use shardc_ir::func::{Fill, Func, Port, Role, RoleKind, Value, inputs, sent};
@@ -10,7 +10,7 @@ use shardc_ir::plan::{Instr, Plan, Transfer};
 use shardc_ir::types::Type;
 
 /// The number of the form of `program.json`, and of what programs call: `shardc.torch` takes one alone.
-const FORMAT: u32 = 2;
+const FORMAT: u32 = 3;
 
 /// What of a plan beside its ops cannot be run.
 pub(super) fn refused(plan: &Plan) -> Vec<String> {

@@ -24,7 +24,7 @@ fn kinds(seen: &Seen, mesh: &Mesh) -> Vec<usize> {
     let text = |l: &Line| {
         let mut t = String::new();
         match l.call {
-            Some(call) => t += &call.text(""),
+            Some(call) => t += &call.what(),
             None => l.n.op.write(mesh, &mut t),
         }
         for v in l.ins.iter().chain(&l.outs) {

@@ -14,7 +14,7 @@ mod write;
 
 use super::{Export, File};
 use body::Writer;
-use ops::norms::Raised;
+use ops::raised::Raised;
 use peak::peaks;
 use seen::Seen;
 use shardc_ir::diag::Result;
@@ -81,7 +81,13 @@ fn text(plan: &Plan, w: &Writer, called: &str, hash: &str) -> String {
     };
     let head = format!(
         "# The plan of {} on {on}.\n\
-         # Written by shardc {}. Functions take values by their names in the plan and leave results there.\n\
+         # Written by shardc {}. shardc.torch calls the functions that take `v` in the order of\n\
+         # program.json: in a pipeline those of the stages that a rank has, for each microbatch. `v` has\n\
+         # this rank's pieces of tensors by their names in the plan: l0.q_proj of layer 0, d_l0.q_proj its\n\
+         # gradient. A function finds its arguments there and leaves its results; what it reads last it\n\
+         # drops, so that memory is free where the plan says. `over_tp` is a group of ranks, and\n\
+         # over_tp.start(64) where this rank's piece of 64 begins. `places` names positions that are the\n\
+         # same in each step, so that a mask is made once.\n\
          # A comment behind a line is the type of its result: sizes of the whole tensor, @ axes that split a dim,\n\
          # + axes over which it is a sum yet to be taken, ~ axes whose ranks use it differently.\n\
          import math\n\n\

@@ -8,8 +8,9 @@ use std::collections::{BTreeMap, BTreeSet};
 const TAKEN: &str = "False None True and as assert async await break class continue def del elif else except finally for \
 from global if import in is lambda nonlocal not or pass raise return try while with yield match case type range torch \
 math F device mesh constant causal full Mask Mesh Exchange take index_add pad top_k rope attention attention_grad \
-merge_attention scan scan_grad route dispatch unpermute combine_gates_grad grouped_dot grouped_dot_t grouped_outer draw adamw sgd rms_norm rms_norm_grad \
-all_reduce all_gather reduce_scatter broadcast reduce permute exchange all_to_all_v";
+merge_attention scan scan_grad route dispatch unpermute combine_gates_grad grouped_dot grouped_dot_t grouped_outer draw adamw sgd \
+rms_norm rms_norm_grad layer_norm layer_norm_grad cross_entropy cross_entropy_grad all_reduce \
+all_gather reduce_scatter broadcast reduce permute exchange all_to_all_v";
 
 /// The identifiers of one function.
 pub(super) struct Words {

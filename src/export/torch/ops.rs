@@ -1,7 +1,10 @@
 //! The table of ops as Python: each op of a plan is an expression of torch, or of a function of `shardc.torch`.
 
 pub(super) mod memory;
-pub(super) mod norms;
+pub(super) mod over;
+mod patterns;
+pub(super) mod raised;
+mod search;
 
 use super::dims::{added, items, letters, lone, number, permuted, places, quoted, reduced, spread};
 use super::layout::Layouts;
@@ -25,6 +28,10 @@ pub(super) struct Site<'a, 'b> {
     pub layouts: &'b mut Layouts<'a>,
     /// Whether its results are written over operands.
     pub over: bool,
+    /// The operand that is gone behind it, and whose memory the result takes.
+    pub dead: Option<usize>,
+    /// Whether a gradient is used up.
+    pub spent: bool,
     /// What positions are, as a key of what is known of them before the first step.
     pub origin: &'b dyn Fn(Value) -> Option<String>,
 }
@@ -69,6 +76,9 @@ pub(super) fn is_exchange(op: &Op) -> bool {
 #[expect(clippy::too_many_lines, reason = "the table of ops")]
 pub(super) fn expression(s: &mut Site) -> Result<String, Refused> {
     let x = s.x;
+    if let Some(i) = s.dead {
+        return Ok(s.in_place(i));
+    }
     let one = |before: &str, behind: &str| format!("{before}{}{behind}", x[0]);
     Ok(match &s.n.op {
         Op::Add(o) => match s.spread(&o.rule) {
@@ -76,7 +86,7 @@ pub(super) fn expression(s: &mut Site) -> Result<String, Refused> {
             all if all.len() > MOST_TERMS && s.out(0).rank() == 0 => {
                 format!("torch.stack([{}]).sum()", items(&all).join(", "))
             }
-            all => all.join(" + "),
+            all => sum(&all, s),
         },
         Op::Sub(o) => s.spread(&o.rule).join(" - "),
         Op::Mul(o) => s.spread(&o.rule).join(" * "),
@@ -252,12 +262,13 @@ pub(super) fn expression(s: &mut Site) -> Result<String, Refused> {
             )
         }
         Op::AdamW(o) => format!(
-            "adamw({}, betas=({}, {}), eps={}, decay={})",
+            "adamw({}, betas=({}, {}), eps={}, decay={}{})",
             x.join(", "),
             number(o.beta1),
             number(o.beta2),
             number(o.eps),
-            number(o.decay)
+            number(o.decay),
+            if s.spent { ", spent=True" } else { "" }
         ),
         Op::Sgd(o) => format!("sgd({}, decay={})", x.join(", "), number(o.decay)),
         Op::AllReduce(o) => {
@@ -317,6 +328,17 @@ pub(super) fn expression(s: &mut Site) -> Result<String, Refused> {
             format!("all_to_all_v({}, {over}, to_experts={to_experts})", x.join(", "))
         }
     })
+}
+
+/// A sum, in which no more is made than the result.
+fn sum(all: &[String], s: &Site) -> String {
+    let rank = s.out(0).rank();
+    let whole = (0..all.len()).find(|i| s.ty(*i).rank() == rank);
+    let Some(first) = whole.filter(|_| all.len() > 2 && rank > 0) else { return all.join(" + ") };
+    let mut others = (0..all.len()).filter(|i| *i != first);
+    let second = others.next().map_or("", |i| &all[i]);
+    let added = others.map(|i| format!(".add_({})", all[i]));
+    format!("({} + {second}){}", all[first], added.collect::<String>())
 }
 
 fn refused<T>(s: &Site, what: &str) -> Result<T, Refused> {
@@ -386,14 +408,15 @@ impl<'a> Site<'a, '_> {
         if let ([rows @ .., i], [others @ .., j]) = (&a[..], &b[..])
             && rows == others
             && !rows.is_empty()
-            && o[..] == [*i, *j]
+            && (o[..] == [*i, *j] || o[..] == [*j, *i])
             && i != j
         {
             let flat = |x: &str| match rows.len() {
                 1 => x.to_string(),
                 n => format!("{x}.flatten(0, {})", n - 1),
             };
-            return format!("{}.t() @ {}", flat(x), flat(&y));
+            let (first, second) = if o[0] == *i { (x, &y) } else { (&y, x) };
+            return format!("{}.t() @ {}", flat(first), flat(second));
         }
         if a == b && o.is_empty() {
             return format!("torch.dot({x}.flatten(), {y}.flatten())");

@@ -2,7 +2,7 @@
 //! its results.
 
 use super::layers::{Stretch, stretches};
-use super::ops::memory::{beside, is_alias};
+use super::ops::memory::{beside, viewed};
 use super::seen::{KEPT, Seen};
 use shardc_ir::func::{Func, Port, Role, RoleKind, Value, ValueMap, sent};
 use shardc_ir::plan::{Instr, Plan, RankClass, Transfer};
@@ -218,8 +218,9 @@ impl Rank<'_> {
     ) {
         let l = &seen.lines[at];
         let before = self.heap.live;
+        let from = viewed(seen.f, &seen.same, l);
         for (o, v) in l.outs.iter().enumerate().filter(|(_, v)| seen.same[**v] == **v) {
-            has[*v] = match l.ins.first().and_then(|x| has[*x]).filter(|_| is_alias(seen, l, o)) {
+            has[*v] = match from.filter(|_| o == 0).and_then(|i| has[l.ins[i]]) {
                 Some(s) => Some(self.heap.held(s)),
                 None => Some(self.heap.made(self.bytes(seen.f, *v))),
             };

@@ -1,9 +1,12 @@
 //! What is known of a function while it is written: its lines, which values are one, and who reads them first and last.
 
 use super::ops;
-use super::ops::norms::{Call, Raised};
-use shardc_ir::func::{Func, Node, Port, Value, ValueMap};
+use super::ops::memory::viewed;
+use super::ops::over;
+use super::ops::raised::{Call, Raised};
+use shardc_ir::func::{Func, Node, Port, RoleKind, Value, ValueMap};
 use shardc_ir::mesh::Mesh;
+use shardc_ir::ops::Op;
 use std::collections::BTreeSet;
 use std::ops::Range;
 
@@ -14,6 +17,10 @@ pub(super) struct Line<'a> {
     pub call: Option<&'a Call>,
     pub ins: Vec<Value>,
     pub outs: Vec<Value>,
+    /// The operand over which its first result is written, because nothing has that any more.
+    pub over: Option<usize>,
+    /// Whether a gradient is used up, so that its memory may be written over.
+    pub spent: bool,
 }
 
 /// What is known of a function while it is written.
@@ -72,21 +79,71 @@ fn lines<'a>(f: &'a Func, same: &ValueMap<Value>, raised: &'a Raised) -> Vec<Lin
             Some(None) => {}
             Some(Some(call)) => {
                 let (ins, outs) = (call.ins.clone(), call.outs.clone());
-                out.push(Line { n, call: Some(call), ins, outs });
+                out.push(Line { n, call: Some(call), ins, outs, over: call.over, spent: false });
             }
             None => {
                 let ins = n.ins.iter().map(|v| same[*v]).filter(|v| !gone.contains(v));
-                out.push(Line { n, call: None, ins: ins.collect(), outs: n.outs.to_vec() });
+                let (ins, outs) = (ins.collect(), n.outs.to_vec());
+                out.push(Line { n, call: None, ins, outs, over: None, spent: false });
             }
         }
     }
     out
 }
 
+/// Writes results over operands whose memory is this function's own and nobody has behind the line: what a plan's kernels do,
+/// too.
+fn write_over(f: &Func, same: &ValueMap<Value>, lines: &mut [Line], last: &ValueMap<usize>) {
+    // The value whose memory a value has; of that one the last line that reads any of it, where it is made, and whether it may be
+    // written over.
+    let mut root = f.identity();
+    let (mut ends, mut made, mut own) = (last.clone(), f.per_value(0), f.per_value(false));
+    for (at, l) in lines.iter_mut().enumerate() {
+        let dead = |i: &usize| {
+            let (v, of) = (l.ins[*i], root[l.ins[*i]]);
+            let (a, b) = (f.ty(v), f.ty(l.outs[0]));
+            let elsewhere = l.ins.iter().enumerate().all(|(j, o)| j == *i || root[*o] != of);
+            let alike = a.dims == b.dims && a.dtype == b.dtype && a.rank() > 0;
+            own[of] && ends[of] <= at && elsewhere && alike
+        };
+        if let Some(call) = l.call.filter(|c| c.spare.is_some()) {
+            l.over = call.spare.filter(dead);
+        } else if l.call.is_none() {
+            // Nothing behind the optimizer reads gradients.
+            let is_grad = |v: Value| {
+                let role = f.args.iter().find(|a| a.value == v).and_then(|a| a.role.as_ref());
+                role.is_some_and(|r| matches!(r.kind, RoleKind::Grad | RoleKind::GradSum))
+            };
+            l.spent = matches!(l.n.op, Op::AdamW(_)) && {
+                let of = root[l.ins[1]];
+                ends[of] == at && (own[of] || is_grad(of))
+            };
+            let all = over::overwritable(l.n).filter(|i| *i < l.ins.len()).filter(dead);
+            l.over = all.max_by_key(|i| made[l.ins[*i]]);
+        }
+        let from = viewed(f, same, l);
+        for (o, v) in l.outs.iter().enumerate().filter(|(_, v)| same[**v] == **v) {
+            match from.filter(|_| o == 0) {
+                Some(i) => {
+                    root[*v] = root[l.ins[i]];
+                    let of = root[*v];
+                    ends[of] = ends[of].max(last[*v]);
+                }
+                None => own[*v] = l.call.is_some() || over::is_fresh(&l.n.op),
+            }
+            made[*v] = at;
+        }
+        // What is sent may still be on its way; what is expanded has elements of many places.
+        if ops::is_exchange(&l.n.op) || matches!(l.n.op, Op::Expand(_)) {
+            l.ins.iter().for_each(|v| own[root[*v]] = false);
+        }
+    }
+}
+
 impl<'a> Seen<'a> {
     pub fn new(f: &'a Func, mesh: &Mesh, raised: &'a Raised) -> Seen<'a> {
         let same = same(f);
-        let lines = lines(f, &same, raised);
+        let mut lines = lines(f, &same, raised);
         let (mut last, mut first) = (f.per_value(0), f.per_value(KEPT));
         for (i, l) in lines.iter().enumerate() {
             for v in &l.ins {
@@ -96,6 +153,7 @@ impl<'a> Seen<'a> {
         }
         let kept = |r: &&Port| r.role.as_ref().is_none_or(|r| raised.is_kept(r));
         f.results.iter().filter(kept).for_each(|r| last[same[r.value]] = KEPT);
+        write_over(f, &same, &mut lines, &last);
         let bytes = |v: Value| f.ty(v).local_bytes(mesh);
         let most = f.values.ids().map(bytes).max().unwrap_or(0);
         let small = f.values.ids().map(|v| bytes(v) * SMALL <= most).collect();

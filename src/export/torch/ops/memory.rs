@@ -1,24 +1,30 @@
 //! What torch's calls take of memory: whether a result is made, and what a call has beside its results.
 
-use super::written_over;
 use crate::export::torch::seen::{Line, Seen};
-use shardc_ir::func::Value;
+use shardc_ir::func::{Func, Value, ValueMap};
 use shardc_ir::ops::Op;
+use shardc_ir::ops::rope::Pairs;
 use shardc_ir::types::DType;
 
-/// True of a result that shares the memory of the first operand.
-pub(in crate::export::torch) fn is_alias(seen: &Seen, l: &Line, result: usize) -> bool {
-    if l.call.is_some() {
-        return false;
+/// The operand whose memory the first result of a line has.
+pub(in crate::export::torch) fn viewed(
+    f: &Func,
+    same: &ValueMap<Value>,
+    l: &Line,
+) -> Option<usize> {
+    if l.call.is_some() || l.over.is_some() {
+        return l.over;
     }
     let op = &l.n.op;
-    let same = || seen.f.ty(l.ins[0]).dtype == seen.f.ty(l.outs[0]).dtype;
+    let out = *l.outs.first()?;
+    let alike = || f.ty(l.ins[0]).dtype == f.ty(out).dtype;
     let views = matches!(
         op,
         Op::Transpose(_) | Op::Expand(_) | Op::Narrow(_) | Op::Slice(_) | Op::RingShard(_)
     );
-    let over = written_over(op, result).is_some();
-    views || over || op.def().is_view() || (matches!(op, Op::Cast(_)) && same())
+    let is =
+        views || same[out] != out || op.def().is_view() || (matches!(op, Op::Cast(_)) && alike());
+    is.then_some(0)
 }
 
 /// The most bytes that a line takes beside its operands, its results with them.
@@ -32,13 +38,33 @@ pub(in crate::export::torch) fn beside(
     let wide = |v: &Value| bytes(v) * DType::F32.bytes() / seen.f.ty(*v).dtype.bytes();
     // Indices are of 8 bytes, and there are two of each and a mark.
     let indices = |i: usize| l.ins.get(i).map_or(0, |v| wide(v) / 4 * 17);
+    if l.over.is_some() {
+        return l.outs.iter().skip(1).map(bytes).sum();
+    }
     if l.call.is_some() {
         return out;
     }
+    let last = |i: usize| {
+        let dims = l.ins.get(i).map(|v| &seen.f.ty(*v).dims);
+        dims.and_then(|d| d.last()).map_or(0, |d| d.size)
+    };
     let repeated = |k: usize| {
         let groups = seen.f.ty(l.ins[k]).dims[2].size;
         let times = seen.f.ty(l.ins[0]).dims[2].size / groups.max(1);
         if times > 1 { times * (ins(k) + ins(k + 1)) } else { 0 }
+    };
+    let padded = |k: usize| ins(k) / last(k).max(1) * last(0);
+    let padded_out = l.outs.first().map_or(0, bytes) / last(2).max(1) * last(0);
+    // Copies of tokens, of which slots say where they go.
+    let copies = |slots: usize, rows: usize| {
+        let size = seen.f.ty(l.ins[rows]).dtype.bytes();
+        ins(slots) / DType::I32.bytes() * last(rows) * size
+    };
+    // So many tensors of all scores.
+    let scores = |n: usize| {
+        let rows = ins(0) / last(0).max(1) / seen.f.ty(l.ins[0]).dtype.bytes();
+        let keys = seen.f.ty(l.ins[1]).dims[1].size;
+        n * rows * keys * DType::F32.bytes()
     };
     let op = &l.n.op;
     if let Op::Dot(o) = op {
@@ -48,20 +74,41 @@ pub(in crate::export::torch) fn beside(
         let summed = a == b && !to.is_empty() && !rows && to.iter().all(|g| a.contains(g));
         return if summed { out + ins(0) } else { out };
     }
-    // The sum so far, or what is gathered before it is put together.
-    let twice = (matches!(op, Op::Add(_)) && l.ins.len() > 2)
-        || (matches!(op, Op::AllReduce(_)) && l.ins.len() > 1)
+    // What is gathered before it is put together.
+    let twice = (matches!(op, Op::AllReduce(_)) && l.ins.len() > 1)
         || matches!(op, Op::AllGather(o) if o.dim > 0)
-        || matches!(op, Op::Take(_) | Op::Rope(_) | Op::AllToAll(_) | Op::Exchange(_));
+        || matches!(op, Op::AllToAll(_) | Op::Exchange(_))
+        || matches!(op, Op::Rope(o) if o.pairs == Pairs::Adjacent || 2 * last(1) < last(0));
     let more = if matches!(op, Op::Take(_)) {
         indices(1)
-    } else if matches!(op, Op::IndexAdd(_)) {
-        wide(&l.ins[0]) + indices(1)
+    } else if let Op::IndexAdd(o) = op {
+        // Where the new dim is the first, rows are added as they are.
+        let (x, to) = (&o.rule.0.ins[0], &o.rule.0.outs[0]);
+        let rows = to.first().is_some_and(|g| !x.contains(g) && !o.rule.0.ins[1].contains(g))
+            && to.iter().all(|g| !o.rule.0.ins[1].contains(g));
+        let kept = rows && seen.f.ty(l.ins[0]).dtype == DType::F32;
+        indices(1) + if kept { 0 } else { wide(&l.ins[0]) }
+    } else if let Op::Attention(o) = op
+        && (o.softcap.is_some() || o.behind().end > 5)
+    {
+        scores(1)
+    } else if let Op::AttentionGrad(o) = op
+        && (o.softcap.is_some() || o.behind().end > 8)
+    {
+        scores(2 + usize::from(o.softcap.is_some()))
     } else if matches!(op, Op::Attention(_)) {
-        repeated(1)
+        // Where values are narrower than keys, they and the output are padded.
+        let padded = if last(2) < last(0) { padded(2) + padded_out } else { 0 };
+        repeated(1) + padded
     } else if matches!(op, Op::AttentionGrad(_)) {
-        // The output is made up for the kernel; repeated heads have gradients of their own.
-        wide(&l.ins[4]) + 2 * repeated(1)
+        // The output is made up for the kernel. Gradients of repeated heads and of what is padded are larger.
+        let own = if repeated(1) > 0 { 2 * repeated(1) - ins(1) - ins(2) } else { 0 };
+        let narrow = last(2) < last(0);
+        own + if narrow { 2 * padded(2) + 2 * padded(4) - ins(2) } else { wide(&l.ins[4]) }
+    } else if matches!(op, Op::Dispatch(_) | Op::Unpermute(_) | Op::CombineGatesGrad(_)) {
+        copies(1, 0)
+    } else if matches!(op, Op::AdamW(_)) && l.spent {
+        0
     } else if matches!(op, Op::AdamW(_) | Op::Sgd(_)) {
         wide(&l.ins[1])
     } else if matches!(op, Op::AllToAll(_) | Op::Exchange(_))

@@ -237,7 +237,7 @@ fn start(
     let card = format!("{}, pid {}{card}", host(), std::process::id());
     let alarm = Arc::<Alarm>::default();
     let print = |message: &str| say_error(message);
-    let me = Me { process: l.rank, processes: l.world, card };
+    let me = Me { process: l.rank, processes: l.world, job: l.job.clone(), card };
     let Meeting { door, leader, secret, spare, .. } = meeting;
     let insecure = how.insecure_control && !secret.is_secret();
     if let Some(far) = door.as_ref().filter(|d| insecure && d.is_far()) {

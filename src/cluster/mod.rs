@@ -188,7 +188,7 @@ fn device_of(l: &Launched) -> Result<(usize, String)> {
         shardc_runtime::cuda::queues()?;
     }
     let device = l.local.unwrap_or(l.rank) % Device::count()?;
-    Ok((device, Device::open(device)?.name()?))
+    Ok((device, Device::name_of(device)?))
 }
 
 #[cfg(not(feature = "mpi"))]
@@ -419,6 +419,7 @@ impl Job {
             }
             Links::Nccl(_, name) => {
                 self.one_each(name)?;
+                self.one_version()?;
                 let own = match self.control.leads() {
                     true => shardc_runtime::cuda::id()?.0.to_vec(),
                     false => vec![],
@@ -432,6 +433,22 @@ impl Job {
                 devices.join(plan, &id, limits, (&self.alarm, near))
             }
         }
+    }
+
+    /// Checks that all processes have the same version of NCCL.
+    fn one_version(&self) -> Result<()> {
+        let own = shardc_runtime::cuda::version()?.to_string();
+        let all = self.control.gather(own.clone().into_bytes());
+        if let Some(p) = all.iter().position(|other| other != own.as_bytes()) {
+            let (card, theirs) = (&self.control.cards()[p], String::from_utf8_lossy(&all[p]));
+            let message = format!("process {p} ({card}) has NCCL {theirs}");
+            return Err(Diag::new("plans-differ", message)
+                .why(format!("process 0 has NCCL {own}"))
+                .rule("all processes of a job have the same NCCL: others may not understand it")
+                .help("install 1 version on all hosts; LD_LIBRARY_PATH says which is found"));
+        }
+        self.control.barrier();
+        Ok(())
     }
 
     /// Checks that no two processes have the same device.

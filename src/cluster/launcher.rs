@@ -36,7 +36,7 @@ const LAUNCHERS: [Names; 4] = [
         world: "WORLD_SIZE",
         local: "LOCAL_RANK",
         locals: "LOCAL_WORLD_SIZE",
-        job: &["TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"],
+        job: &["TORCHELASTIC_RUN_ID"],
     },
     Names {
         launcher: "MPICH",
@@ -219,14 +219,9 @@ mod tests {
         let torchrun = [("RANK", "0"), ("WORLD_SIZE", "2")];
         assert_eq!(of(&torchrun), "");
         let with = |vars: &[(&'static str, &'static str)]| of(&[&torchrun[..], vars].concat());
-        assert_eq!(
-            with(&[("TORCHELASTIC_RUN_ID", "none"), ("TORCHELASTIC_RESTART_COUNT", "1")]),
-            ""
-        );
-        assert_eq!(
-            with(&[("TORCHELASTIC_RUN_ID", "a"), ("TORCHELASTIC_RESTART_COUNT", "1")]),
-            "a.1"
-        );
+        assert_eq!(with(&[("TORCHELASTIC_RUN_ID", "none")]), "");
+        // Its hosts count restarts each for itself.
+        assert_eq!(with(&[("TORCHELASTIC_RUN_ID", "a"), ("TORCHELASTIC_RESTART_COUNT", "1")]), "a");
         assert_eq!(with(&[("TORCHELASTIC_RUN_ID", "a"), ("SHARDC_JOB", "b\nc")]), "bc");
         let srun = [("SLURM_STEP_ID", "0"), ("SLURM_PROCID", "0"), ("SLURM_NTASKS", "2")];
         let job = [&srun[..], &[("SLURM_JOB_ID", "17")]].concat();

@@ -1,6 +1,8 @@
-//! Which process of a job this is, from the variables that launchers set.
+//! Which process of a job this is, from the variables that launchers set, and on which host.
 
 use shardc_ir::diag::{Diag, Result, count};
+use shardc_ir::files;
+use std::path::Path;
 
 /// A launcher, and its variables for: this process, how many there are, the process among those of
 /// its host, how many these are.
@@ -174,6 +176,23 @@ fn found(n: &Names, var: impl Fn(&str) -> Option<String>) -> &'static str {
 
 fn refuse(message: String) -> Diag {
     Diag::new("launcher", message).rule("a launcher starts one process per rank of the plan")
+}
+
+/// The name of this host.
+pub fn host() -> String {
+    let name = files::read_text(Path::new("/proc/sys/kernel/hostname"), 1 << 10);
+    let name = name.unwrap_or_default();
+    match name.trim() {
+        "" => std::env::var("HOSTNAME").unwrap_or_else(|_| "unknown host".into()),
+        name => name.to_string(),
+    }
+}
+
+/// The list of the cores that this process may run on, as the system writes it; empty if it does not tell.
+pub(super) fn cores() -> String {
+    let status = files::read_text(Path::new("/proc/self/status"), 1 << 16).unwrap_or_default();
+    let list = status.lines().find_map(|l| l.strip_prefix("Cpus_allowed_list:"));
+    list.unwrap_or_default().trim().to_string()
 }
 
 #[cfg(test)]

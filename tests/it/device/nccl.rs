@@ -174,10 +174,8 @@ fn called(m: &Machine, plan: &Plan, steps: usize) {
             let (kind, pair) = if out { ("send", (rank, other)) } else { ("recv", (other, rank)) };
             want.push(format!("{kind} {},{} 1 {other}", pair.0, pair.1));
         }
-        // In which order, its communicators say.
         let mut first: Vec<String> = found.by_ref().take(want.len()).map(str::to_string).collect();
-        first.sort();
-        want.sort();
+        (first.sort(), want.sort());
         assert_eq!(first, want, "rank {rank}");
         // Then an element of every kind of exchange in every group, each once.
         let kind_of = |line: &str| line.split(' ').take(2).collect::<Vec<_>>().join(" ");

@@ -54,7 +54,8 @@ macro_rules! functions {
 functions! {
     version: "ncclGetVersion" (*mut c_int),
     unique_id: "ncclGetUniqueId" (*mut sys::ncclUniqueId),
-    init: "ncclCommInitRankConfig" (*mut Handle, c_int, sys::ncclUniqueId, c_int, *mut ncclConfig_t),
+    init: "ncclCommInitRankConfig"
+        (*mut Handle, c_int, sys::ncclUniqueId, c_int, *mut ncclConfig_t),
     split: "ncclCommSplit" (Handle, c_int, c_int, *mut Handle, *mut ncclConfig_t),
     finalize: "ncclCommFinalize" (Handle),
     destroy: "ncclCommDestroy" (Handle),

@@ -5,10 +5,10 @@
 //! is not in the way of another. Collectives of groups that leave a host have a stream, and those of groups
 //! within hosts another one: what is on its way between hosts for long is not in the way of what does not leave one.
 //! NCCL starts kernels of several communicators in the order in which they are called, which is that of the plan, on
-//! all ranks (`order`); versions that do not have one stream for all. Calls
-//! queue work, on a stream of collectives or of a direction, behind what the rank's stream has so far, and that goes on behind them, at once or
-//! where it needs them; a call waits for nothing but that NCCL has queued it (`comm`). What is not adjacent in memory
-//! passes through scratch memory.
+//! all ranks (`order`); versions that do not have one stream for all. Calls queue work, on a stream of collectives or
+//! of a direction, behind what the rank's stream has so far, and that goes on behind them, at once or where it needs
+//! them; a call waits for nothing but that NCCL has queued it (`comm`). What is not adjacent in memory passes through
+//! scratch memory.
 //!
 //! NCCL connects ranks when they first exchange something, waits there for all of them, and takes memory: so
 //! at the start every direction carries a byte, and every group does each kind of what it will do, one after

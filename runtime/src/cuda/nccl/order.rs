@@ -1,7 +1,7 @@
 //! Whether NCCL starts kernels of several communicators in the order of their calls, and nothing more.
 //!
-//! Since 2.26 it does where `NCCL_LAUNCH_ORDER_IMPLICIT` is 1; but if the driver, or the CUDA that NCCL was built with, is
-//! older than 12.3, it lets each of them end before the next one starts (`getImplicitOrder` in NCCL's `enqueue.cc`):
+//! Since 2.26 it does where `NCCL_LAUNCH_ORDER_IMPLICIT` is 1; but if the driver, or the CUDA that NCCL was built with,
+//! is older than 12.3, it lets each of them end before the next one starts (`getImplicitOrder` in NCCL's `enqueue.cc`):
 //! then a receive that was posted early holds up what it waits for, for ever. NCCL has no function for what it was
 //! built with; it is in its text, as `NCCL version 2.26.2+cuda12.2`.
 
@@ -40,7 +40,9 @@ pub(super) fn check(version: i32) -> Result<()> {
     let Some(what) = asked.then(old).flatten() else { return Ok(()) };
     Err(Diag::new("missing-library", format!("{ASKED} is 1, and {what}"))
         .rule("NCCL starts its kernels in order, beside each other, with CUDA 12.3 or later")
-        .why("with older ones each ends before the next one starts: stages wait for each other for ever")
+        .why(
+            "with older ones each ends before the next starts: stages wait for each other for ever",
+        )
         .help(format!("unset {ASKED}: shardc sets it where that is right")))
 }
 

@@ -63,9 +63,9 @@ impl Alarm {
     pub(crate) fn begin(&self, part: String) {
         *self.begins.lock().unwrap_or_else(PoisonError::into_inner) = (part, false);
     }
-    /// This process has come to that part, and others have not, or not yet.
-    pub(crate) fn waits_for_others(&self) {
-        self.begins.lock().unwrap_or_else(PoisonError::into_inner).1 = true;
+    /// Whether this process has come to that part, and waits for others that have not, or not yet.
+    pub(crate) fn waits_for_others(&self, does: bool) {
+        self.begins.lock().unwrap_or_else(PoisonError::into_inner).1 = does;
     }
     /// The part that goes on, and whether it waits for others there.
     pub(crate) fn begins(&self) -> (String, bool) {

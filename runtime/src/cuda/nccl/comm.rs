@@ -255,7 +255,7 @@ impl Comm {
         };
         wait_for(done, |waited| {
             if starts {
-                l.alarm.waits_for_others();
+                l.alarm.waits_for_others(true);
             }
             if l.alarm.is_rung() {
                 return Err(failed_elsewhere());
@@ -266,6 +266,9 @@ impl Comm {
             let what = format!("the others in {call} on {}", self.name);
             Err(silent(l.rank, limit, &what))
         })?;
+        if starts {
+            l.alarm.waits_for_others(false);
+        }
         self.check(call, state)
     }
 

@@ -213,7 +213,7 @@ impl Parts {
             wait_for(
                 || passed.done(),
                 |waited| {
-                    job.alarm.waits_for_others();
+                    job.alarm.waits_for_others(true);
                     self.comms.iter().try_for_each(|c| c.check_async())?;
                     if job.alarm.is_rung() {
                         return Err(failed_elsewhere());

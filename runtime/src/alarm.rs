@@ -20,17 +20,20 @@ pub struct Alarm {
     waits: Mutex<Vec<usize>>,
     calm: AtomicBool,
     oldest: OnceLock<Oldest>,
-    begins: Mutex<String>,
+    begins: Mutex<(String, bool)>,
     abort: OnceLock<Box<dyn Fn() + Send + Sync>>,
     copies: Mutex<BTreeMap<usize, (Instant, Duration)>>,
 }
 
-/// A rank has waited too long for its device.
-pub(crate) fn silent(rank: usize, limit: Duration) -> Diag {
+/// A rank has waited too long for something.
+pub(crate) fn silent(rank: usize, limit: Duration, what: &str) -> Diag {
     let s = limit.as_secs_f64();
     let slow = format!("if other ranks are only slow, run with --timeout {}", s * 10.0);
-    failure(format!("rank {rank} waited {s} s for its device")).help(slow)
+    failure(format!("rank {rank} waited {s} s for {what}")).help(slow)
 }
+
+/// What it waited for that was queued there.
+pub(crate) const DEVICE: &str = "its device";
 
 impl Alarm {
     /// Makes every operation of this process fail.
@@ -58,9 +61,14 @@ impl Alarm {
     }
     /// Part of the start of a transport that goes on: its words follow those of the phase. Empty if there is none.
     pub(crate) fn begin(&self, part: String) {
-        *self.begins.lock().unwrap_or_else(PoisonError::into_inner) = part;
+        *self.begins.lock().unwrap_or_else(PoisonError::into_inner) = (part, false);
     }
-    pub(crate) fn begins(&self) -> String {
+    /// Whether this process has come to that part, and waits for others that have not, or not yet.
+    pub(crate) fn waits_for_others(&self, does: bool) {
+        self.begins.lock().unwrap_or_else(PoisonError::into_inner).1 = does;
+    }
+    /// The part that goes on, and whether it waits for others there.
+    pub(crate) fn begins(&self) -> (String, bool) {
         self.begins.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
     /// Does what copies memory of a rank's device, with a limit for all of it: it may be in a call that never ends.
@@ -75,7 +83,7 @@ impl Alarm {
     pub(crate) fn overdue(&self) -> Option<Diag> {
         let copies = self.copies.lock().unwrap_or_else(PoisonError::into_inner);
         let late = copies.iter().find(|(_, (since, limit))| since.elapsed() > *limit);
-        late.map(|(&rank, &(_, limit))| silent(rank, limit))
+        late.map(|(&rank, &(_, limit))| silent(rank, limit, DEVICE))
     }
     /// Who gives up what is under way on devices, before a process that has failed ends.
     pub(crate) fn at_end(&self, abort: Box<dyn Fn() + Send + Sync>) {

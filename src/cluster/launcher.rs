@@ -1,6 +1,8 @@
-//! Which process of a job this is, from the variables that launchers set.
+//! Which process of a job this is, from the variables that launchers set, and on which host.
 
 use shardc_ir::diag::{Diag, Result, count};
+use shardc_ir::files;
+use std::path::Path;
 
 /// A launcher, and its variables for: this process, how many there are, the process among those of
 /// its host, how many these are.
@@ -10,7 +12,14 @@ struct Names {
     world: &'static str,
     local: &'static str,
     locals: &'static str,
+    /// By which all processes of a job know it from others, and others have other values.
+    job: &'static [&'static str],
 }
+
+/// By which a user tells jobs apart, where the launcher does not.
+pub const JOB: &str = "SHARDC_JOB";
+/// Most bytes of that.
+const MOST: usize = 256;
 
 /// The first whose variables are set is believed: an MPI inside a Slurm job, for example, comes
 /// before Slurm.
@@ -21,6 +30,7 @@ const LAUNCHERS: [Names; 4] = [
         world: "OMPI_COMM_WORLD_SIZE",
         local: "OMPI_COMM_WORLD_LOCAL_RANK",
         locals: "OMPI_COMM_WORLD_LOCAL_SIZE",
+        job: &["PMIX_NAMESPACE"],
     },
     Names {
         launcher: "torchrun",
@@ -28,6 +38,7 @@ const LAUNCHERS: [Names; 4] = [
         world: "WORLD_SIZE",
         local: "LOCAL_RANK",
         locals: "LOCAL_WORLD_SIZE",
+        job: &["TORCHELASTIC_RUN_ID"],
     },
     Names {
         launcher: "MPICH",
@@ -35,6 +46,7 @@ const LAUNCHERS: [Names; 4] = [
         world: "PMI_SIZE",
         local: "MPI_LOCALRANKID",
         locals: "MPI_LOCALNRANKS",
+        job: &[],
     },
     Names {
         launcher: "srun",
@@ -42,6 +54,7 @@ const LAUNCHERS: [Names; 4] = [
         world: "SLURM_NTASKS",
         local: "SLURM_LOCALID",
         locals: "SLURM_NTASKS_PER_NODE",
+        job: &["SLURM_JOB_ID", "SLURM_STEP_ID"],
     },
 ];
 
@@ -54,6 +67,8 @@ pub struct Launched {
     /// Among the processes of its host, as far as the launcher tells.
     pub local: Option<usize>,
     pub locals: Option<usize>,
+    /// What the job is called, one line; empty if nobody says.
+    pub job: String,
     /// The variable that gives the world, for messages.
     world_name: &'static str,
 }
@@ -62,7 +77,8 @@ impl Launched {
     /// A process that nobody else was started with.
     pub fn alone() -> Launched {
         let (launcher, world_name) = ("nobody", "the number of processes");
-        Launched { launcher, rank: 0, world: 1, local: Some(0), locals: Some(1), world_name }
+        let (local, locals, job) = (Some(0), Some(1), String::new());
+        Launched { launcher, rank: 0, world: 1, local, locals, job, world_name }
     }
 
     /// The launcher of this process; `None` if nobody has set its variables.
@@ -104,8 +120,8 @@ impl Launched {
             return Err(refuse(format!("{} is {a} and {} is {b}", n.local, n.locals))
                 .help(format!("processes of a host are numbered 0 to {}", b.saturating_sub(1))));
         }
-        let launcher = n.launcher;
-        Ok(Some(Launched { launcher, rank, world, local, locals, world_name: n.world }))
+        let (launcher, job) = (n.launcher, job(n, &var));
+        Ok(Some(Launched { launcher, rank, world, local, locals, job, world_name: n.world }))
     }
 
     /// Checks that as many processes were started as the plan has ranks.
@@ -138,12 +154,45 @@ impl Launched {
     }
 }
 
+/// What a job is called: by its user, or by its launcher. A rendezvous of torchrun that nobody has named is `none`, and
+/// parts of a heterogeneous job of Slurm have numbers of their own.
+fn job(n: &Names, var: impl Fn(&str) -> Option<String>) -> String {
+    let parts = var("SLURM_HET_SIZE").is_some() && n.launcher == "srun";
+    let of = |name: &&str| var(name).filter(|v| !v.is_empty() && v != "none");
+    let own = || match n.job {
+        [first, rest @ ..] if !parts => {
+            let rest = rest.iter().filter_map(of);
+            of(first).map(|f| std::iter::once(f).chain(rest).collect::<Vec<_>>().join("."))
+        }
+        _ => None,
+    };
+    let name = of(&JOB).or_else(own).unwrap_or_default();
+    name.chars().filter(|c| !c.is_control()).take(MOST).collect()
+}
+
 fn found(n: &Names, var: impl Fn(&str) -> Option<String>) -> &'static str {
     if var(n.rank).is_some() { n.rank } else { n.local }
 }
 
 fn refuse(message: String) -> Diag {
     Diag::new("launcher", message).rule("a launcher starts one process per rank of the plan")
+}
+
+/// The name of this host.
+pub fn host() -> String {
+    let name = files::read_text(Path::new("/proc/sys/kernel/hostname"), 1 << 10);
+    let name = name.unwrap_or_default();
+    match name.trim() {
+        "" => std::env::var("HOSTNAME").unwrap_or_else(|_| "unknown host".into()),
+        name => name.to_string(),
+    }
+}
+
+/// The list of the cores that this process may run on, as the system writes it; empty if it does not tell.
+pub(super) fn cores() -> String {
+    let status = files::read_text(Path::new("/proc/self/status"), 1 << 16).unwrap_or_default();
+    let list = status.lines().find_map(|l| l.strip_prefix("Cpus_allowed_list:"));
+    list.unwrap_or_default().trim().to_string()
 }
 
 #[cfg(test)]
@@ -181,6 +230,24 @@ mod tests {
             ("OMPI_COMM_WORLD_SIZE", "4"),
         ];
         assert_eq!(of(&both).unwrap().unwrap().launcher, "Open MPI");
+    }
+
+    #[test]
+    fn jobs_are_called_as_their_launcher_does() {
+        let of = |vars: &[(&str, &str)]| of(vars).unwrap().unwrap().job;
+        let torchrun = [("RANK", "0"), ("WORLD_SIZE", "2")];
+        assert_eq!(of(&torchrun), "");
+        let with = |vars: &[(&'static str, &'static str)]| of(&[&torchrun[..], vars].concat());
+        assert_eq!(with(&[("TORCHELASTIC_RUN_ID", "none")]), "");
+        // Its hosts count restarts each for itself.
+        assert_eq!(with(&[("TORCHELASTIC_RUN_ID", "a"), ("TORCHELASTIC_RESTART_COUNT", "1")]), "a");
+        assert_eq!(with(&[("TORCHELASTIC_RUN_ID", "a"), ("SHARDC_JOB", "b\nc")]), "bc");
+        let srun = [("SLURM_STEP_ID", "0"), ("SLURM_PROCID", "0"), ("SLURM_NTASKS", "2")];
+        let job = [&srun[..], &[("SLURM_JOB_ID", "17")]].concat();
+        assert_eq!((of(&srun), of(&job)), (String::new(), "17.0".into()));
+        assert_eq!(of(&[&job[..], &[("SLURM_HET_SIZE", "2")]].concat()), "");
+        let open = [("OMPI_COMM_WORLD_RANK", "0"), ("OMPI_COMM_WORLD_SIZE", "2")];
+        assert_eq!(of(&[&open[..], &[("PMIX_NAMESPACE", "123")]].concat()), "123");
     }
 
     #[test]

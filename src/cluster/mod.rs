@@ -7,10 +7,10 @@ mod store;
 
 use crate::signals;
 use crate::terminal::{self, notes, say_error, warn};
-use launcher::Launched;
+pub use launcher::host;
+use launcher::{Launched, cores};
 use meeting::Meeting;
 use shardc_ir::diag::{Diag, Result, count, one_line};
-use shardc_ir::files;
 use shardc_ir::plan::Plan;
 pub use shardc_passes::options::Transport;
 use shardc_runtime::Process;
@@ -19,7 +19,7 @@ use shardc_runtime::control::{Control, Me, Terms, Watch, no_secret};
 use shardc_runtime::cuda::{Device, Devices, Id};
 use shardc_runtime::transport;
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -39,6 +39,16 @@ const SILENCE: u64 = 30;
 const LISTED: usize = 64;
 /// NCCL refuses two ranks on a device unless this is 1.
 const SHARED: &str = "NCCL_MULTI_RANK_GPU_ENABLE";
+
+/// What all processes of a job have alike, and what to do where they do not.
+const FILES: [&str; 2] = [
+    "all processes of a job read the same files, with the same flags",
+    "give all processes the same flags; of files keep 1 copy, on a file system that all hosts share",
+];
+const LIBRARIES: [&str; 2] = [
+    "all processes of a job have the same NCCL: others may not understand it",
+    "install 1 version on all hosts; LD_LIBRARY_PATH says which is found",
+];
 
 /// How ranks of several processes exchange data.
 enum Links {
@@ -188,7 +198,7 @@ fn device_of(l: &Launched) -> Result<(usize, String)> {
         shardc_runtime::cuda::queues()?;
     }
     let device = l.local.unwrap_or(l.rank) % Device::count()?;
-    Ok((device, Device::open(device)?.name()?))
+    Ok((device, Device::name_of(device)?))
 }
 
 #[cfg(not(feature = "mpi"))]
@@ -237,7 +247,7 @@ fn start(
     let card = format!("{}, pid {}{card}", host(), std::process::id());
     let alarm = Arc::<Alarm>::default();
     let print = |message: &str| say_error(message);
-    let me = Me { process: l.rank, processes: l.world, card };
+    let me = Me { process: l.rank, processes: l.world, job: l.job.clone(), card };
     let Meeting { door, leader, secret, spare, .. } = meeting;
     let insecure = how.insecure_control && !secret.is_secret();
     if let Some(far) = door.as_ref().filter(|d| insecure && d.is_far()) {
@@ -260,23 +270,6 @@ fn start(
     Ok((control, alarm))
 }
 
-/// The name of this host.
-pub fn host() -> String {
-    let name = files::read_text(Path::new("/proc/sys/kernel/hostname"), 1 << 10);
-    let name = name.unwrap_or_default();
-    match name.trim() {
-        "" => std::env::var("HOSTNAME").unwrap_or_else(|_| "unknown host".into()),
-        name => name.to_string(),
-    }
-}
-
-/// The list of the cores that this process may run on, as the system writes it; empty if it does not tell.
-fn cores() -> String {
-    let status = files::read_text(Path::new("/proc/self/status"), 1 << 16).unwrap_or_default();
-    let list = status.lines().find_map(|l| l.strip_prefix("Cpus_allowed_list:"));
-    list.unwrap_or_default().trim().to_string()
-}
-
 impl Job {
     /// Ends what the processes share, which all have finished, and leaves them.
     pub fn end(self) {
@@ -294,11 +287,8 @@ impl Job {
     pub fn check(&self, plan: &Plan, hash: &str) -> Result<()> {
         self.launched.check(plan.module.mesh.ranks())?;
         let own = format!("shardc {}\nplan {hash}", env!("CARGO_PKG_VERSION"));
-        let all = self.control.gather(own.clone().into_bytes());
-        if let Some(p) = all.iter().position(|other| *other != own.as_bytes()) {
-            let theirs = String::from_utf8_lossy(&all[p]).replace('\n', ", ");
-            let ours = own.replace('\n', ", ");
-            let card = &self.control.cards()[p];
+        if let Some((p, card, theirs)) = self.other(&own) {
+            let (theirs, ours) = (theirs.replace('\n', ", "), own.replace('\n', ", "));
             return Err(Diag::new("plans-differ", format!("process {p} ({card}) runs {theirs}"))
                 .why(format!("process 0 runs {ours}"))
                 .rule("all ranks run the same plan with the same shardc")
@@ -313,19 +303,27 @@ impl Job {
         Ok(())
     }
 
+    /// The first process that says something else than process 0, with its card and what it says; of process 0.
+    fn other(&self, own: &str) -> Option<(usize, &str, String)> {
+        let all = self.control.gather(own.as_bytes().to_vec());
+        let p = all.iter().position(|other| other != own.as_bytes())?;
+        Some((p, &self.control.cards()[p], String::from_utf8_lossy(&all[p]).into_owned()))
+    }
+
     /// Checks that all processes say the same of something, such as what they go on from.
     ///
     /// # Errors
     /// `plans-differ`, of process 0.
     pub fn same(&self, what: &str, own: &str) -> Result<()> {
-        let all = self.control.gather(own.as_bytes().to_vec());
-        if let Some(p) = all.iter().position(|other| other != own.as_bytes()) {
-            let (card, theirs) = (&self.control.cards()[p], String::from_utf8_lossy(&all[p]));
+        self.agree(what, own, FILES)
+    }
+
+    /// The same, by that rule, and with that way out.
+    fn agree(&self, what: &str, own: &str, [rule, help]: [&str; 2]) -> Result<()> {
+        if let Some((p, card, theirs)) = self.other(own) {
             let message = format!("process {p} ({card}) has {what} {theirs}");
-            return Err(Diag::new("plans-differ", message)
-                .why(format!("process 0 has {own}"))
-                .rule("all processes of a job read the same files, with the same flags")
-                .help("give all processes the same flags; of files keep 1 copy, on a file system that all hosts share"));
+            let d = Diag::new("plans-differ", message).why(format!("process 0 has {own}"));
+            return Err(d.rule(rule).help(help));
         }
         self.control.barrier();
         Ok(())
@@ -419,6 +417,7 @@ impl Job {
             }
             Links::Nccl(_, name) => {
                 self.one_each(name)?;
+                self.agree("NCCL", &shardc_runtime::cuda::version()?.to_string(), LIBRARIES)?;
                 let own = match self.control.leads() {
                     true => shardc_runtime::cuda::id()?.0.to_vec(),
                     false => vec![],

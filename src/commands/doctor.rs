@@ -28,8 +28,7 @@ fn look() -> Vec<Found> {
         None => d.message,
     };
     let devices = || -> Result<String> {
-        let names: Result<Vec<String>> =
-            (0..Device::count()?).map(|i| Device::open(i)?.name()).collect();
+        let names: Result<Vec<String>> = (0..Device::count()?).map(Device::name_of).collect();
         Ok(names?.join(", "))
     };
     vec![

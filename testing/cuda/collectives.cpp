@@ -1,8 +1,8 @@
 // Stands in for libnccl where there is no GPU: ranks are processes of one machine, or threads of this
 // one, whose messages are in memory or in a folder (board.h), and work is done by the streams of
 // driver.cpp. A send is done when it was received, and a sum is folded in group order. What a
-// communicator does first connects its members, of which each waits on the host for the others, and takes
-// memory for each direction and for collectives: STANDIN_LAZY bytes. With STANDIN_LOG every rank writes
+// communicator does first connects its members, of which each waits for the others, and takes memory for
+// each direction and for collectives: STANDIN_LAZY bytes. What a call returns, and when: comm.h. With STANDIN_LOG every rank writes
 // its calls to that folder; with STANDIN_HANG=N no collective after its first N is ever done; with
 // STANDIN_ASYNC=CODE that is what a communicator says when it was asked some times; with STANDIN_DESTROY
 // its end waits for all members. For tests.
@@ -19,13 +19,9 @@
 #include <string>
 #include <vector>
 
-#include "board.h"
-#include "faults.h"
+#include "comm.h"
 #include "half.h"
-#include "streams.h"
 
-enum { OK = 0, CUDA = 1, SYSTEM = 2, INTERNAL = 3, INVALID_ARGUMENT = 4,
-       INVALID_USAGE = 5, REMOTE = 6 };
 enum { BYTE = 1, I32 = 2, F16 = 6, F32 = 7, BF16 = 9 };
 enum { SUM = 0, MAX = 2, MIN = 3 };
 
@@ -41,24 +37,6 @@ static bool inside(const void* at, size_t bytes) {
     return bytes == 0 || f((uint64_t)at, bytes);
 }
 
-struct Comm {
-    std::string path;
-    int rank;
-    std::vector<int> world;  // its members, as ranks of the job
-    std::vector<uint64_t> sent, received;
-    uint64_t calls = 0, splits = 0;
-    Stop aborted{false};
-    std::atomic<int> asked{0};
-    // What is connected: collectives, and directions between two members.
-    std::set<std::string> connected;
-    std::vector<uint64_t> buffers;
-    int size() const { return world.size(); }
-    std::string file(char kind, int from, int to, uint64_t n) const {
-        return path + kind + std::to_string(n) + "." + std::to_string(from) + "." +
-               std::to_string(to);
-    }
-};
-
 // A part of a group of calls: what leaves first, what then comes, and what at last was to leave.
 struct Call {
     Comm* comm;
@@ -70,8 +48,6 @@ struct Call {
 };
 static thread_local int depth = 0;
 static thread_local std::vector<Call> open_calls;
-// What is said of the last error.
-static std::string& last_error = *new std::string;
 
 // Connects what these calls use for the first time: the host waits for all members, and memory of the
 // device is taken.
@@ -84,12 +60,8 @@ static int connect(const std::vector<Call>& calls) {
         return c->comm->path + "l" + c->link + "." + std::to_string(r);
     };
     for (auto c : fresh) give(name(c, c->comm->rank), "", 0);
-    try {
-        for (auto c : fresh)
-            for (int r : c->members) look(name(c, r), c->comm->aborted);
-    } catch (Aborted) {
-        return INVALID_USAGE;
-    }
+    for (auto c : fresh)
+        for (int r : c->members) look(name(c, r), c->comm->aborted);
     const size_t bytes = setting("STANDIN_LAZY", 0);
     for (auto c : fresh) {
         uint64_t buffer;
@@ -128,32 +100,32 @@ static void far(const Comm* c) {
         }
 }
 
+// The calls of a group are of one communicator, and of one stream.
 static int add(Call c) {
+    if (int e = busy(c.comm)) return e;
     open_calls.push_back(std::move(c));
     if (depth) return OK;
     std::vector<Call> all;
     all.swap(open_calls);
-    if (int e = connect(all)) return e;
-    std::map<void*, std::vector<Call>> by;
-    for (auto& c : all) by[c.stream].push_back(c);
-    for (auto& x : by) {
-        auto calls = x.second;
-        put(x.first, [calls] {
-            note(calls, '+');
-            far(calls[0].comm);
-            try {
-                for (auto& c : calls)
-                    if (c.leave) c.leave();
-                for (auto& c : calls)
-                    if (c.come) c.come();
-                for (auto& c : calls)
-                    if (c.left) c.left();
-            } catch (Aborted) {
-            }
-            note(calls, '-');
+    Comm* comm = all[0].comm;
+    void* stream = all[0].stream;
+    for (auto& c : all)
+        if (c.comm != comm || c.stream != stream) return INVALID_USAGE;
+    return begin(comm, [=] {
+        if (int e = connect(all)) return e;
+        queue(comm, stream, [=] {
+            note(all, '+');
+            far(comm);
+            for (auto& c : all)
+                if (c.leave) c.leave();
+            for (auto& c : all)
+                if (c.come) c.come();
+            for (auto& c : all)
+                if (c.left) c.left();
+            note(all, '-');
         });
-    }
-    return OK;
+        return (int)OK;
+    });
 }
 
 static void log(const Comm* c, const char* call, size_t count, int kind, int other) {
@@ -233,7 +205,7 @@ static std::string direction(int from, int to) {
 extern "C" {
 
 int ncclGetVersion(int* v) {
-    *v = 22900;
+    *v = setting("STANDIN_NCCL", 22900);
     return OK;
 }
 const char* ncclGetErrorString(int code) {
@@ -258,67 +230,88 @@ int ncclGetUniqueId(Id* id) {
     snprintf(id->text, sizeof id->text, "%s/standin-nccl-XXXXXX", dir);
     return mkdtemp(id->text) ? OK : SYSTEM;
 }
-int ncclCommInitRank(Comm** made, int ranks, Id id, int rank) {
+int ncclCommInitRankConfig(Comm** made, int ranks, Id id, int rank, const Config* given) {
     arrive("ncclCommInitRank");
+    Config config;
+    if (int e = read(given, &config)) return e;
     if (rank < 0 || rank >= ranks) return INVALID_ARGUMENT;
     Comm* c = new Comm;
     c->path = std::string(id.text) + "/all-";
     c->rank = rank;
+    c->blocking = blocks(config);
     for (int r = 0; r < ranks; r++) c->world.push_back(r);
     c->sent.resize(ranks);
     c->received.resize(ranks);
-    give(c->path + "h" + std::to_string(rank), "", 0);
-    for (int r = 0; r < ranks; r++) look(c->path + "h" + std::to_string(r), c->aborted);
     *made = c;
-    return OK;
+    return begin(c, [=] {
+        give(c->path + "h" + std::to_string(rank), "", 0);
+        for (int r = 0; r < ranks; r++) look(c->path + "h" + std::to_string(r), c->aborted);
+        return (int)OK;
+    });
 }
-// ncclConfig_t of 2.18, as nccl.h has it.
-struct Config {
-    size_t size;
-    unsigned magic, version;
-    int blocking, cluster, least, most;
-    const char* network;
-    int share;
-};
-int ncclCommSplit(Comm* c, int color, int key, Comm** made, const Config* config) {
+static void log_split(const std::string& line) {
+    const char* dir = getenv("STANDIN_LOG");
+    if (!dir) return;
+    FILE* f = fopen((std::string(dir) + "/split").c_str(), "a");
+    fprintf(f, "%s\n", line.c_str());
+    fclose(f);
+}
+// The new communicator is there when that which is split is no longer busy, and is busy itself a moment longer.
+int ncclCommSplit(Comm* c, int color, int key, Comm** made, const Config* given) {
     arrive("ncclCommSplit");
-    if (!config || config->size < sizeof *config - 4 || config->magic != 0xcafebeef) return INVALID_ARGUMENT;
-    if (config->version < 21800 || config->blocking == 0 || config->share || config->most == 0) return INVALID_ARGUMENT;
+    Config config;
+    if (int e = read(given, &config)) return e;
+    if (int e = busy(c)) return e;
     const std::string name = c->path + "s" + std::to_string(c->splits++) + ".";
-    const int own[2] = {color, key};
-    give(name + std::to_string(c->rank), own, sizeof own);
-    std::vector<std::pair<int, int>> members;
-    for (int r = 0; r < c->size(); r++) {
-        int theirs[2];
-        memcpy(theirs, look(name + std::to_string(r), c->aborted).data(), sizeof theirs);
-        if (color >= 0 && theirs[0] == color) members.push_back({theirs[1], r});
-    }
+    const std::string label = config.name ? config.name : "";
     *made = nullptr;
-    if (color < 0) return OK;
-    std::sort(members.begin(), members.end());
-    Comm* part = new Comm;
-    part->path = name + std::to_string(color) + "-";
-    for (auto& m : members) {
-        if (m.second == c->rank) part->rank = part->world.size();
-        part->world.push_back(c->world[m.second]);
-    }
-    part->sent.resize(part->size());
-    part->received.resize(part->size());
-    if (const char* dir = getenv("STANDIN_LOG")) {
-        FILE* f = fopen((std::string(dir) + "/split").c_str(), "a");
-        fprintf(f, "%d of %d: blocks %d\n", part->rank, part->size(), config->most);
-        fclose(f);
-    }
-    *made = part;
-    return OK;
+    return begin(c, [=] {
+        const int own[2] = {color, key};
+        give(name + std::to_string(c->rank), own, sizeof own);
+        std::vector<std::pair<int, int>> members;
+        for (int r = 0; r < c->size(); r++) {
+            int theirs[2];
+            memcpy(theirs, look(name + std::to_string(r), c->aborted).data(), sizeof theirs);
+            if (color >= 0 && theirs[0] == color) members.push_back({theirs[1], r});
+        }
+        if (color < 0) {
+            log_split("none");
+            return (int)OK;
+        }
+        std::sort(members.begin(), members.end());
+        Comm* part = new Comm;
+        part->path = name + std::to_string(color) + "-";
+        part->blocking = blocks(config);
+        part->turns = turns(part, label);
+        for (auto& m : members) {
+            if (m.second == c->rank) part->rank = part->world.size();
+            part->world.push_back(c->world[m.second]);
+        }
+        part->sent.resize(part->size());
+        part->received.resize(part->size());
+        log_split(std::to_string(part->rank) + " of " + std::to_string(part->size()) + ": " + label + ", blocks " +
+                  std::to_string(config.most));
+        if (!part->blocking) begin(part, [] { return usleep(100) * 0; });
+        *made = part;
+        return (int)OK;
+    });
 }
+int ncclCommFinalize(Comm* c) {
+    arrive("ncclCommFinalize");
+    if (int e = busy(c)) return e;
+    return begin(c, [=] {
+        if (getenv("STANDIN_DESTROY")) {
+            give(c->path + "d" + std::to_string(c->rank), "", 0);
+            for (int r = 0; r < c->size(); r++) look(c->path + "d" + std::to_string(r), c->aborted);
+        }
+        return (int)OK;
+    });
+}
+// Waits for what goes on.
 int ncclCommDestroy(Comm* c) {
     static auto release = (int (*)(uint64_t))driver("cuMemFree_v2");
     arrive("ncclCommDestroy");
-    if (getenv("STANDIN_DESTROY")) {
-        give(c->path + "d" + std::to_string(c->rank), "", 0);
-        for (int r = 0; r < c->size(); r++) look(c->path + "d" + std::to_string(r), c->aborted);
-    }
+    while (c->state == IN_PROGRESS) usleep(100);
     for (auto buffer : c->buffers) release(buffer);
     delete c;
     return OK;
@@ -329,8 +322,11 @@ int ncclCommAbort(Comm* c) {
     return OK;
 }
 int ncclCommGetAsyncError(Comm* c, int* state) {
+    lives(c);
     const int code = setting("STANDIN_ASYNC", OK);
-    *state = code && c->asked++ > 50 ? code : OK;
+    *state = c->state;
+    if (*state) return OK;
+    if (code && c->calls > 4 && c->asked++ > 50) *state = code;
     if (*state) last_error = "NET/IB : Got completion with error 12";
     return OK;
 }

@@ -122,6 +122,14 @@ void standin_put(void* stream, void (*work)(void*), void (*drop)(void*), void* a
 }
 // From now on streams that are made are late by another number.
 void standin_seed(unsigned number) { seed = number; }
+// What threads are of this one: its device, and whether it takes a step.
+void* standin_device() { return current; }
+void* standin_thread() { return new std::pair<Shared*, bool>(current, stepping); }
+void standin_become(void* thread) {
+    std::unique_ptr<std::pair<Shared*, bool>> other((std::pair<Shared*, bool>*)thread);
+    current = other->first;
+    stepping = other->second;
+}
 bool standin_inside(uint64_t at, size_t bytes) { return inside(at, bytes); }
 
 int cuInit(unsigned) {
@@ -129,7 +137,7 @@ int cuInit(unsigned) {
     return OK;
 }
 int cuDriverGetVersion(int* v) {
-    *v = 13000;
+    *v = setting("STANDIN_DRIVER", 13000);
     return OK;
 }
 int cuGetErrorName(int, const char** s) {
@@ -171,6 +179,7 @@ int cuDeviceCanAccessPeer(int* can, int, int) {
 }
 int cuCtxEnablePeerAccess(void*, unsigned) { return current ? OK : INVALID_CONTEXT; }
 int cuDevicePrimaryCtxRetain(void** c, int device) {
+    log("context", 1);
     *c = on_device(device);
     return OK;
 }

@@ -24,7 +24,7 @@ static bool lists(const char* name, const char* word) {
 static std::mutex& driver_lock = *new std::mutex;
 
 // STANDIN_AT=CALL:N:HOW: the N-th call of CALL in this process kills it, stops it, never returns
-// ("deaf": its other threads go on), or holds the driver's lock for 3 s ("lock").
+// ("deaf": its other threads go on), takes 2 s ("late"), or holds the driver's lock for 3 s ("lock").
 static void arrive(const char* call) {
     static const char* at = getenv("STANDIN_AT");
     const size_t n = strlen(call);
@@ -35,6 +35,7 @@ static void arrive(const char* call) {
     if (!strcmp(how, "kill")) raise(SIGKILL);
     if (!strcmp(how, "stop")) raise(SIGSTOP);
     while (!strcmp(how, "deaf")) pause();
+    if (!strcmp(how, "late")) sleep(2);
     if (!strcmp(how, "lock")) {
         std::lock_guard<std::mutex> held(driver_lock);
         sleep(3);

@@ -6,6 +6,7 @@ mod machine;
 mod measured;
 mod nccl;
 mod queues;
+mod start;
 mod sweep;
 
 use machine::{HERE, Machine, compare};

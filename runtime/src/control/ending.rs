@@ -1,6 +1,7 @@
 //! How a job ends because of one process: one message, one status for all.
 
 use super::join::call;
+use super::watch::WAITS;
 use super::wire::{FrameKind, lines};
 use super::{BEAT, Inbox, Shared, Trouble, held, is_late, system};
 use shardc_ir::diag::{Diag, Exit, one_line};
@@ -137,11 +138,12 @@ impl Shared {
         let mut text = trouble.text.clone();
         if trouble.status == Exit::RankFailed as i32 {
             let others = (0..self.processes).filter(|&p| p != trouble.process);
-            let whys: Vec<String> = others
+            let mut whys: Vec<String> = others
                 .filter_map(|p| inbox.stopped[p].as_ref())
                 .take(LISTED)
                 .map(|w| format!("\n   = why: {w}"))
                 .collect();
+            whys.extend(self.not_come(&trouble, &inbox).take(LISTED));
             let at = text.find("\n   = help:").unwrap_or(text.len());
             text.insert_str(at, &whys.concat());
         }
@@ -153,6 +155,27 @@ impl Shared {
             ));
         }
         self.over(Some(&text), trouble.status)
+    }
+
+    /// Where some wait for others to come to something: which those are, as far as they have said where they are.
+    fn not_come<'a>(
+        &'a self,
+        trouble: &'a Trouble,
+        inbox: &'a Inbox,
+    ) -> impl Iterator<Item = String> + 'a {
+        let at = move |p: usize| match p == trouble.process {
+            true => Some(&trouble.text),
+            false => inbox.stopped[p].as_ref(),
+        };
+        let waits = move |p: usize| at(p).map(|text| text.contains(WAITS));
+        let some = (0..self.processes).any(|p| waits(p) == Some(true));
+        let missing = (0..self.processes).filter(move |&p| some && waits(p) == Some(false));
+        missing.map(|p| {
+            format!(
+                "\n   = why: process {p} ({}) has not come, or is in a call that does not end",
+                self.cards[p]
+            )
+        })
     }
 
     /// Process 0 says that all is over: this one tells where it is, and waits for the end.

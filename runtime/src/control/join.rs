@@ -6,7 +6,7 @@ use super::secret::{NONCE, Pair, Secret, random};
 use super::watch::late;
 use super::wire::{FrameKind, Incoming, MAGIC, Outgoing, calls, lines};
 use super::{AT_ONCE, BEAT, Me, Terms, is_late};
-use shardc_ir::diag::{Diag, Result};
+use shardc_ir::diag::{Diag, Result, one_line};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
@@ -131,20 +131,33 @@ impl Hello {
     fn read(
         known: &Known,
         leader: &str,
-        n: usize,
+        me: &Me,
     ) -> std::result::Result<Hello, (&'static str, String)> {
-        let wrong = |why: String| Err(("cluster", why));
+        let (n, wrong) = (me.processes, |why: String| Err(("cluster", why)));
         let mut said = lines(&known.data);
-        if known.kind != FrameKind::Hello || said.len() < 4 {
-            return wrong("this is not a hello of a process".into());
+        if known.kind != FrameKind::Hello || said.len() < 5 {
+            return wrong("this is not a hello of a process of this version of shardc".into());
         }
         if said[0] != leader {
             return Err((OTHER, format!("this is process 0 of another job, at {leader}")));
         }
+        if said[2] != me.job {
+            let of = |job: &str| match job {
+                "" => "without a name".to_string(),
+                job => format!("`{}`", one_line(job)),
+            };
+            let (own, theirs) = (of(&me.job), of(&said[2]));
+            return Err((
+                OTHER,
+                format!(
+                    "this is process 0 of the job {own}, at {leader}, and not of that {theirs}"
+                ),
+            ));
+        }
         let words: Vec<usize> = said[1].split(' ').filter_map(|w| w.parse().ok()).collect();
         match words[..] {
             [number, of] if of == n && (1..n).contains(&number) => {
-                Ok(Hello { number, said: said.split_off(2) })
+                Ok(Hello { number, said: said.split_off(3) })
             }
             [_, of] if of != n => {
                 wrong(format!("process 0 leads {n} processes, this one is of {of}"))
@@ -178,8 +191,9 @@ struct Waiting {
 
 impl Waiting {
     /// One that knows the secret joins, or is told why it does not.
-    fn enter(&mut self, mut known: Known, leader: &str, n: usize) {
-        let hello = Hello::read(&known, leader, n).and_then(|h| match &self.links[h.number] {
+    fn enter(&mut self, mut known: Known, leader: &str, me: &Me) {
+        let n = me.processes;
+        let hello = Hello::read(&known, leader, me).and_then(|h| match &self.links[h.number] {
             Some((out, _)) if !out.is_over() => {
                 Err(("cluster", format!("two processes are number {} of {n}", h.number)))
             }
@@ -225,7 +239,8 @@ impl Waiting {
 }
 
 /// Process 0: waits for all others. One whose connection ends meanwhile is waited for again.
-pub(super) fn welcome(n: usize, door: Door, leader: &str, own: &str, terms: &Terms) -> Result<Met> {
+pub(super) fn welcome(me: &Me, door: Door, leader: &str, own: &str, terms: &Terms) -> Result<Met> {
+    let n = me.processes;
     let (mut looked, mut told) = (Instant::now(), Instant::now());
     let (links, hellos) = ((0..n).map(|_| None).collect(), vec![vec![]; n]);
     let mut w = Waiting { links, hellos, refused: None, said: [false; 3] };
@@ -233,7 +248,7 @@ pub(super) fn welcome(n: usize, door: Door, leader: &str, own: &str, terms: &Ter
     let mut lobby = Lobby::new(door.listeners, terms.secret.clone());
     loop {
         let (came, more) = lobby.look()?;
-        came.into_iter().for_each(|known| w.enter(known, leader, n));
+        came.into_iter().for_each(|known| w.enter(known, leader, me));
         let all_came = w.links[1..].iter().all(Option::is_some);
         if all_came || looked.elapsed() > THERE {
             looked = Instant::now();
@@ -366,7 +381,7 @@ fn enter(
         Err(d) => return Ok(Err(d)),
     };
     let numbers = format!("{} {}", me.process, me.processes);
-    let hello = format!("{leader}\n{numbers}\n{}\n{card}", door.addresses);
+    let hello = format!("{leader}\n{numbers}\n{}\n{}\n{card}", me.job, door.addresses);
     out.write(FrameKind::Hello, hello.as_bytes())?;
     let table = match table(me, leader, &mut incoming, terms)? {
         Ok(table) => table,
@@ -403,7 +418,9 @@ fn table(
                 let text = String::from_utf8_lossy(&data).into_owned();
                 return match text.split_once('\n').unwrap_or(("", &text)) {
                     ("start-timeout", whom) => late(&format!("{whom} did not come")),
-                    (OTHER, _) if terms.spare > 0 => Err(ErrorKind::ConnectionRefused.into()),
+                    (OTHER, why) if terms.spare > 0 => {
+                        Err(std::io::Error::new(ErrorKind::ConnectionRefused, why))
+                    }
                     (_, why) => Ok(Err(unreachable(why.to_string()))),
                 };
             }

@@ -59,6 +59,9 @@ const DATA: usize = 1 << 28;
 pub struct Me {
     pub process: usize,
     pub processes: usize,
+    /// By what its launcher calls the job, one line that all its processes have; empty if that is not known. Jobs that
+    /// are called otherwise are told apart by it, also if they have the same secret.
+    pub job: String,
     /// What others see of this process, its host first: one line.
     pub card: String,
 }
@@ -193,7 +196,7 @@ impl Control {
             }
             Some(door) => {
                 let own = format!("{}\n{}", door.addresses, me.card);
-                welcome(me.processes, door, leader, &own, &terms)?
+                welcome(me, door, leader, &own, &terms)?
             }
             None => knock(me, leader, &me.card, &terms)?,
         };

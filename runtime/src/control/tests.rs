@@ -36,7 +36,8 @@ pub(super) fn join(
     terms: Terms,
 ) -> Result<Control> {
     let (process, processes) = me;
-    let me = Me { process, processes, card: format!("card of {process}") };
+    let (job, card) = (String::new(), format!("card of {process}"));
+    let me = Me { process, processes, job, card };
     let print = Box::new(|text: &str| eprintln!("{text}"));
     Control::join(&me, door, leader, terms, Arc::default(), print)
 }
@@ -178,11 +179,12 @@ fn a_false_process_0_hears_no_card() {
         s.write_all(&[5; 2 * NONCE]).expect("room");
         let mut heard = vec![];
         let _ = s.read_to_end(&mut heard);
-        heard
+        // Nobody else gets the port meanwhile.
+        (heard, listener)
     });
     let d = join((1, 2), None, &at, terms(SECRET, 1, 30)).err().expect("no process 0");
     assert!(d.render().contains("does not know the secret"), "{d}");
-    assert_eq!(listens.join().expect("a thread").len(), MAGIC.len() + NONCE);
+    assert_eq!(listens.join().expect("a thread").0.len(), MAGIC.len() + NONCE);
 }
 
 /// The second of a number is refused, while the first waits for the others; one that has gone makes room.
@@ -194,7 +196,7 @@ fn a_process_number_twice_ends_nothing_that_has_joined() {
     let come = |number: usize| {
         let secret = Secret::of(SECRET.as_bytes());
         let (mut out, from) = call(&[at], &secret, PROMPT).expect("a call");
-        let hello = format!("{at}\n{number} 3\n{at}\nanother");
+        let hello = format!("{at}\n{number} 3\n\n{at}\nanother");
         out.write(FrameKind::Hello, hello.as_bytes()).expect("room");
         from.patience(PROMPT);
         (out, from)
@@ -477,7 +479,7 @@ fn one_that_has_joined_and_lies_ends_the_job_with_one_message() {
             }
             std::thread::sleep(Duration::from_millis(10));
         };
-        out.write(FrameKind::Hello, format!("{at}\n2 3\n{at}\ncard of 2").as_bytes())
+        out.write(FrameKind::Hello, format!("{at}\n2 3\n\n{at}\ncard of 2").as_bytes())
             .expect("sent");
         from.patience(PROMPT * 10);
         table(&mut from);

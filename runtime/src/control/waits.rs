@@ -61,6 +61,29 @@ fn a_struck_process() {
     c.leave();
 }
 
+/// Two jobs with one secret, whose processes look for process 0 at one port: one that is called otherwise is not let
+/// in, and says why; those of one name join, also behind it.
+#[test]
+fn a_process_of_another_job_is_refused() {
+    let door = Door::open(0, &[HERE]).expect("a port");
+    let leader = door.addresses.clone();
+    let come = |process: usize, door: Option<Door>, job: &str| {
+        let (job, card) = (job.to_string(), format!("card of {process}"));
+        let me = Me { process, processes: 2, job, card };
+        let print = Box::new(|text: &str| eprintln!("{text}"));
+        Control::join(&me, door, &leader, terms(SECRET, 30, 30), Arc::default(), print)
+    };
+    std::thread::scope(|s| {
+        let leads = s.spawn(|| gone(come(0, Some(door), "17.0").unwrap_or_else(|e| panic!("{e}"))));
+        for (other, words) in [("18.0", "of that `18.0`"), ("", "of that without a name")] {
+            let d = come(1, None, other).err().expect("another job").render();
+            assert!(d.contains("process 0 of the job `17.0`") && d.contains(words), "{d}");
+        }
+        gone(come(1, None, "17.0").unwrap_or_else(|e| panic!("{e}")));
+        leads.join().expect("a thread");
+    });
+}
+
 /// Processes of a job, of which one may be struck.
 struct Job {
     all: Vec<Child>,

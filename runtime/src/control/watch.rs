@@ -16,6 +16,8 @@ const OTHERS: Duration = Duration::from_secs(1);
 const SOME: Duration = Duration::from_millis(250);
 /// Processes that are listed as missing.
 const LISTED: usize = 16;
+/// What one that waits for others says of where it is.
+pub(super) const WAITS: &str = ": others have not come to it";
 
 /// A thread that waits while something goes on; dropped when that is over.
 pub struct Watch(#[expect(dead_code, reason = "its end is what the thread waits for")] Sender<()>);
@@ -124,9 +126,10 @@ impl Control {
 }
 
 impl Shared {
-    /// A phase, with that part of it that goes on.
+    /// A phase, with that part of it that goes on, and whether this process has come to it and others have not.
     pub(super) fn at(&self, phase: &str) -> String {
-        format!("{phase}{}", self.alarm.begins())
+        let (part, waits) = self.alarm.begins();
+        format!("{phase}{part}{}", if waits { WAITS } else { "" })
     }
 
     /// Which processes are known to be missing where all have to be: at the end those that have not come to it,

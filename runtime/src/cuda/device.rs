@@ -50,9 +50,7 @@ impl Device {
     /// # Errors
     /// `missing-library` without a driver, `cuda-driver` without such a device.
     pub fn open(ordinal: usize) -> Result<Arc<Device>> {
-        Device::ready()?;
-        let number = i32::try_from(ordinal).unwrap_or(i32::MAX);
-        let number = result::device::get(number).called("cuDeviceGet").map_err(no_device)?;
+        let number = Device::number(ordinal)?;
         // SAFETY: the device exists.
         let context = unsafe { result::primary_ctx::retain(number) };
         let context = context.called("cuDevicePrimaryCtxRetain")?;
@@ -176,10 +174,19 @@ impl Device {
         }
     }
 
-    /// What only this device in the world is called.
-    pub fn name(&self) -> Result<String> {
-        let uuid = result::device::get_uuid(self.number).called("cuDeviceGetUuid")?;
+    /// What only this device in the world is called. It is not opened for that.
+    ///
+    /// # Errors
+    /// As for [`Device::open`].
+    pub fn name_of(ordinal: usize) -> Result<String> {
+        let uuid = result::device::get_uuid(Device::number(ordinal)?).called("cuDeviceGetUuid")?;
         Ok(uuid.bytes.iter().map(|b| format!("{:02x}", *b as u8)).collect())
+    }
+
+    fn number(ordinal: usize) -> Result<sys::CUdevice> {
+        Device::ready()?;
+        let number = i32::try_from(ordinal).unwrap_or(i32::MAX);
+        result::device::get(number).called("cuDeviceGet").map_err(no_device)
     }
 
     /// What its maker calls it, as `NVIDIA H100 80GB HBM3`.
@@ -262,13 +269,37 @@ pub fn queues() -> Result<()> {
 /// Called while work is awaited, with how long it was: an error ends the wait. And with `None` when it is done.
 pub(super) type Watch = Box<dyn Fn(Option<Duration>) -> Result<()> + Send + Sync>;
 
-/// Looks at a stream before the core is offered to others; for how long it is offered before sleeping. That is a
+/// Looks before the core is offered to others; for how long it is offered before sleeping. That is a
 /// time and no count: on a busy core a yield takes as long as others want.
 const SPINS: u32 = 1000;
 const OFFERED: Duration = Duration::from_millis(5);
 /// The longest sleep between two looks, and which part of the time waited so far a sleep is.
 const NAP: Duration = Duration::from_micros(500);
 const PART: u32 = 64;
+
+/// Waits until something is done, looking often at first; who watches is asked meanwhile, with how long it was, and an
+/// error ends the wait.
+pub(super) fn wait_for(
+    mut done: impl FnMut() -> Result<bool>,
+    watch: impl Fn(Duration) -> Result<()>,
+) -> Result<()> {
+    let (since, mut looks) = (Instant::now(), 0);
+    while !done()? {
+        if looks < SPINS {
+            looks += 1;
+            std::hint::spin_loop();
+            continue;
+        }
+        let waited = since.elapsed();
+        if waited < OFFERED {
+            std::thread::yield_now();
+            continue;
+        }
+        watch(waited)?;
+        std::thread::sleep(NAP.min(waited / PART));
+    }
+    Ok(())
+}
 
 /// A queue of work on a device.
 pub struct Stream {
@@ -340,29 +371,15 @@ impl Stream {
             return unsafe { result::stream::synchronize(self.stream) }
                 .called("cuStreamSynchronize");
         };
-        let (since, mut looks) = (Instant::now(), 0);
-        loop {
+        let done = || {
             // SAFETY: the stream lives.
             match unsafe { sys::cuStreamQuery(self.stream) } {
-                sys::cudaError_enum::CUDA_ERROR_NOT_READY => {}
-                other => {
-                    other.result().called("cuStreamQuery")?;
-                    return watch(None);
-                }
+                sys::cudaError_enum::CUDA_ERROR_NOT_READY => Ok(false),
+                other => other.result().called("cuStreamQuery").map(|()| true),
             }
-            if looks < SPINS {
-                looks += 1;
-                std::hint::spin_loop();
-                continue;
-            }
-            let waited = since.elapsed();
-            if waited < OFFERED {
-                std::thread::yield_now();
-                continue;
-            }
-            watch(Some(waited))?;
-            std::thread::sleep(NAP.min(waited / PART));
-        }
+        };
+        wait_for(done, |waited| watch(Some(waited)))?;
+        watch(None)
     }
 
     /// The work that was queued so far, to be waited for.

@@ -162,7 +162,7 @@ fn called(m: &Machine, plan: &Plan, steps: usize) {
         let log = std::fs::read_to_string(m.dir.join(format!("log/rank-{rank}")));
         let log = log.unwrap_or_default();
         let mut found = log.lines();
-        let mut want = vec![];
+        let mut want: Vec<String> = vec![];
         // A byte each way, so that NCCL connects them.
         let class = plan.class_of(rank);
         for (from, to) in plan.edges() {
@@ -174,9 +174,9 @@ fn called(m: &Machine, plan: &Plan, steps: usize) {
             let (kind, pair) = if out { ("send", (rank, other)) } else { ("recv", (other, rank)) };
             want.push(format!("{kind} {},{} 1 {other}", pair.0, pair.1));
         }
-        for line in want.drain(..) {
-            assert_eq!(found.next().map(str::to_string), Some(line), "rank {rank}");
-        }
+        let mut first: Vec<String> = found.by_ref().take(want.len()).map(str::to_string).collect();
+        (first.sort(), want.sort());
+        assert_eq!(first, want, "rank {rank}");
         // Then an element of every kind of exchange in every group, each once.
         let kind_of = |line: &str| line.split(' ').take(2).collect::<Vec<_>>().join(" ");
         let (mut first, mut once) = (BTreeSet::new(), BTreeSet::new());
@@ -220,7 +220,7 @@ fn called(m: &Machine, plan: &Plan, steps: usize) {
 }
 
 /// Losses and norms of gradients, as printed.
-fn numbers(out: &str) -> Vec<[f64; 2]> {
+pub fn numbers(out: &str) -> Vec<[f64; 2]> {
     let line = |l: &str| serde_json::from_str::<serde_json::Value>(l).expect("JSON");
     let number = |x: &serde_json::Value| x.as_f64().expect("a number");
     out.lines().map(line).map(|l| [number(&l["loss"]), number(&l["grad_norm"])]).collect()

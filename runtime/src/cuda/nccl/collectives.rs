@@ -1,7 +1,8 @@
 //! The operations of the transport, as NCCL's.
 
+use super::comm::Data;
 use super::laid::{Laid, bytes};
-use super::library::{Data, DataType, Fold, Queue};
+use super::library::{DataType, Fold, Queue};
 use super::{Event, Group, Nccl};
 use crate::cuda::arena::Arena;
 use crate::region::Region;
@@ -13,16 +14,16 @@ use shardc_ir::types::Reduction;
 
 /// Some bytes at an address.
 fn raw(at: u64, count: usize) -> Data {
-    Data { at, count, kind: DataType::Byte }
+    Data { at, count, kind: DataType::ncclUint8 }
 }
 
 /// Elements to be folded.
 fn numbers(at: u64, count: usize, elem: Elem) -> Data {
     let kind = match elem {
-        Elem::F32 => DataType::F32,
-        Elem::BF16 => DataType::BF16,
-        Elem::F16 => DataType::F16,
-        Elem::I32 => DataType::I32,
+        Elem::F32 => DataType::ncclFloat32,
+        Elem::BF16 => DataType::ncclBfloat16,
+        Elem::F16 => DataType::ncclFloat16,
+        Elem::I32 => DataType::ncclInt32,
     };
     Data { at, count, kind }
 }
@@ -36,9 +37,9 @@ fn place_of(data: &Region) -> Result<(u64, usize)> {
 
 fn folded(how: Reduction) -> Fold {
     match how {
-        Reduction::Sum => Fold::Sum,
-        Reduction::Max => Fold::Max,
-        Reduction::Min => Fold::Min,
+        Reduction::Sum => Fold::ncclSum,
+        Reduction::Max => Fold::ncclMax,
+        Reduction::Min => Fold::ncclMin,
     }
 }
 

@@ -5,9 +5,10 @@
 //! is not in the way of another. Collectives of groups that leave a host have a stream, and those of groups
 //! within hosts another one: what is on its way between hosts for long is not in the way of what does not leave one.
 //! NCCL starts kernels of several communicators in the order in which they are called, which is that of the plan, on
-//! all ranks (`NCCL_LAUNCH_ORDER_IMPLICIT`); versions that do not have one stream for all. Nothing here waits: calls
-//! queue work, on a stream of collectives or of a direction, behind what the rank's stream has so far, and that goes on behind them, at once or
-//! where it needs them. What is not adjacent in memory passes through scratch memory.
+//! all ranks (`order`); versions that do not have one stream for all. Calls queue work, on a stream of collectives or
+//! of a direction, behind what the rank's stream has so far, and that goes on behind them, at once or where it needs
+//! them; a call waits for nothing but that NCCL has queued it (`comm`). What is not adjacent in memory passes through
+//! scratch memory.
 //!
 //! NCCL connects ranks when they first exchange something, waits there for all of them, and takes memory: so
 //! at the start every direction carries a byte, and every group does each kind of what it will do, one after
@@ -16,9 +17,11 @@
 //! NCCL orders sums as it likes, the same way in every run on the same devices.
 
 mod collectives;
+mod comm;
 mod connect;
 mod laid;
 mod library;
+mod order;
 mod warm;
 
 pub use library::Id;
@@ -28,7 +31,8 @@ use super::device::{Event, Stream};
 use super::movement::OnDevice;
 use crate::alarm::{Alarm, Call};
 use crate::transport::failure;
-use library::{Comm, Library};
+use comm::Comm;
+use library::Library;
 use shardc_ir::diag::Result;
 use shardc_ir::mesh::AtomSet;
 use std::collections::{BTreeMap, VecDeque};

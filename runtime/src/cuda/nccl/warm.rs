@@ -2,7 +2,8 @@
 //! each waiting on the host for the others, and takes memory for it. Later nothing of that is left to do.
 
 use super::Group;
-use super::library::{Comm, Data, DataType, Fold, Queue};
+use super::comm::{Comm, Data};
+use super::library::{DataType, Fold, Queue};
 use crate::alarm::Alarm;
 use crate::cuda::arena::Arena;
 use crate::cuda::device::Stream;
@@ -80,7 +81,7 @@ pub(super) fn groups(
 
 fn one(kind: Kind, g: &Group, room: &Arena, queue: Queue) -> Result<()> {
     let (from, to) = (room.address(0), room.address(ELEMENT * g.ways));
-    let element = |at: u64| Data { at, count: 1, kind: DataType::F32 };
+    let element = |at: u64| Data { at, count: 1, kind: DataType::ncclFloat32 };
     let swap = |comm: &Comm, out: &[usize], into: &[usize]| {
         comm.together(|| {
             // SAFETY: as below.
@@ -92,11 +93,11 @@ fn one(kind: Kind, g: &Group, room: &Arena, queue: Queue) -> Result<()> {
     // SAFETY: each of the two places has room for an element of every member; what they hold has no meaning.
     unsafe {
         match kind {
-            Kind::AllReduce => g.comm.all_reduce(element(from), to, Fold::Sum, queue),
+            Kind::AllReduce => g.comm.all_reduce(element(from), to, Fold::ncclSum, queue),
             Kind::AllGather => g.comm.all_gather(element(from), to, queue),
-            Kind::ReduceScatter => g.comm.reduce_scatter(from, element(to), Fold::Sum, queue),
+            Kind::ReduceScatter => g.comm.reduce_scatter(from, element(to), Fold::ncclSum, queue),
             Kind::Broadcast => g.comm.broadcast(element(from), to, 0, queue),
-            Kind::Reduce => g.comm.reduce(element(from), to, Fold::Sum, 0, queue),
+            Kind::Reduce => g.comm.reduce(element(from), to, Fold::ncclSum, 0, queue),
             Kind::Pieces => {
                 let others: Vec<usize> = (0..g.ways).filter(|&p| p != g.me).collect();
                 swap(&g.comm, &others, &others)

@@ -357,7 +357,7 @@ pub fn rooted(config: &serde_json::Value, tensor: &str, has: &dyn Fn(&str) -> bo
     let [_, head] = family.tables(&prefix);
     match prefix.is_empty() && tensor != head && !family.root.is_empty() {
         true => format!("{}.{tensor}", family.root),
-        false => tensor.into(),
+        false => family.in_modules(tensor),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::values::{not_negative, positive};
 use super::{Flags, Rate, Value};
-use shardc_ir::diag::{Diag, Result};
+use shardc_ir::diag::{Diag, Result, count};
 use shardc_ir::plan::{Fall, LrSchedule};
 
 impl Rate {
@@ -79,10 +79,8 @@ pub fn ends(fall: Fall, last: &str) -> Result<()> {
     }
     match decay {
         Some(steps) if steps > total - warmup => {
-            let what = format!(
-                "it would begin to fall while it rises: {last} leaves {} steps",
-                total - warmup
-            );
+            let left = count(total - warmup, "step", "steps");
+            let what = format!("it would begin to fall while it rises: {left} follow the warmup");
             Err(Diag::new("flag", what)
                 .at(format!("--decay-steps {steps}"))
                 .rule("--warmup and --decay-steps are together at most the steps of all")

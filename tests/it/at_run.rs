@@ -202,7 +202,7 @@ fn what_no_run_can_take_is_refused() {
     refused("p", &["--warmup", "3"], &["the learning rate is constant", "add --lr-schedule"]);
     refused("p", &["--decay-steps", "3"], &["the learning rate is constant"]);
     let flags = ["--warmup", "3", "--total-steps", "9", "--decay-steps", "7", cosine[0], cosine[1]];
-    refused("p", &flags, &["--total-steps 9 leaves 6 steps", "for example --decay-steps 2"]);
+    refused("p", &flags, &["6 steps follow the warmup", "for example --decay-steps 2"]);
     refused("p", &["--min-lr", "-0.1", cosine[0], cosine[1]], &["--min-lr"]);
     refused("p", &["--min-lr", "0.1", cosine[0], cosine[1]], &["is above --lr 0.001"]);
     refused("p", &["--warmup", "1000", cosine[0], cosine[1]], &["is not below --total-steps"]);

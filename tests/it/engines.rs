@@ -3,6 +3,7 @@
 
 use crate::lab::{FIXTURES, Lab};
 use crate::torch::{has_torch, python};
+use safetensors::SafeTensors;
 use serde_json::Value as Json;
 use shardc_testing::{Tool, skip, taken};
 use std::os::unix::process::ExitStatusExt as _;
@@ -165,7 +166,10 @@ fn steps_in_python_save_and_load() {
     let model = format!("{FIXTURES}/llama_gqa");
     let batch = format!("{model}/batch.safetensors");
     let flags = ["--mesh", "dp_shard=2", "--zero", "3", "--seq", "16", "--global-batch", "8"];
-    lab.ok(&[&["compile", &model, "--lr", "1e-3", "-o", "p"][..], &flags].concat());
+    // A rate that rises, stays and falls: Python has its own reading of it.
+    let rate = ["--lr", "1e-3", "--lr-schedule", "warmup-linear", "--warmup", "2"];
+    let fall = ["--total-steps", "8", "--decay-steps", "5", "--min-lr", "1e-4"];
+    lab.ok(&[&["compile", &model, "-o", "p"][..], &rate, &fall, &flags].concat());
     let run = ["run", "p", "--batch", &batch, "--format", "json"];
     let own = ["--weights", &model, "--save", "own", "--save-every", "2", "--steps", "2"];
     ran(&lab, &[&run[..], &own].concat());
@@ -188,6 +192,36 @@ fn steps_in_python_save_and_load() {
     close("from Python's checkpoint", &again, &further[4..], 2e-5);
     let hf = numbers(&ran(&lab, &[&run[..], &["--weights", "hf", "--steps", "1"]].concat()));
     close("from Python's model", &[(5, hf[0].1)], &further[4..5], 2e-5);
+}
+
+/// Parameters that nothing updates are of the model that is saved, and of what is dumped: the bias of a router.
+#[test]
+fn what_is_not_trained_is_saved() {
+    if !has_torch() {
+        return skip(Tool::Torch, "models with parameters that are not trained");
+    }
+    let lab = Lab::new("engines-untrained");
+    let model = format!("{FIXTURES}/nemotron_h");
+    let batch = format!("{model}/batch.safetensors");
+    lab.ok(&["compile", &model, "--seq", "16", "--global-batch", "8", "-o", "p"]);
+    let run = ["run", "p", "--batch", &batch, "--weights", &model, "--steps", "2"];
+    lab.ok(&[&run[..], &["--save", "own"]].concat());
+    lab.ok(
+        &[&run[..], &["--save", "torch", "--engine", "torch", "--dump", "d.safetensors"]].concat()
+    );
+    let saved =
+        |dir: &str| std::fs::read(lab.path(dir).join("model.safetensors")).expect("a model");
+    let (own, other) = (saved("own"), saved("torch"));
+    let files = [&own, &other].map(|b| SafeTensors::deserialize(b).expect("tensors"));
+    let name = "backbone.layers.1.mixer.gate.e_score_correction_bias";
+    assert!(files.iter().all(|f| f.names().contains(&name)), "no {name}");
+    for (name, x) in files[0].tensors() {
+        let y = files[1].tensor(&name).expect("the same names");
+        let pairs = x.data().as_chunks::<4>().0.iter().zip(y.data().as_chunks::<4>().0);
+        for (a, b) in pairs.map(|(a, b)| (f32::from_le_bytes(*a), f32::from_le_bytes(*b))) {
+            assert!((a - b).abs() <= 2e-5, "{name}: {a} and {b}");
+        }
+    }
 }
 
 /// An optimizer of torch's own on the gradients of a step trains as the plan's.

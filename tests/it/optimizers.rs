@@ -272,9 +272,10 @@ fn states_of_one_name_have_several_element_types() {
             compiled.plan.module.states
         );
         for (param, want) in &one {
-            let worst = all[param].iter().zip(want).fold(0.0f32, |m, (a, b)| m.max((a - b).abs()));
-            // Signs of what is 0 but for rounding differ.
-            assert!(worst <= 2e-5 || param.contains("_proj"), "{param}: {worst:e}");
+            let off = all[param].iter().zip(want).filter(|(a, b)| (**a - **b).abs() > 2e-5).count();
+            // Signs of what is 0 but for rounding may differ, of what Lion trains: of few.
+            let few = if param.contains("_proj") { want.len() / 100 } else { 0 };
+            assert!(off <= few, "{param}: {off} of {}", want.len());
         }
         proved("llama_gqa", &o);
     }

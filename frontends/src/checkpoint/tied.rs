@@ -108,7 +108,7 @@ impl Checkpoint {
 /// of the other, for each family that may be meant.
 fn tied(weights: &[Weight]) -> Vec<[String; 2]> {
     let has = |tensor: &String| weights.iter().any(|w| w.tensor == *tensor);
-    let tables = |f: &Family| [f.tables(&format!("{}.", f.root)), f.tables("")];
+    let tables = |f: &Family| [f.tables(&f.prefix(|_| false)), f.tables("")];
     // Families share names: each pair is read once.
     let all: BTreeSet<[String; 2]> = FAMILIES.iter().flat_map(|f| tables(f)).collect();
     match [0, 1].map(|i| all.iter().any(|pair| has(&pair[i]))) {

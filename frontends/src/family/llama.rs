@@ -17,6 +17,7 @@ pub(super) const FAMILY: Family = Family {
         dropout: Dropped::of("attention_dropout", None, None),
     },
     root: "model",
+    stored_root: None,
     embedding: "embed_tokens",
     factors: Factors::NONE,
     padding: true,

@@ -147,6 +147,8 @@ pub struct Family {
     pub keys: Keys,
     /// Module that holds the model; checkpoint names may lack it.
     pub root: &'static str,
+    /// What checkpoints call it, if they have another name for it.
+    pub stored_root: Option<&'static str>,
     pub embedding: &'static str,
     pub factors: Factors,
     /// The row of the token `pad_token_id` in the embedding has no gradient of its look-up.
@@ -373,10 +375,19 @@ impl Family {
         [format!("{}.weight", self.embedding), "shared_head.head.weight".into()]
     }
 
+    /// The name of a checkpoint's tensor in the tree of modules.
+    pub fn in_modules(&self, tensor: &str) -> String {
+        let less = |root| tensor.strip_prefix(root)?.strip_prefix('.');
+        match self.stored_root.and_then(less) {
+            Some(path) => format!("{}.{path}", self.root),
+            None => tensor.into(),
+        }
+    }
+
     /// What stands before every name but the output projection's: `model.`, or what the checkpoint has in its place,
     /// which may hold the model among others.
     pub fn prefix(&self, has: impl Fn(&str) -> bool) -> String {
-        let root = format!("{}.", self.root);
+        let root = format!("{}.", self.stored_root.unwrap_or(self.root));
         let all = [
             root.clone(),
             format!("{root}{TEXT_MODEL}"),

@@ -10,7 +10,7 @@ pub(super) const FAMILY: Family = Family {
         activation: "mlp_hidden_act",
         ..llama::FAMILY.keys
     },
-    root: "backbone",
+    stored_root: Some("backbone"),
     embedding: "embeddings",
     padding: false,
     positions: Positions::None,

@@ -8,6 +8,9 @@ use crate::family::{Mamba2, Mixer, StepSizes};
 /// tensors of its own, which every rank then has, those of values.
 pub(super) fn split_heads(f: &Family, c: &Config) -> Result<Option<usize>> {
     let Some(r) = f.recurrent else { return Ok(None) };
+    if kinds(f, c)?.is_some_and(|all| !all.contains(&Kind::Walks)) {
+        return Ok(None);
+    }
     let or = |(key, absent): (&str, usize)| Ok(c.count_if(key)?.unwrap_or(absent));
     match (or(r.keys.key_heads)?, r.mixer) {
         (1, Mixer::Mamba2(_)) => or(r.keys.value_heads).map(Some),

@@ -55,8 +55,11 @@ impl Fall {
             return self.lr * step as f64 / self.warmup as f64;
         }
         let begin = self.begin();
+        if step <= begin {
+            return self.lr;
+        }
         let steps = self.total.saturating_sub(begin).max(1);
-        let done = step.saturating_sub(begin) as f64 / steps as f64;
+        let done = (step - begin) as f64 / steps as f64;
         self.floor + (self.lr - self.floor) * left(done.min(1.0))
     }
 }

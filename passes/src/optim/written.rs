@@ -9,7 +9,7 @@
 //! update @muon(…) … { … }
 //! ```
 
-use super::{Groups, groups};
+use super::{Groups, allows, groups};
 use crate::globs::frozen;
 use crate::options::{Optimizer, Options};
 use shardc_ir::diag::Result;
@@ -149,7 +149,8 @@ fn base(text: &str) -> Option<Optimizer> {
         ("adamw", _) => {
             let mut of: BTreeMap<&str, f64> = BTreeMap::new();
             for word in given.split(',') {
-                let (key, value) = word.split_once('=')?;
+                // What no optimizer has is read as a group, and refused as one.
+                let (key, value) = word.split_once('=').filter(|(k, v)| allows(k, v))?;
                 of.insert(key, value.parse().ok()?);
             }
             let mut take = |key| of.remove(key);

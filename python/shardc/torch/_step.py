@@ -227,13 +227,18 @@ class Step(Schedule):
 
     def _planned_lr(self, step: int) -> float:
         how = self.settings["lr"]
+        lr = float(how["lr"])
         if how["kind"] == "constant":
-            return float(how["lr"])
-        lr, warmup, floor = how["lr"], how["warmup"], how["floor"]
+            return lr
+        warmup, total, floor = how["warmup"], how["total"], float(how["floor"])
         if step <= warmup:
-            return float(lr * step / warmup)
-        done = (step - warmup) / max(how["total"] - warmup, 1)
-        return float(floor + (lr - floor) * 0.5 * (1 + math.cos(math.pi * min(done, 1.0))))
+            return lr * step / warmup
+        begin = max(total - how.get("decay", total), warmup)
+        if step <= begin:
+            return lr
+        done = min((step - begin) / max(total - begin, 1), 1.0)
+        left = {"warmup_cosine": 0.5 * (1 + math.cos(math.pi * done)), "warmup_linear": 1 - done}[how["kind"]]
+        return floor + (lr - floor) * left
 
     def _load(self, values: Values) -> None:
         by_name = {w["param"]: w for w in self.weights}

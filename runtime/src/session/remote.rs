@@ -174,17 +174,15 @@ impl RemoteRank {
         let w = self.wiring.clone();
         let (class, coords) = (w.plan.class_of(self.rank), self.coords());
         let all = |_| true;
-        let port = w.results(all).chain(w.args(all)).find(|p| (p.func, p.value) == (func, value));
-        let Some(p) = port.filter(|p| w.class_of[p.func] == class && owns(w.mesh(), p.ty, &coords))
-        else {
-            return Ok(reply(vec![], vec![]));
-        };
-        let data = self.remote.piece(p.role)?;
-        if let Some(data) = &data {
+        let own = |p: &Port| w.class_of[p.func] == class && owns(w.mesh(), p.ty, &coords);
+        // What a function passes on as it is is a result that nobody keeps, and an argument that somebody does.
+        let ports = w.results(all).chain(w.args(all));
+        for p in ports.filter(|p| (p.func, p.value) == (func, value)).filter(own) {
+            let Some(data) = self.remote.piece(p.role)? else { continue };
             check_len(&w, (self.rank, &coords), &p, data.len())?;
+            return Ok(reply(vec![OutputPiece { output: 0, microbatch: 0, data }], vec![]));
         }
-        let one = |data| OutputPiece { output: 0, microbatch: 0, data };
-        Ok(reply(data.into_iter().map(one).collect(), vec![]))
+        Ok(reply(vec![], vec![]))
     }
 
     fn perform(&mut self, task: &Task) -> Answer {

@@ -6,7 +6,6 @@ use super::ops::over;
 use super::ops::raised::{Call, Raised};
 use shardc_ir::func::{Func, Node, Port, RoleKind, Value, ValueMap};
 use shardc_ir::mesh::Mesh;
-use shardc_ir::ops::Op;
 use std::collections::BTreeSet;
 use std::ops::Range;
 
@@ -114,7 +113,7 @@ fn write_over(f: &Func, same: &ValueMap<Value>, lines: &mut [Line], last: &Value
                 let role = f.args.iter().find(|a| a.value == v).and_then(|a| a.role.as_ref());
                 role.is_some_and(|r| matches!(r.kind, RoleKind::Grad | RoleKind::GradSum))
             };
-            l.spent = matches!(l.n.op, Op::AdamW(_)) && {
+            l.spent = over::is_update(&l.n.op) && {
                 let of = root[l.ins[1]];
                 ends[of] == at && (own[of] || is_grad(of))
             };
@@ -134,7 +133,7 @@ fn write_over(f: &Func, same: &ValueMap<Value>, lines: &mut [Line], last: &Value
             made[*v] = at;
         }
         // What is sent may still be on its way; what is expanded has elements of many places.
-        if ops::is_exchange(&l.n.op) || matches!(l.n.op, Op::Expand(_)) {
+        if ops::is_exchange(&l.n.op) || over::repeats(&l.n.op) {
             l.ins.iter().for_each(|v| own[root[*v]] = false);
         }
     }

@@ -8,7 +8,7 @@ use crate::attr::AttrCx;
 use crate::builder::Builder;
 use crate::func::{Name, Value};
 use crate::maps::HashMap;
-use crate::ops::{Add, Op, Scale, Sub};
+use crate::ops::{Add, Cast, Op, Scale, Sub};
 use crate::text::cursor::{Fail, Res};
 use crate::text::near::nearest;
 use crate::types::Type;
@@ -151,10 +151,9 @@ impl Writer<'_> {
             Fail::new("attribute", at, op.len(), format!("`{op}`: {}", e.message))
                 .help("see docs/ops.md for its attributes")
         })?;
-        if let Op::Cast(c) = &op
-            && c.to == self.b.ty(ins[0].value).dtype
-        {
-            return Ok(ins[0]);
+        let same = |x: &&Made| op == Op::from(Cast { to: self.b.ty(x.value).dtype });
+        if let Some(x) = ins.first().filter(same) {
+            return Ok(*x);
         }
         Ok(Made { value: self.push(at, op, ins)?, stacked })
     }

@@ -80,19 +80,30 @@ pub(super) struct Limits {
     met: AtomicBool,
     /// In the order in which they were made.
     made: Mutex<Vec<Weak<Comm>>>,
+    /// The same until ranks have met: of a start that fails none is destroyed, as its calls may not be over.
+    starting: Mutex<Vec<Arc<Comm>>>,
     /// Held in every call of NCCL; true if they are given up, and nothing may be done with them.
     gone: Mutex<bool>,
 }
 
 impl Limits {
     pub fn new(alarm: &Arc<Alarm>, rank: usize, start: Duration, timeout: Duration) -> Arc<Limits> {
-        let (met, made, gone) = (AtomicBool::default(), Mutex::default(), Mutex::default());
-        Arc::new(Limits { alarm: alarm.clone(), rank, start, timeout, met, made, gone })
+        Arc::new(Limits {
+            alarm: alarm.clone(),
+            rank,
+            start,
+            timeout,
+            met: AtomicBool::default(),
+            made: Mutex::default(),
+            starting: Mutex::default(),
+            gone: Mutex::default(),
+        })
     }
 
     /// Ranks have met.
     pub fn met(&self) {
         self.met.store(true, Ordering::Relaxed);
+        self.starting.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 
     /// Before a call of NCCL.
@@ -187,6 +198,7 @@ impl Comm {
         let mut made = comm.limits.made.lock().unwrap_or_else(PoisonError::into_inner);
         made.push(Arc::downgrade(&comm));
         drop(made);
+        comm.limits.starting.lock().unwrap_or_else(PoisonError::into_inner).push(comm.clone());
         comm
     }
 
@@ -264,7 +276,12 @@ impl Comm {
                 return Ok(());
             }
             let what = format!("the others in {call} on {}", self.name);
-            Err(silent(l.rank, limit, &what))
+            if !starts {
+                return Err(silent(l.rank, limit, &what));
+            }
+            let (rank, s) = (l.rank, l.start.as_secs_f64());
+            let d = failure(format!("rank {rank} waited {s} s for {what}, at the start"));
+            Err(d.help("if other ranks are only slow to start, run with a longer --start-timeout"))
         })?;
         if starts {
             l.alarm.waits_for_others(false);

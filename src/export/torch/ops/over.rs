@@ -6,6 +6,16 @@ use shardc_ir::attr::Broadcast;
 use shardc_ir::func::Node;
 use shardc_ir::ops::Op;
 
+/// True of the optimizer's op, behind which nothing reads a gradient.
+pub(in crate::export::torch) fn is_update(op: &Op) -> bool {
+    matches!(op, Op::AdamW(_))
+}
+
+/// True of ops whose result is a view in which an element stands in many places.
+pub(in crate::export::torch) fn repeats(op: &Op) -> bool {
+    matches!(op, Op::Expand(_))
+}
+
 /// True of ops whose result is memory of its own.
 pub(in crate::export::torch) fn is_fresh(op: &Op) -> bool {
     let products = matches!(op, Op::Dot(_) | Op::GroupedDot(_) | Op::GroupedDotT(_) | Op::Rope(_));

@@ -1,5 +1,6 @@
-//! Nemotron-H (NVIDIA, 2025) and Nemotron 3: layers of one half each, behind one norm: Mamba-2, attention in which nothing turns, an
-//! MLP of squared rectifiers without a gate, or experts of that kind chosen as those of DeepSeek-V3 are.
+//! Nemotron-H (NVIDIA, 2025, arXiv:2504.03624) and Nemotron 3: layers of one half each, behind one norm: Mamba-2,
+//! attention in which nothing turns, an MLP of squared rectifiers without a gate, or experts of that kind chosen as
+//! those of DeepSeek-V3 are.
 
 use super::*;
 

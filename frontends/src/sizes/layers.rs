@@ -80,7 +80,8 @@ fn by_letters(c: &Config, key: &str, letters: &str) -> Result<Vec<Kind>> {
     let one = |letter| KINDS.iter().find(|k| k.3 == letter).map(|k| k.0);
     letters.chars().map(one).collect::<Option<_>>().ok_or_else(|| {
         let what = format!("`{key}` is \"{letters}\"");
-        let help = "write a letter for each layer: M for Mamba-2, * for attention, - for an MLP, E for experts";
+        let help = "write a letter for each layer: M for Mamba-2, * for attention, - for an MLP, E \
+                    for experts";
         c.error(key, what, help)
     })
 }

@@ -18,8 +18,8 @@ pub enum LrSchedule {
     WarmupLinear(Fall),
 }
 
-/// A learning rate that rises from 0 along a line over `warmup` steps, is `lr` until `decay` steps before `total`, falls
-/// to `floor` at step `total`, and stays there. With `decay` this is warmup, stable, decay (MiniCPM, arXiv:2404.06395,
+/// A learning rate that rises from 0 along a line over `warmup` steps, is `lr` until `decay` steps before `total`,
+/// falls to `floor` at step `total`, and stays there. With `decay` this is warmup, stable, decay (MiniCPM, arXiv:2404.06395,
 /// section 4).
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

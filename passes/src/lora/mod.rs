@@ -425,11 +425,14 @@ fn ordered(x: &Linear, all: Vec<Value>) -> Vec<Value> {
     }
 }
 
-/// Scopes and paths: what PEFT calls the module of a product.
+/// Scopes and paths: what PEFT calls the module of a product. Checkpoints may lack the root of a model, or have another
+/// name for it.
 fn module_of(scope: &str, tensor: &str) -> String {
     let own = tensor.strip_suffix(".weight").unwrap_or(tensor);
     let is_end = scope.strip_suffix(own).is_some_and(|s| s.is_empty() || s.ends_with('.'));
-    if is_end { scope.into() } else { own.into() }
+    let below = |path: &str| path.split_once('.').map(|p| p.1.to_string());
+    let is_root = below(scope).is_some() && below(scope) == below(own);
+    if is_end || is_root { scope.into() } else { own.into() }
 }
 
 /// The scope of a node, as text.

@@ -427,6 +427,17 @@ impl Asked<'_> {
         let update = Update { rule, attrs, stack, lr: self.g.lr, group: self.group };
         // What is wrong with its text is said once, and here.
         update.func(shape)?;
+        // That an op does what lines say is shown of the rules that are built in, and of no others.
+        let is_built_in = || built_in().all().any(|b| b.text() == update.rule.text());
+        if update.rule.is_fused() && !is_built_in() {
+            let name = &update.rule.name;
+            let what = format!(
+                "`@{name}` says `fused`, and is not letter for letter a rule that is built in"
+            );
+            return Err(
+                wrong(&text, what).help("leave its line `fused` out: the rule's own lines are run")
+            );
+        }
         update.fused()?;
         Ok(update)
     }

@@ -11,6 +11,7 @@ use safetensors::SafeTensors;
 use shardc_frontends::Model;
 use shardc_ir::func::{FuncKind, Role, RoleKind};
 use shardc_ir::text;
+use shardc_ir::text::update::BUILT_IN;
 use shardc_ir::types::DType;
 use shardc_passes::optim::groups;
 use shardc_passes::options::{Options, Order};
@@ -365,6 +366,27 @@ fn rules_of_papers_are_partitioned_and_proved() {
         }
         proved("llama_gqa", &of(eight, 3));
     }
+}
+
+/// An op stands for the lines of a rule that is built in, letter for letter: others run their own.
+#[test]
+fn no_other_rule_is_an_op() {
+    let lab = Lab::new("fused-rules");
+    let start = BUILT_IN.find("update @adamw").expect("AdamW's text");
+    let text = &BUILT_IN[start..start + BUILT_IN[start..].find("\n}").expect("its end") + 3];
+    let model = format!("{FIXTURES}/llama_gqa");
+    let args = ["compile", &model, "--seq", "16", "--optim-file", "rules.ir", "-o", "p"];
+    let args = [&args[..], &["--optim", "*=adamw"]].concat();
+    lab.write("rules.ir", text);
+    lab.ok(&args);
+    let other = text.replace("sqrt div", "abs div");
+    assert_ne!(text, other);
+    lab.write("rules.ir", &other);
+    let said = lab.refuses(&args, 2, "update-rule");
+    assert!(said.contains("leave its line `fused` out"), "{said}");
+    let own: Vec<&str> = other.lines().filter(|l| !l.contains("fused")).collect();
+    lab.write("rules.ir", own.join("\n") + "\n");
+    lab.ok(&args);
 }
 
 /// What a user's text may have wrong, as the command says it.

@@ -88,10 +88,11 @@ def index_add(x: Tensor, index: Tensor, rule: str, start: int, size: int, paddin
 
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tuple[Tensor, Tensor]:
-    """`F.cross_entropy` of each token, 0 where the target is negative; and the log-probabilities, which the gradient reads."""
+    """`F.cross_entropy` of each token, and the log-probabilities, which the gradient reads. Where the target is negative, the
+    logarithm of the sum of exponentials beside the largest logit, as the plan has it: it leaves it out itself, if it does."""
     log_p = torch.log_softmax(logits, -1)
     at, inside = _places(targets, 0, logits.shape[-1], None)
-    return torch.where(inside, -log_p.gather(-1, at[..., None])[..., 0], 0.0), log_p
+    return torch.where(inside, -log_p.gather(-1, at[..., None])[..., 0], -log_p.amax(-1)), log_p
 
 
 def cross_entropy_grad(d: Tensor, saved: Tensor, targets: Tensor, start: int, total: Optional[Tensor] = None) -> Tensor:

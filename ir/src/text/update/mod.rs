@@ -104,6 +104,11 @@ impl Rule {
     pub fn text(&self) -> &str {
         &self.origin.text[self.span.clone()]
     }
+
+    /// True if it says which op does all of it.
+    pub fn is_fused(&self) -> bool {
+        self.fused.is_some()
+    }
 }
 
 /// An argument, or a result.

@@ -149,8 +149,7 @@ impl Arch {
         let own_head = |of: Factor| if c.has_own_head() { of } else { Factor::One };
         let Factors { embedding, residual, logits } = f.factors;
         let [embedding, residual, logits] = [embedding, residual, own_head(logits)].map(factor);
-        let mut windows = windows(f, c, facts.layers)?;
-        windows.resize(facts.layers + mtp.0, None);
+        let windows = and_more(windows(f, c, facts.layers)?, mtp.0, None);
         let softcap = |s: Option<Softcap>| match s {
             None => Ok(None),
             Some(s) if c.has(s.key) => c.positive_if(s.key),
@@ -158,10 +157,8 @@ impl Arch {
         };
         let growth = growth(f, c)?;
         let recurrent = recurrent(f, c, facts.hidden, shape)?;
-        let mut walks = walks(f, c, facts.layers)?;
-        walks.resize(facts.layers + mtp.0, false);
-        let mut halves = halves(f, c, facts.layers)?;
-        halves.resize(facts.layers + mtp.0, [true; 2]);
+        let walks = and_more(walks(f, c, facts.layers)?, mtp.0, false);
+        let halves = and_more(halves(f, c, facts.layers)?, mtp.0, [true; 2]);
         let turns = turns(f, c, &windows)?;
         let any_turns = turns.iter().zip(&walks).any(|(turns, walks)| *turns && !walks);
         Ok(Arch {
@@ -202,6 +199,12 @@ impl Arch {
             facts,
         })
     }
+}
+
+/// What layers have, and layers behind them that predict tokens.
+fn and_more<T: Clone>(mut all: Vec<T>, more: usize, of_them: T) -> Vec<T> {
+    all.resize(all.len() + more, of_them);
+    all
 }
 
 /// How queries grow with their position.

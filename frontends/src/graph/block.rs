@@ -107,8 +107,25 @@ pub(super) struct Cx<'a> {
     pub attention_dropout: Option<parts::Dropout>,
 }
 
+/// The halves that a block has, one after the other, and what its router tells; `between` is told what is between two.
+pub(super) fn in_turn(
+    b: &mut Builder,
+    cx: &Cx,
+    p: &Block,
+    x: Value,
+    between: impl FnOnce(Value),
+) -> (Value, RouterStats) {
+    let mixed = attention(b, cx, p, x);
+    let x = mixed.unwrap_or(x);
+    let Some(fed) = feed(b, cx, p, x) else { return (x, RouterStats::default()) };
+    if mixed.is_some() {
+        between(x);
+    }
+    fed
+}
+
 /// x + o(attention(norm(x))); with a norm behind it, that of the second term. `None` where there is nothing of it.
-pub(super) fn attention(b: &mut Builder, cx: &Cx, p: &Block, x: Value) -> Option<Value> {
+fn attention(b: &mut Builder, cx: &Cx, p: &Block, x: Value) -> Option<Value> {
     let m = p.mixing.as_ref()?;
     let h = normed(b, cx, m.norm.as_ref(), x);
     let o = attended(b, cx, m, h);
@@ -299,7 +316,7 @@ fn latent(
 
 /// x + mlp(norm(x)), or the experts' in its place, again with the norm behind it; and what their
 /// router tells. `None` where there is nothing of it.
-pub(super) fn feed(b: &mut Builder, cx: &Cx, p: &Block, x: Value) -> Option<(Value, RouterStats)> {
+fn feed(b: &mut Builder, cx: &Cx, p: &Block, x: Value) -> Option<(Value, RouterStats)> {
     if let Feed::Nothing = p.mlp {
         return None;
     }

@@ -67,8 +67,7 @@ pub(super) fn losses<'a>(
         let x = parts::linear(b, "hidden", &p.join, joined, 'c', 'h');
         // What has no token so far behind is as padding is.
         let cx = Cx { padding: Some(ids), ..of_layer(arch.facts.layers + i) };
-        let x = block::attention(b, &cx, &p.block, x).unwrap_or(x);
-        let (x, told) = block::feed(b, &cx, &p.block, x).unwrap_or((x, RouterStats::default()));
+        let (x, told) = block::in_turn(b, &cx, &p.block, x, drop);
         made.counts.extend(told.chosen);
         if arch.sparse[arch.facts.layers + i] && (told.load.is_some() || told.z.is_some()) {
             let is = b.push("real", AtLeast { bound: 0.0 }, &[ids]);

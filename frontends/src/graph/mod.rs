@@ -131,11 +131,7 @@ pub(crate) fn build(
         if arch.beside {
             (x, own) = block::beside(b, &cx, block, x);
         } else {
-            let mixed = block::attention(b, &cx, block, x);
-            x = mixed.unwrap_or(x);
-            let fed = block::feed(b, &cx, block, x);
-            sequence.extend(mixed.zip(fed.as_ref()).map(|_| (x, 1)));
-            (x, own) = fed.unwrap_or((x, RouterStats::default()));
+            (x, own) = block::in_turn(b, &cx, block, x, |between| sequence.push((between, 1)));
         }
         sequence.push((x, 1));
         counts.extend(own.chosen);

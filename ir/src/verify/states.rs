@@ -6,18 +6,7 @@ use crate::func::{FuncKind, RoleName, StateDecl, StateInit, StateOwner};
 
 /// Checks all states of a module.
 pub(super) fn states(m: &Module, phase: Phase, p: &mut Problems) {
-    let again = |(i, s): &(usize, &StateDecl)| {
-        let same = |o: &&StateDecl| o.name == s.name;
-        let other = |o: &StateDecl| o.dtype == s.dtype || (o.owner, o.init) != (s.owner, s.init);
-        m.states[..*i].iter().filter(same).any(other)
-    };
-    for (_, s) in m.states.iter().enumerate().filter(again) {
-        p.push(None, || {
-            Diag::new("role", format!("state `{}` is declared a second time", s.name))
-                .at(format!("state {}", s.name))
-                .help("leave out 1 of the declarations")
-        });
-    }
+    declared_once(m, p);
     let params = params(m);
     let mut types: HashMap<&Role, (&str, &Type)> = HashMap::default();
     let mut writers: HashMap<&Role, &str> = HashMap::default();
@@ -129,5 +118,21 @@ fn begin(m: &Module, p: &mut Problems) {
                     .help(format!("write a number up to {:e}, for example 0", s.dtype.largest()))
             });
         }
+    }
+}
+
+/// Each state is declared once for an element type; declarations of several types have one owner and initial value.
+fn declared_once(m: &Module, p: &mut Problems) {
+    let again = |(i, s): &(usize, &StateDecl)| {
+        let same = |o: &&StateDecl| o.name == s.name;
+        let other = |o: &StateDecl| o.dtype == s.dtype || (o.owner, o.init) != (s.owner, s.init);
+        m.states[..*i].iter().filter(same).any(other)
+    };
+    for (_, s) in m.states.iter().enumerate().filter(again) {
+        p.push(None, || {
+            Diag::new("role", format!("state `{}` is declared a second time", s.name))
+                .at(format!("state {}", s.name))
+                .help("leave out 1 of the declarations")
+        });
     }
 }

@@ -175,7 +175,8 @@ fn called(m: &Machine, plan: &Plan, steps: usize) {
             want.push(format!("{kind} {},{} 1 {other}", pair.0, pair.1));
         }
         let mut first: Vec<String> = found.by_ref().take(want.len()).map(str::to_string).collect();
-        (first.sort(), want.sort());
+        first.sort();
+        want.sort();
         assert_eq!(first, want, "rank {rank}");
         // Then an element of every kind of exchange in every group, each once.
         let kind_of = |line: &str| line.split(' ').take(2).collect::<Vec<_>>().join(" ");

@@ -7,6 +7,7 @@
 
 use cudarc::driver::sys as driver;
 use shardc_ir::diag::{Diag, Result};
+use shardc_ir::files;
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
@@ -67,13 +68,14 @@ fn old() -> Option<String> {
 
 /// The CUDA that the loaded library was built with, as 12030 for 12.3.
 fn built() -> Option<i32> {
-    let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
+    let maps = files::read_text(Path::new("/proc/self/maps"), MOST).ok()?;
     let path = maps.lines().filter_map(|l| l.split_once('/').map(|x| format!("/{}", x.1)));
     let of_nccl = |p: &String| {
         let name = Path::new(p).file_name().and_then(|n| n.to_str());
         name.is_some_and(|n| n.starts_with("libnccl.so"))
     };
-    let texts = texts(&File::open(path.into_iter().find(of_nccl)?).ok()?)?;
+    let (file, _) = files::open(Path::new(&path.into_iter().find(of_nccl)?)).ok()?;
+    let texts = texts(&file)?;
     version_in(&texts)
 }
 
@@ -143,7 +145,7 @@ mod tests {
         let texts = texts(&own).expect("an ELF file");
         let some = b"constants of a program are found, and this is one";
         assert!(texts.windows(some.len()).any(|w| w == some));
-        let none = File::open("/proc/self/cmdline").expect("a file");
+        let (none, _) = files::open(Path::new("/proc/self/cmdline")).expect("a file");
         assert!(super::texts(&none).is_none());
     }
 }

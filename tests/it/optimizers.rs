@@ -368,6 +368,26 @@ fn rules_of_papers_are_partitioned_and_proved() {
     }
 }
 
+/// A rule of any shape may keep a number of each parameter, split or not: one for all of it.
+#[test]
+fn a_number_is_a_state_of_any_shape() {
+    let text = "update @mine(\n  %p: f32[*] param, %g: f32[*] grad, %e: f32[] state[energy] = 1,\n  \
+                %lr: f32[] scalar \"lr\",\n) -> (f32[*] param, f32[] state[energy]) {\n  \
+                %q = scale[1 / $elements] reduce_sum[*->] mul %g, %g\n  %e2 = lerp[0.1] %e, %q\n  \
+                return sub %p, mul[*,->*] %g, mul %lr, rsqrt %e2; %e2\n}\n";
+    let of = |mesh, zero| Options { optim_file: text.into(), ..by(&["*=mine"], mesh, zero, 2) };
+    let (_, one) = trained("llama_gqa", &of(&[], 0));
+    for (mesh, zero) in [(DP2, 3), (TP2, 0)] {
+        let o = of(mesh, zero);
+        let (_, all) = trained("llama_gqa", &o);
+        for (param, want) in &one {
+            let worst = all[param].iter().zip(want).fold(0.0f32, |m, (a, b)| m.max((a - b).abs()));
+            assert!(worst <= 2e-5, "{param} zero={zero}: {worst:e}");
+        }
+        proved("llama_gqa", &o);
+    }
+}
+
 /// An op stands for the lines of a rule that is built in, letter for letter: others run their own.
 #[test]
 fn no_other_rule_is_an_op() {
@@ -429,4 +449,12 @@ fn wrong_texts_are_refused_by_the_command() {
         assert!(said.contains(says) && said.contains("= help: "), "{to}: {said}");
         assert!(said.contains("@mine, line ") || said.contains("rules.ir"), "{to}: {said}");
     }
+    let again =
+        |text: &str, of: &str| text.replace(of, &format!("{of}, {}", of.replace("%s", "%t")));
+    let twice = again(&again(good, "%s: f32[n] state[rows] = 0"), "f32[n] state[rows])");
+    let twice =
+        twice.replace("state[rows]), f32[n] state[rows])", "state[rows], f32[n] state[rows])");
+    lab.write("rules.ir", twice.replace("; %s\n}", "; %s; %t\n}"));
+    let said = lab.refuses(&args, 2, "update-rule");
+    assert!(said.contains("a second state is called `rows`"), "{said}");
 }

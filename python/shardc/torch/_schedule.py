@@ -96,17 +96,20 @@ class Schedule:
             return [], [_key(tuple(i[1]), i[2])]
         return [], []
 
-    def _last_uses(self, of: List[Any]) -> List[set]:
-        """For each instruction the values that nothing reads behind it, as it leaves them."""
-        ends: List[set] = [set() for _ in of]
+    def _last_uses(self, of: List[Any]) -> List[Tuple[set, set]]:
+        """For each instruction the values that nothing reads behind it, as it leaves them, and what of a microbatch it makes that
+        nothing reads: without a backward pass all that would be saved for it."""
+        ends: List[Tuple[set, set]] = [(set(), set()) for _ in of]
         read_later: Dict[Key, bool] = {}
         for at in reversed(range(len(of))):
             reads, makes = self._accesses(of[at])
             for key in makes:
+                if key[0] in _LOOPED and not read_later.get(key, False):
+                    ends[at][1].add(key)
                 read_later[key] = False
             for key in reads:
                 if not read_later.get(key, lasts(key[0])):
-                    ends[at].add(key)
+                    ends[at][0].add(key)
                 read_later[key] = True
         return ends
 
@@ -155,7 +158,7 @@ class Schedule:
                 x = self._store[key].contiguous()
                 work = dist.isend(x, self._peer(i[3]), self._links[i[3] > own], tag(True, i[3]))
                 sent.setdefault(i[3], []).append((work, x))
-                if key in ends:
+                if key in ends[0]:
                     del self._store[key]
             elif i[0] == "sent":
                 sent[i[1]].pop(0)[0].wait()
@@ -164,7 +167,7 @@ class Schedule:
         return self._all_metrics(what) if shown is None else {}
 
     def _call(
-        self, f: Function, microbatch: Optional[int], now: Tuple[int, Mapping[str, float]], ends: set,
+        self, f: Function, microbatch: Optional[int], now: Tuple[int, Mapping[str, float]], ends: Tuple[set, set],
         shown: Optional[Tuple[Shown, bool]],
     ) -> None:
         step, scalars = now
@@ -178,11 +181,12 @@ class Schedule:
             else:
                 v[value] = self._store[_key(role, microbatch)]
         # What nobody reads behind this call is the call's own, which drops it where it is done with it.
-        for key in ends:
+        for key in ends[0]:
             self._store.pop(key, None)
         f.call(v)
         for value, role, t in f.results:
-            self._store[_key(role, microbatch)] = v[value]
+            if (key := _key(role, microbatch)) not in ends[1]:
+                self._store[key] = v[value]
             if shown is not None and role[0] in _SHOWN and (shown[1] or math.prod(self._types[t].sizes) == 1):
                 shown[0].append((*role, microbatch or 0, v[value]))
 

@@ -150,7 +150,9 @@ impl Hello {
             return Err((
                 OTHER,
                 format!(
-                    "this is process 0 of the job {own}, at {leader}, and not of that {theirs}"
+                    "this is process 0 of the job {own}, at {leader}, and not of that {theirs}; \
+                     SHARDC_JOB, which names a job before its launcher does, is set for all of \
+                     its processes or for none"
                 ),
             ));
         }

@@ -7,7 +7,7 @@ use super::*;
 use crate::attr::AttrCx;
 use crate::builder::Builder;
 use crate::func::{Func, Name, Port, Role, RoleKind};
-use crate::maps::HashMap;
+use crate::maps::{HashMap, HashSet};
 use crate::mesh::Mesh;
 use crate::ops::Op;
 use crate::text::cursor::{Fail, Res};
@@ -155,7 +155,8 @@ impl Update {
                 let once = |d: &Vec<usize>| (1..d.len()).all(|k| !d[..k].contains(&d[k]));
                 own.filter(once).map(|d| (0..first).chain(d).collect())
             }
-            _any => Some((0..rank).collect()),
+            (Dims::Letters(l), _) => l.is_empty().then(|| (0..first).collect()),
+            (Dims::Any, _) => Some((0..rank).collect()),
         };
         let one = |a: &Arg, name, init| {
             let dims = dims(a).ok_or_else(|| {
@@ -163,6 +164,14 @@ impl Update {
                 rule.diag(*wrong(a.at, 1, m).help("use letters of the parameter's dims, each once"))
             })?;
             Ok(Kept { name, dtype: self.dtype(a).map_err(|f| rule.diag(*f))?, init, dims })
+        };
+        let mut names = HashSet::default();
+        let mut one = |a: &Arg, name, init| match names.insert(name) {
+            true => one(a, name, init),
+            false => {
+                let d = wrong(a.at, 1, format!("a second state is called `{name}`"));
+                Err(rule.diag(*d.help("give each state a name of its own")))
+            }
         };
         let all = rule.args.iter().filter_map(|a| match &a.kind {
             ArgKind::State(name, init) => Some(one(a, *name, *init)),

@@ -439,3 +439,26 @@ fn module_of(scope: &str, tensor: &str) -> String {
 fn path(f: &Func, s: Scope) -> &str {
     &f.scope_info(s).path
 }
+
+#[cfg(test)]
+mod tests {
+    use super::module_of;
+
+    /// A checkpoint may lack the root that modules have, or call it otherwise; that of a model which holds another one has
+    /// the names of its own modules.
+    #[test]
+    fn modules_are_those_of_the_class() {
+        for (scope, tensor, module) in [
+            ("transformer.h.0.c_attn", "h.0.c_attn", "transformer.h.0.c_attn"),
+            ("model.layers.0.q_proj", "backbone.layers.0.q_proj", "model.layers.0.q_proj"),
+            (
+                "model.layers.0.q_proj",
+                "model.language_model.layers.0.q_proj",
+                "model.language_model.layers.0.q_proj",
+            ),
+            ("lm_head", "language_model.lm_head", "language_model.lm_head"),
+        ] {
+            assert_eq!(module_of(scope, &format!("{tensor}.weight")), module, "{tensor}");
+        }
+    }
+}

@@ -3,9 +3,13 @@
 
 use super::hangs::{job, pair, plan, stages};
 use super::machine::Machine;
-use super::nccl::numbers;
+use super::nccl::{numbers, ranks_of};
 use shardc_testing::port;
+use std::io::{BufRead, BufReader, Lines};
+use std::net::TcpStream;
 use std::path::Path;
+use std::process::{Child, ChildStderr, Command, Stdio};
+use std::time::{Duration, Instant};
 
 /// Four stages, with a group of their own.
 fn column(schedule: &str) -> Option<Machine> {
@@ -175,24 +179,60 @@ fn versions_that_differ_are_told() {
 fn two_jobs_at_one_port() {
     let Some(m) = pair() else { return };
     let (at, secret) = (port().to_string(), "a secret of sixteen bytes");
-    let of = |name: &str, late: &'static str| {
-        let vars: [(Option<usize>, &str, &str); 4] = [
-            (None, "MASTER_PORT", &at),
-            (None, "SHARDC_SECRET", secret),
-            (None, "SHARDC_JOB", name),
-            // It comes to the port of the other job before its own process 0 does.
-            (Some(if late == "0" { 0 } else { 1 }), "STANDIN_AT", "cuInit:1:late"),
-        ];
-        job(&m, 2, &["--start-timeout", "30", "--timeout", "20"], &vars)
+    let run = ["run", "plan", "--device", "cuda", "--steps", "2", "--start-timeout", "30"];
+    let of = |name: &str| {
+        let also = [("MASTER_PORT", &*at), ("SHARDC_SECRET", secret), ("SHARDC_JOB", name)];
+        ranks_of(&m, 2, &run, &also)
     };
-    let (a, b) = std::thread::scope(|s| {
-        let (a, b) = (s.spawn(|| of("a", "1")), s.spawn(|| of("b", "0")));
-        (a.join().expect("a job"), b.join().expect("a job"))
-    });
-    a.well();
-    b.well();
-    let moved = format!("port {at} is taken: process 0 listens at 127.0.0.1:");
-    assert_eq!(format!("{}{}", a.all(), b.all()).matches(&moved).count(), 1, "{a:?} {b:?}");
+    let (mut a, mut b) = (of("a"), of("b"));
+    // Each comes once what it meets is there: process 1 of b at the port of a, before its own process 0.
+    let mut a0 = Said::of(&mut a[0]);
+    let since = Instant::now();
+    while TcpStream::connect(format!("127.0.0.1:{at}")).is_err() {
+        assert!(since.elapsed() < Duration::from_secs(20), "process 0 of a does not listen");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let b1 = Said::of(&mut b[1]);
+    a0.until("a process was refused: this is process 0 of the job `a`");
+    let mut b0 = Said::of(&mut b[0]);
+    b0.until(&format!("port {at} is taken: process 0 listens at 127.0.0.1:"));
+    let a1 = Said::of(&mut a[1]);
+    for rank in [a0, a1, b0, b1] {
+        let (well, said) = rank.end();
+        assert!(well, "{said}");
+    }
+}
+
+/// A process, and what it says line by line.
+struct Said {
+    process: Child,
+    lines: Lines<BufReader<ChildStderr>>,
+    all: String,
+}
+
+impl Said {
+    fn of(c: &mut Command) -> Said {
+        let mut process = c.stdout(Stdio::null()).spawn().expect("shardc starts");
+        let lines = BufReader::new(process.stderr.take().expect("a pipe")).lines();
+        Said { process, lines, all: String::new() }
+    }
+
+    /// Reads until a line has these words; its own limits end a process that never says them.
+    fn until(&mut self, words: &str) {
+        for line in self.lines.by_ref() {
+            self.all += &format!("{}\n", line.expect("text"));
+            if self.all.contains(words) {
+                return;
+            }
+        }
+        panic!("no `{words}` in {}", self.all);
+    }
+
+    /// Whether it has ended well, and all that it has said.
+    fn end(mut self) -> (bool, String) {
+        self.lines.by_ref().for_each(|line| self.all += &format!("{}\n", line.expect("text")));
+        (self.process.wait().expect("it ends").success(), self.all)
+    }
 }
 
 /// Ranks that are threads of one process with several devices are told of the better way.

@@ -6,7 +6,7 @@
 //! | ⟨… chunk(x) …⟩ = chunk(⟨… x …⟩) | the letter that is cut is in the result; what has it is the same chunk |
 //! | Σ_k ⟨… chunk_k(x) …⟩ = ⟨… x …⟩ | the letter is summed over; the chunks are all of it, each element once |
 //! | the chunks of x one after the other are x | they are all of it, in order |
-//! | a chunk of a sum is a sum of chunks; of what is the same along the dim it is that | |
+//! | a chunk of a sum is a sum of chunks, of its transpose that of the chunks; of what is the same along the dim it is that | |
 //! | a range that is all of a dim, or all of what is placed in it, is the tensor | |
 //! | a dim cut in pieces whose chunks are taken may be split into pieces and places, or joined | |
 
@@ -35,8 +35,20 @@ impl Store {
                 self.sum(&s, &shape)
             }
             Node::Product(f) if !has(&f, c.dim) => self.put(Node::Product(f), &shape),
+            Node::Product(f) if let Some((sum, dim)) = self.turned(&f, c.dim) => {
+                let cut = self.chunk(sum, Chunk { dim, ..c });
+                self.put(Node::Product([(cut, f[0].1.clone())].into()), &shape)
+            }
             Node::Leaf(_) | Node::Apply(..) | Node::Product(_) => self.apply(c, &[t], 0, &shape),
         }
+    }
+
+    /// The sum of which a product is a transpose, and the dim of it that is this one.
+    fn turned(&self, f: &[Factor], dim: usize) -> Option<(Term, usize)> {
+        let [(t, letters)] = f else { return None };
+        let at = |d: usize| letters.iter().position(|&l| usize::from(l) == d);
+        let all = (0..letters.len()).all(|d| at(d).is_some());
+        (all && matches!(self.node(*t), Node::Sum(_))).then_some((*t, at(dim)?))
     }
 
     /// The chunk of a dim that a term is.
@@ -44,7 +56,11 @@ impl Store {
         match self.node(t) {
             Node::Apply(Fun::Chunk(c), _, _) => Some(*c).filter(|c| c.dim == dim),
             Node::Sum(s) => self.sums.list(*s).iter().find_map(|x| self.chunk_of(x.1, dim)),
-            Node::Leaf(_) | Node::Apply(..) | Node::Product(_) => None,
+            Node::Product(f) => {
+                let (sum, own) = self.turned(f, dim)?;
+                self.chunk_of(sum, own).map(|c| Chunk { dim, ..c })
+            }
+            Node::Leaf(_) | Node::Apply(..) => None,
         }
     }
 
@@ -55,6 +71,10 @@ impl Store {
         match self.node(t).clone() {
             Node::Apply(Fun::Chunk(own), of, _) if own == c => Some(of[0]),
             Node::Product(f) if !has(&f, c.dim) => Some(self.put(Node::Product(f), &shape)),
+            Node::Product(f) if let Some((sum, dim)) = self.turned(&f, c.dim) => {
+                let all = self.whole(sum, Chunk { dim, ..c })?;
+                Some(self.put(Node::Product([(all, f[0].1.clone())].into()), &shape))
+            }
             Node::Sum(s) => {
                 let all = self.sums.list(s);
                 let one = |&(k, u): &(Coef, Term)| Some((k, self.whole(u, c)?));

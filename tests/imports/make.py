@@ -81,6 +81,13 @@ PADDED = {"llama_padded": "llama", "bert_padded": "bert", "gemma2_padded": "gemm
 TABLE |= {name: TABLE[of] for name, of in PADDED.items()}
 LENGTHS = [5, 9, 16, 4, 8, 16, 2, 12]
 
+
+def padding():
+    mask = (torch.arange(SEQ) < torch.tensor(LENGTHS).unsqueeze(1)).long()
+    mask[2, :3] = 0
+    return mask
+
+
 # Sizes are numbers, and not symbols.
 FIXED = ["qwen2", "gpt2", "gpt2_whole", "phi3"]
 # Whose programs are compared with those of their families.
@@ -592,11 +599,9 @@ def make(name):
     ids, labels = batch(model.config.vocab_size)
     inputs = dict(input_ids=ids, labels=labels)
     if name in PADDED:
-        mask = (torch.arange(SEQ) < torch.tensor(LENGTHS).unsqueeze(1)).long()
-        mask[2, :3] = 0
         # The first token is predicted from padding, of which models make different things.
         labels[2, :4] = -100
-        inputs["attention_mask"] = mask
+        inputs["attention_mask"] = padding()
     out = model(**inputs)
     out.loss.backward()
     stored = {**inputs, "loss": out.loss.detach().reshape(1), "logits": out.logits.detach()}

@@ -24,7 +24,7 @@ from transformers.utils import logging
 import make
 
 ROWS, SEQ, CLASSES = make.ROWS, make.SEQ, 6
-IMAGE, PATCH, FRAMES = 16, 4, 12
+IMAGE, PATCH, FRAMES, SHORT = 16, 4, 12, 5
 
 LLM, MLM = "AutoModelForCausalLM", "AutoModelForMaskedLM"
 CLASSES_OF_IMAGES = "AutoModelForImageClassification"
@@ -61,7 +61,7 @@ TABLE |= {
                                                                    max_target_positions=SEQ), "mel"),
     "clip": ("CLIPModel", "clip", dict(text_config=dict(CLIP, vocab_size=32, max_position_embeddings=SEQ, eos_token_id=2, bos_token_id=1,
                                                         pad_token_id=1),
-                                       vision_config=dict(CLIP, image_size=IMAGE, patch_size=PATCH), projection_dim=8), "both"),
+                                       vision_config=dict(CLIP, image_size=IMAGE, patch_size=PATCH), projection_dim=8, logit_scale_init_value=0.5), "both"),
     "vit": (CLASSES_OF_IMAGES, "vit", VISION, "image"),
     "dinov2": (CLASSES_OF_IMAGES, "dinov2", VISION, "image"),
     "siglip": ("SiglipForImageClassification", "siglip",
@@ -96,6 +96,14 @@ TABLE |= {
     "t5": ("T5ForConditionalGeneration", "t5", dict(d_model=16, d_kv=4, d_ff=24, num_layers=2, num_decoder_layers=2, num_heads=4,
                                                     dropout_rate=0.0, decoder_start_token_id=0, pad_token_id=0), "two"),
 }
+TABLE |= {
+    "t5_padded": (*TABLE["t5"][:3], "two_padded"),
+    "t5_short": (*TABLE["t5"][:3], "two_short"),
+    "mt5": ("MT5ForConditionalGeneration", "mt5", dict(TABLE["t5"][2], feed_forward_proj="gated-gelu"), "two"),
+    "swin": (CLASSES_OF_IMAGES, "swin", dict(VISION, patch_size=2, embed_dim=8, depths=[2, 2], num_attention_heads=[2, 4], window_size=4,
+                                             drop_path_rate=0.0), "image"),
+    "esm": (MLM, "esm", dict(mask_token_id=31, pad_token_id=1, position_embedding_type="rotary", token_dropout=False), "tokens"),
+}
 
 # Numbers of positions that a program looks up: rows and tokens are numbers there.
 FIXED = ["phi3"]
@@ -126,6 +134,8 @@ def inputs(kind, vocab):
         "tokens": lambda: dict(input_ids=ids, labels=tokens),
         # What the decoder begins with is an input: labels are moved in place otherwise.
         "two": lambda: dict(input_ids=ids, decoder_input_ids=ids.roll(3, 1), labels=tokens),
+        "two_padded": lambda: dict(input_ids=ids, decoder_input_ids=ids.roll(3, 1), labels=tokens, attention_mask=make.padding()),
+        "two_short": lambda: dict(input_ids=ids, decoder_input_ids=ids[:, 3 : 3 + SHORT].contiguous(), labels=tokens[:, :SHORT].contiguous()),
         "image": lambda: dict(pixel_values=pixels, labels=labels),
         "pixels": lambda: dict(pixel_values=pixels, noise=torch.rand(ROWS, (IMAGE // PATCH) ** 2)),
         "mel": lambda: dict(input_features=torch.randn(ROWS, 8, 2 * FRAMES), decoder_input_ids=ids, labels=tokens),
@@ -139,7 +149,7 @@ def model_of(name):
     torch.manual_seed(sum(map(ord, name)))
     own = dict(own)
     experts = own.pop("experts_implementation", None)
-    base = make.BASE if takes in ("tokens", "two", "mel") else {k: make.BASE[k] for k in (
+    base = make.BASE if takes in ("tokens", "mel") or takes.startswith("two") else {k: make.BASE[k] for k in (
         "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "initializer_range")}
     if takes == "both" or "vision_config" in own:
         base = {}
@@ -164,7 +174,8 @@ def export(folder, name):
     given = inputs(takes, vocab)
     out = model(**given)
     out.loss.backward()
-    shown = out.logits if hasattr(out, "logits") and out.logits is not None else out[1]
+    # Of two towers what is compared is what tokens have.
+    shown = out.text_model_output[0] if takes == "both" else out.logits if getattr(out, "logits", None) is not None else out[1]
     stored = {k: v for k, v in given.items() if torch.is_tensor(v)}
     if "labels" in stored:
         # What each position is scored against: decoders alone move labels inside.
@@ -180,9 +191,9 @@ def export(folder, name):
     for p in model.parameters():
         p.grad = None
     shapes = None
-    if takes in ("tokens", "two") and name not in FIXED:
+    if takes in ("tokens", "two", "two_padded", "two_short") and name not in FIXED:
         dims = {0: torch.export.Dim("batch"), 1: torch.export.Dim("seq", max=48)}
-        shapes = {k: dims for k in given}
+        shapes = {k: dims if given[k].shape[1] == SEQ else {0: dims[0]} for k in given}
     path = folder / f"{name}.pt2"
     try:
         program = torch.export.export(model, (), given, strict=False, dynamic_shapes=shapes)

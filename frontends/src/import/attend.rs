@@ -44,10 +44,7 @@ impl Lower<'_> {
                     }
                 }
                 Val::Missing(m) => return Err(self.lacks(n, &m)),
-                _ => {
-                    let what = "a mask that depends on data";
-                    return Err(self.refuse(n, what).help("export without attention_mask"));
-                }
+                _computed => return self.written_out(n, [&q, &k, &v], rate),
             },
             _ => return Err(self.refuse(n, "both a mask and is_causal")),
         };
@@ -56,6 +53,44 @@ impl Lower<'_> {
         let scale = scale.unwrap_or_else(|| 1.0 / (size as f64).sqrt());
         let y = self.attend(n, [&q, &k, &v], rule, (scale, None, rate))?;
         Ok(vec![Val::Data(y)])
+    }
+
+    /// Attention with a mask that is computed, such as a bias that is learned: scores, their softmax and what it drops are
+    /// values of their own.
+    fn written_out(&mut self, n: &Node, [q, k, v]: [&View; 3], rate: f64) -> Result<Vec<Val>> {
+        let rank = q.shape.len();
+        if rank < 2 || [k, v].iter().any(|x| x.shape.len() != rank) {
+            return Err(self.refuse(n, "its operands are not [rows, heads, tokens, size]"));
+        }
+        let size = q.shape[rank - 1].max(1) as f64;
+        let scale = self.number(n, "scale").unwrap_or_else(|| 1.0 / size.sqrt());
+        let (q, k, v) = (self.of(q), self.of(&k.transpose(rank - 2, rank - 1)), self.of(v));
+        let two = |a, b| vec![("self", a), ("other", b)];
+        let scores = self.view_by(n, "matmul.default", two(q, k))?;
+        let scores = self.scaled(n, &scores, scale)?;
+        let (scores, mask) = (self.of(&scores), n.arg("attn_mask").clone());
+        let bits = matches!(&mask, Arg::Value(id) if self.g.truths.contains(id));
+        let masked = if bits {
+            let out = Arg::Float(f64::NEG_INFINITY);
+            self.view_by(
+                n,
+                "where.ScalarOther",
+                vec![("condition", mask), ("self", scores), ("other", out)],
+            )?
+        } else {
+            self.view_by(n, "add.Tensor", two(scores, mask))?
+        };
+        let masked = self.of(&masked);
+        let mut probs =
+            self.view_by(n, "softmax.int", vec![("self", masked), ("dim", Arg::Int(-1))])?;
+        if rate > 0.0 {
+            // Places of tokens draw what is kept: [rows, tokens, heads, keys].
+            let turned = self.of(&probs.transpose(1, 2));
+            let kept = vec![("input", turned), ("p", Arg::Float(rate)), ("train", Arg::Bool(true))];
+            probs = self.view_by(n, "dropout.default", kept)?.transpose(1, 2);
+        }
+        let probs = self.of(&probs);
+        Ok(vec![self.call(n, "matmul.default", two(probs, v))?])
     }
 
     /// The rule of a mask of so many queries and keys.
@@ -229,11 +264,11 @@ impl Lower<'_> {
         let Some(Val::Probs(scores, mask, rate)) = self.operand(n, "self") else {
             return Ok(None);
         };
-        let v = self.data(n, other)?;
+        // What is more than scaled products of queries and keys is written out.
         let Some(Scores { q, k, scale, softcap }) = self.scores_of(&scores) else {
-            let what = "a mask that is not added to scaled products of queries and keys";
-            return Err(self.refuse(n, what));
+            return Ok(None);
         };
+        let v = self.data(n, other)?;
         let len = |d: usize| scores.shape.len().checked_sub(d).map_or(1, |d| scores.shape[d]);
         let rule = self.rule_of(n, &mask, [len(2), len(1)])?;
         if q.shape.len() != 3 {

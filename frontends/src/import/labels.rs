@@ -142,13 +142,18 @@ impl Lower<'_> {
             _ => return Err(self.refuse(n, "its first operand is not logits")),
         };
         let sizes = self.draft.ty(logits).sizes();
-        let (plain, all) = (labels.state == State::Whole, [rows, seq]);
+        let plain = labels.state == State::Whole;
+        // Those of a decoder may be more or fewer than tokens.
+        let all = match &self.labels.1[..] {
+            &[r, own] if plain && r == rows => [rows, own],
+            _of_tokens => [rows, seq],
+        };
         let of_rows = labels.state == State::Whole && labels.shape == all[..1];
         let own = if of_rows { &all[..1] } else { &all[..] };
         let fits = sizes.len() == own.len() + 1 && sizes.starts_with(own);
         if plain
             && !cut
-            && (!fits || (!of_rows && labels.shape.iter().product::<usize>() != rows * seq))
+            && (!fits || (!of_rows && labels.shape.iter().product::<usize>() != all[0] * all[1]))
         {
             return self.plain_cross_entropy(n);
         }

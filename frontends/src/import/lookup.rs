@@ -6,6 +6,7 @@ use super::lower::{Lower, Val};
 use super::operands::dim_of;
 use super::table::Arithmetic;
 use super::view::{Dim, View};
+use super::written::by_distance;
 use shardc_ir::attr::Padding;
 use shardc_ir::diag::Result;
 use shardc_ir::ops::{StopGradient, Take};
@@ -50,6 +51,19 @@ impl Lower<'_> {
                 }
                 y.dims.push(rows.dims[1]);
                 y.shape.push(rows.shape[1]);
+                return Ok(vec![Val::Data(y)]);
+            }
+            Some(f)
+                if padding.is_none()
+                    && let Some((line, [0, 1])) = by_distance(&f) =>
+            {
+                // A bias of each distance: looked up once for all pairs that have it.
+                let index = self.env.push(Val::Folded(line));
+                let made = self.looked_up(n, w, index, None)?;
+                let Some(Val::Data(rows)) = made.into_iter().next() else {
+                    return Err(self.refuse(n, "it has no rows"));
+                };
+                let y = self.skewed(n, &rows, [f.shape[0], f.shape[1]])?;
                 return Ok(vec![Val::Data(y)]);
             }
             Some(f) => {

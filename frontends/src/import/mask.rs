@@ -122,8 +122,19 @@ pub(super) fn classify(mask: &Folded) -> Result<Rule, Odd> {
         _ => return Err(Odd::Shape),
     };
     let (s, t) = (heads.first().ok_or(Odd::Shape)?.shape[0], heads[0].shape[1]);
-    if s != t || s == 0 {
-        return Err(Odd::Shape);
+    if s == 0 || s != t {
+        // Nothing is hidden, whatever queries and keys are.
+        let own = |h: &Folded| {
+            h.is_one_number()
+                && h.first().is_some_and(|x| {
+                    if h.elem == Elem::Bool { x != 0.0 } else { x > FAR && x.is_finite() }
+                })
+        };
+        return if s > 0 && heads.iter().all(own) {
+            Ok(Rule::of(Mask::FULL))
+        } else {
+            Err(Odd::Shape)
+        };
     }
     let one = &heads[0];
     let seen = |i: usize| match (one.elem, one.at(&[i / t, i % t])) {
@@ -250,6 +261,20 @@ mod tests {
         assert_eq!(classify(&add(f64::from(f32::MIN))), Ok(Rule::of(Mask::CAUSAL)));
         assert_eq!(classify(&add(f64::NEG_INFINITY)), Ok(Rule::of(Mask::CAUSAL)));
         assert!(matches!(classify(&add(-0.5)), Err(Odd::Number(_))));
+    }
+
+    /// Of other keys than queries a mask is a rule if it hides nothing.
+    #[test]
+    fn of_other_keys_nothing_is_hidden() {
+        let cells = |elem, x: f64| Folded::new(elem, &[1, 1, 2, 3], vec![x; 6]).unwrap();
+        for (elem, x) in [(Elem::Bool, 1.0), (Elem::Float, 0.0), (Elem::Float, 2.5)] {
+            assert_eq!(classify(&cells(elem, x)), Ok(Rule::of(Mask::FULL)), "{x}");
+        }
+        for (elem, x) in [(Elem::Bool, 0.0), (Elem::Float, FAR), (Elem::Float, f64::NEG_INFINITY)] {
+            assert_eq!(classify(&cells(elem, x)), Err(Odd::Shape), "{x}");
+        }
+        let one = Folded::new(Elem::Float, &[2, 3], vec![0.0, 0.0, 0.0, 0.0, 0.0, -1.0]).unwrap();
+        assert_eq!(classify(&one), Err(Odd::Shape));
     }
 
     #[test]

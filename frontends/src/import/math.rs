@@ -149,7 +149,10 @@ impl Lower<'_> {
                 }
                 continue;
             };
-            x = self.bounded(n, how, c, &x)?;
+            // An infinite bound is none.
+            if c != if key == "min" { f64::NEG_INFINITY } else { f64::INFINITY } {
+                x = self.bounded(n, how, c, &x)?;
+            }
         }
         Ok(vec![Val::Data(x)])
     }
@@ -298,8 +301,11 @@ impl Lower<'_> {
         let plain = self.plainly || !far;
         if let (true, Some(m), Some(c)) = (plain, &mask, value)
             && m.tried.is_none()
-            && !m.plain.is_one_number()
+            && (self.plainly || !m.plain.is_one_number())
         {
+            if m.plain.is_one_number() && m.plain.first() == Some(0.0) {
+                return Ok(vec![Val::Data(self.data(n, "self")?)]);
+            }
             let m = self.constant(n, &m.plain.clone())?;
             return self.filled(n, &m, c).map(|y| vec![Val::Data(y)]);
         }

@@ -69,14 +69,18 @@ impl Lower<'_> {
         self.reshaped(n, &y, &to).map(|y| vec![Val::Data(y)])
     }
 
-    /// `x[:, i]`: elements of one dim, by known numbers or by those of a tensor.
+    /// `x[:, i]`, and `index_select`: elements of one dim, by known numbers or by those of a tensor.
     pub(super) fn index(&mut self, n: &Node) -> Result<Vec<Val>> {
-        let Arg::Values(all) = n.arg("indices") else {
-            return Err(self.refuse(n, "it has no index"));
-        };
         let x = self.data(n, "self")?;
-        let given = all.iter().enumerate().filter_map(|(d, id)| id.map(|id| (d, id)));
-        let given: Vec<_> = given.collect();
+        let given: Vec<_> = match (n.arg("indices"), n.arg("index")) {
+            (Arg::Values(all), _) => {
+                all.iter().enumerate().filter_map(|(d, id)| id.map(|id| (d, id))).collect()
+            }
+            (_, Arg::Value(id)) => {
+                vec![(dim_of(self.int(n, "dim")?.unwrap_or(0), x.shape.len(), self, n)?, *id)]
+            }
+            _none => vec![],
+        };
         let [(d, id)] = given[..] else {
             return match given.is_empty() {
                 true => Err(self.refuse(n, "it has no index")),

@@ -89,6 +89,7 @@ const TABLE: &[(&str, How)] = &[
     ("gt.Scalar", Call(|l, n| l.compare(n, Order::Above))),
     ("gt.Tensor", Call(|l, n| l.compare(n, Order::Above))),
     ("index.Tensor", Call(|l, n| l.index(n))),
+    ("index_select.default", Call(|l, n| l.index(n))),
     ("layer_norm.default", Call(|l, n| l.layer_norm(n))),
     ("le.Scalar", Call(|l, n| l.compare(n, Order::AtMost))),
     ("le.Tensor", Call(|l, n| l.compare(n, Order::AtMost))),

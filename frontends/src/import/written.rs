@@ -12,6 +12,8 @@ use shardc_ir::types::Type;
 
 /// Most nodes behind each other that are lowered once more.
 const DEEPEST: usize = 200;
+/// A table of so many numbers is made of those of its distances, if they are all.
+const LARGE: usize = 1 << 8;
 
 impl Lower<'_> {
     /// A value as an operand of a node that is made here.
@@ -152,6 +154,17 @@ impl Lower<'_> {
 
     /// Numbers that differ along several dims: a list in another shape.
     pub(super) fn table_of(&mut self, n: &Node, f: &Folded, moving: &[usize]) -> Result<View> {
+        if let Some((line, [a, b])) = by_distance(f) {
+            let line = self.constant(n, &line)?;
+            let mut y = self.skewed(n, &line, [f.shape[a], f.shape[b]])?;
+            for d in 0..f.shape.len() {
+                if d != a && d != b {
+                    y.dims.insert(d, Dim::Virtual);
+                    y.shape.insert(d, f.shape[d]);
+                }
+            }
+            return Ok(y);
+        }
         let mut small = f.clone();
         for d in (0..f.shape.len()).rev().filter(|d| !moving.contains(d)) {
             small = small.select(d, 0);
@@ -169,9 +182,47 @@ impl Lower<'_> {
         Ok(y)
     }
 
+    /// [s, t, …] of [s + t - 1, …]: element (i, j) is that of place j - i + s - 1. Rows of all places lie behind each
+    /// other, and are read with rows that are one element shorter (Huang et al., 2018, *Music Transformer*, section 3.4).
+    pub(super) fn skewed(&mut self, n: &Node, line: &View, [s, t]: [usize; 2]) -> Result<View> {
+        let (rank, len) = (line.shape.len(), s + t - 1);
+        let mut x = line.permute(&(1..rank).chain([0]).collect::<Vec<_>>());
+        x.dims.insert(rank - 1, Dim::Virtual);
+        x.shape.insert(rank - 1, s);
+        let rest = x.shape[..rank - 1].to_vec();
+        let shape = |last: &[usize]| [&rest, last].concat();
+        let x = self.reshaped(n, &x, &shape(&[s * len]))?;
+        let x = self.narrowed(n, &x, rank - 1, s - 1, s * (len - 1))?;
+        let x = self.reshaped(n, &x, &shape(&[s, len - 1]))?;
+        let x = self.narrowed(n, &x, rank, 0, t)?;
+        Ok(x.permute(&[rank - 1, rank].into_iter().chain(0..rank - 1).collect::<Vec<_>>()))
+    }
+
     /// Known numbers as a view.
     pub(super) fn table(&mut self, n: &Node, shape: &[usize], numbers: Vec<f64>) -> Result<View> {
         let f = self.fits(n, Folded::new(Elem::Float, shape, numbers))?;
         self.constant(n, &f)
     }
+}
+
+/// Numbers that differ along two dims, by the distance of row and column alone: those of all distances, and the dims. Few
+/// are a table.
+pub(super) fn by_distance(f: &Folded) -> Option<(Folded, [usize; 2])> {
+    let moving: Vec<usize> = (0..f.shape.len()).filter(|&d| !f.is_same_along(d)).collect();
+    let [a, b] = moving[..] else { return None };
+    let (s, t) = (f.shape[a], f.shape[b]);
+    if s < 2 || t < 2 || s * t < LARGE {
+        return None;
+    }
+    super::room::work(2 * s * t)?;
+    let mut index = vec![0; f.shape.len()];
+    let mut at = |i: usize, j: usize| {
+        (index[a], index[b]) = (i, j);
+        f.at(&index)
+    };
+    let line: Vec<f64> =
+        (0..s + t - 1).map(|k| at((s - 1).saturating_sub(k), k.saturating_sub(s - 1))).collect();
+    let alike = (0..s).all(|i| (0..t).all(|j| at(i, j).to_bits() == line[j + s - 1 - i].to_bits()));
+    let line = Folded::new(f.elem, &[line.len()], line).filter(|_| alike)?;
+    Some((line, [a, b]))
 }

@@ -16,7 +16,8 @@ use std::path::{Path, PathBuf};
 /// Inputs of a step, as PyTorch had them.
 fn batch(m: &Model, want: &Expected) -> StepBatch {
     let all = inputs(&m.module).into_iter();
-    let filled = all.filter(|r| matches!(r.input.fill, Fill::Tokens | Fill::Labels | Fill::Column));
+    let given = |f| matches!(f, Fill::Tokens | Fill::Labels | Fill::Column | Fill::Mask);
+    let filled = all.filter(|r| given(r.input.fill));
     let one = |r: shardc_ir::func::InputRow| {
         // What is called tokens may be those of a decoder.
         let name = match r.input.fill {
@@ -63,6 +64,15 @@ fn look(path: &Path) -> Vec<String> {
         }
     }
     wrong
+}
+
+/// Of the survey, what is kept: an encoder with a decoder, biases of distances, padding, and two towers with one loss.
+#[test]
+fn attention_that_is_written_out_is_as_pytorch() {
+    let kept = ["clip", "swin", "t5_padded", "t5_short"];
+    let wrong: Vec<String> =
+        kept.iter().flat_map(|n| look(&super::file(&format!("{n}.pt2")))).collect();
+    assert!(wrong.is_empty(), "not as PyTorch: {wrong:#?}");
 }
 
 #[test]

@@ -444,7 +444,7 @@ pub fn find(config: &Config) -> Result<&'static Family> {
         [near, ..] => d.help(format!("the nearest is `{near}`")),
     };
     let d = wrappers::advise(config, d);
-    Err(d.help("any other model comes as an archive of torch.export: shardc import MODEL.pt2"))
+    Err(d.help("any other model comes as an archive of torch.export: shardc explain unknown-model-type has the lines that make one"))
 }
 
 #[cfg(test)]

@@ -145,7 +145,8 @@ impl Lower<'_> {
         for (key, how) in [("min", Arithmetic::Max), ("max", Arithmetic::Min)] {
             let Some(c) = self.number(n, key) else {
                 if *n.arg(key) != Arg::None {
-                    return Err(self.refuse(n, "its bounds are not numbers"));
+                    let bound = self.float_data(n, key)?;
+                    x = self.both(n, how, &x, &bound)?;
                 }
                 continue;
             };

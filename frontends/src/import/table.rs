@@ -60,6 +60,7 @@ const TABLE: &[(&str, How)] = &[
     ("broadcast_to.default", Call(|l, n| l.expand(n))),
     ("cat.default", Call(|l, n| l.cat(n))),
     ("chunk.default", Call(|l, n| l.split(n, "chunks"))),
+    ("clamp.Tensor", Call(|l, n| l.clamp(n))),
     ("clamp.default", Call(|l, n| l.clamp(n))),
     ("clone.default", Same),
     ("contiguous.default", Same),

@@ -103,3 +103,31 @@ fn an_archive_without_a_loss() {
     assert!(said.contains("returns its loss first") && !said.contains("sum \""), "{said}");
     lab.ok(&["compile", &archive, "--mode", "infer", "-o", "plan"]);
 }
+
+/// The lines of the page for unknown types make an archive of a folder with a config.json, for other rows and tokens.
+#[test]
+fn lines_of_a_page_make_an_archive() {
+    let what = "archives by the lines of a page";
+    if !crate::torch::has_torch() {
+        return shardc_testing::skip(shardc_testing::Tool::Torch, what);
+    }
+    let page = include_str!("../../../docs/errors/unknown-model-type.md");
+    let lines = page.split("```python\n").nth(1).and_then(|p| p.split("```").next());
+    let sizes = json!({ "vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
+        "ffn_dim": 24, "word_embed_proj_dim": 16, "max_position_embeddings": 64 });
+    let two = json!({ "vocab_size": 64, "d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 2, "num_heads": 2 });
+    for (kind, class, mut config) in
+        [("opt", "OPTForCausalLM", sizes), ("t5", "T5ForConditionalGeneration", two)]
+    {
+        let lab = Lab::new(&format!("page-{kind}"));
+        lab.write("make.py", lines.expect("lines of Python"));
+        config["model_type"] = json!(kind);
+        config["architectures"] = json!([class]);
+        lab.write("model/config.json", config.to_string());
+        let mut c = std::process::Command::new(crate::torch::python());
+        let made = c.current_dir(lab.path("")).args(["make.py", "model"]).output();
+        let made = made.expect("Python starts");
+        assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+        lab.ok(&["compile", "model.pt2", "--mesh", "tp=2", "--seq", "32", "-o", "p"]);
+    }
+}

@@ -103,6 +103,11 @@ CASES = {
     "outer": last(("sum.dim_IntList", {"self": H, "dim": [1]}), ("outer.default", {"self": "%t0", "vec2": "%p_model_net1_bias"})),
     "gru_cell": last(("cat.default", {"tensors": ["%p_model_net1_weight"] * 3, "dim": 0}), ("gru_cell.default", {"input": "%x", "hx": H, "w_ih": "%t0", "w_hh": "%t0", "b_ih": None, "b_hh": None})),
     "lstm_cell": last(("cat.default", {"tensors": ["%p_model_net1_weight"] * 4, "dim": 0}), ("lstm_cell.default", {"input": "%x", "hx": [H, H], "w_ih": "%t0", "w_hh": "%t0", "b_ih": None, "b_hh": None}, 2)),
+    "clamp_tensor": last(("clamp.Tensor", {"self": H, "min": "%p_model_net1_bias", "max": "%x"})),
+    "clamp_tensor_ties": last(("mul.Tensor", {"self": H, "other": 1.0}), ("clamp.Tensor", {"self": H, "min": "%t0", "max": None})),
+    "index_select": last(("argmax.default", {"self": H, "dim": 1}), ("index_select.default", {"self": "%p_model_net1_weight", "dim": 0, "index": "%t0"}), ("mul.Tensor", {"self": "%t1", "other": H})),
+    "attention_bias": last(SHAPE(H, 8, 1, 2, 5), ("slice.Tensor", {"self": "%p_model_net1_weight", "dim": 0, "start": 0, "end": 2}), ("slice.Tensor", {"self": "%t1", "dim": 1, "start": 0, "end": 2}), ("scaled_dot_product_attention.default", {"query": "%t0", "key": "%t0", "value": "%t0", "attn_mask": "%t2", "scale": 0.7}), SHAPE("%t3", 8, 10)),
+    "attention_of_truths": last(SHAPE(H, 8, 1, 2, 5), ("slice.Tensor", {"self": "%x", "dim": 1, "start": 0, "end": 4}), SHAPE("%t1", 8, 1, 2, 2), ("amax.default", {"self": "%t2", "dim": [3], "keepdim": True}), ("ge.Tensor", {"self": "%t2", "other": "%t3"}), ("scaled_dot_product_attention.default", {"query": "%t0", "key": "%t0", "value": "%t0", "attn_mask": "%t4"}), SHAPE("%t5", 8, 10)),
 }
 
 

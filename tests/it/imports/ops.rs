@@ -44,6 +44,13 @@ fn import(scratch: &Scratch, case: &Value) -> shardc_ir::diag::Result<Imported> 
             new["outputs"] = outs.map(|o| json!({ "as_tensor": { "name": o } })).collect();
             all.insert(at + i, new);
         }
+        // What compares has truth values, as an archive says.
+        let values = &mut j["graph_module"]["graph"]["tensor_values"];
+        for n in case["nodes"].as_array().expect("nodes").iter().filter(|n| n[0] == "ge.Tensor") {
+            let mut meta = values["x"].clone();
+            meta["dtype"] = json!(12);
+            values[n[2][0].as_str().expect("a name")] = meta;
+        }
     })
 }
 

@@ -2,6 +2,7 @@
 //! plans are proved and mistakes refused.
 
 mod owners;
+mod planted;
 mod written;
 
 use crate::fixture::*;

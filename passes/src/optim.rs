@@ -8,6 +8,7 @@ use crate::options::{Decay, Optimizer, Options};
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::func::{Func, Node, RoleKind, StateDecl, StateInit, StateOwner, Value};
 use shardc_ir::maps::HashMap;
+use shardc_ir::mesh::PIPELINE;
 use shardc_ir::names::{self, nearest};
 use shardc_ir::ops::{FusionClass, Kind};
 use shardc_ir::rule::Group as Letters;
@@ -55,8 +56,8 @@ pub struct Groups {
     pub of: BTreeMap<String, Arc<Update>>,
     /// What is kept of parameters from step to step.
     pub states: Vec<StateDecl>,
-    /// Says what of layers no group of matrices takes.
-    pub left_out: Option<Diag>,
+    /// What of layers no group of matrices takes, and what groups say in vain.
+    pub warnings: Vec<Diag>,
 }
 
 /// What parameters have in common that are updated alike: the group, whether they decay, fans, shape,
@@ -76,7 +77,7 @@ pub fn groups(
 ) -> Result<Groups> {
     let own = match o.optim_file.is_empty() {
         true => Rules::default(),
-        false => Rules::parse(&o.optim_file, "--optim-file")?,
+        false => Rules::parse(&o.optim_file, place(o))?,
     };
     let mut all = vec![base(o)];
     for text in &o.optim {
@@ -89,8 +90,8 @@ pub fn groups(
     });
     let params: Vec<(Value, &str)> = params.collect();
     let matches = matches(f, &all, &params, &weights)?;
-    let left_out = left_out(f, &all, &params, &weights);
-    let mut out = Groups { all, left_out, ..Groups::default() };
+    let warnings = left_out(f, &all, &params, &weights).into_iter().collect();
+    let mut out = Groups { all, warnings, ..Groups::default() };
     let mut known: HashMap<Alike, Arc<Update>> = HashMap::default();
     for ((v, name), group) in params.into_iter().zip(matches) {
         let weight = weights.get(name);
@@ -115,6 +116,8 @@ pub fn groups(
         };
         out.of.insert(name.into(), update);
     }
+    let idle: Vec<Diag> = (0..out.all.len()).filter_map(|k| out.spread_in_vain(k, o)).collect();
+    out.warnings.extend(idle);
     Ok(out)
 }
 
@@ -156,11 +159,43 @@ impl Groups {
         Ok(())
     }
 
+    /// A warning if a group says who makes what is made of whole matrices, and nothing is.
+    fn spread_in_vain(&self, group: usize, o: &Options) -> Option<Diag> {
+        let g = &self.all[group];
+        let word = match g.spread {
+            Spread::Auto => return None,
+            Spread::Owners => "owners",
+            Spread::Gather => "gather",
+        };
+        let mut own = self.of.values().filter(|u| u.group == group);
+        let why = match own.any(|u| u.multiplies()) {
+            false => format!(
+                "`@{}` makes no product of matrices: pieces are updated as they are",
+                g.rule
+            ),
+            true if o.mesh.iter().all(|a| a.1 == 1 || a.0 == PIPELINE) => {
+                "no rank holds a part of a matrix: there is one for each stage".into()
+            }
+            true => return None,
+        };
+        let text = format!("{}={}", g.on, g.rule);
+        Some(
+            Diag::new("no-effect", format!("`spread={word}` of `{text}` has no effect"))
+                .why(why)
+                .help("leave it out"),
+        )
+    }
+
     /// Most numbers of f32 that are kept of an element of a parameter.
     pub fn most_states(&self) -> u64 {
         let of = |u: &Arc<Update>| u.kept(0).map_or(0, |k| k.len() as u64);
         self.of.values().map(of).max().unwrap_or(0)
     }
+}
+
+/// What messages call the rules that are not built in.
+fn place(o: &Options) -> &'static str {
+    if o.optim_file.starts_with(written::OF_MODEL) { "the model's text" } else { "--optim-file" }
 }
 
 /// The group of all parameters.
@@ -371,22 +406,21 @@ fn heads(f: &Func, v: Value) -> Option<usize> {
     let j = product.ins.iter().position(|x| same.contains(x))?;
     let rows = rule.ins[j].first()?;
     let dim = rule.outs[0].iter().position(|g| g == rows)?;
-    // Behind it a bias, or another type.
-    let mut made = product.outs[0];
+    // Behind it a bias, another type, or a norm of all heads.
+    let mut made = vec![product.outs[0]];
     for n in &f.nodes {
-        if !n.ins.contains(&made) {
-            continue;
-        }
+        let Some(k) = n.ins.iter().position(|x| made.contains(x)) else { continue };
         let own = n.op.def().rule(&ranks(n)).into_owned();
-        let seen = n.ins.iter().position(|x| *x == made).and_then(|k| own.ins[k].get(dim));
-        if let Some(&[head, _]) = seen.map(Letters::letters) {
+        if let Some(&[head, _]) = own.ins[k].get(dim).map(Letters::letters) {
             let at = own.outs[0].iter().position(|g| g.single() == Some(head))?;
             return Some(f.ty(n.outs[0]).dims[at].size);
         }
-        let alike = n.outs.len() == 1 && f.ty(n.outs[0]).sizes() == f.ty(made).sizes();
-        match alike && n.op.facts().fusion == Some(FusionClass::Each) {
-            true => made = n.outs[0],
-            false => return None,
+        let alike = n.outs.len() == 1 && f.ty(n.outs[0]).sizes() == f.ty(n.ins[k]).sizes();
+        // A sum of two such values is the residual, which no heads see.
+        let sums =
+            n.ins.len() > 1 && n.ins.iter().all(|x| f.ty(*x).sizes() == f.ty(n.outs[0]).sizes());
+        if alike && n.op.facts().fusion == Some(FusionClass::Each) && !sums {
+            made.extend(&n.outs);
         }
     }
     None
@@ -408,7 +442,12 @@ impl Asked<'_> {
     fn update(&self, shape: &[usize], fans: [usize; 2], o: &Options) -> Result<Update> {
         let (rule, stack) = self.rule(shape)?;
         let mut given = self.g.given.clone();
-        if rule.has("decay") && !given.contains_key("decay") {
+        // A rule of the user's says itself how much it decays, unless the run does.
+        let own = self.own.named(&self.g.rule).next().is_some();
+        let of_run = !own
+            || o.given.iter().any(|g| g == "weight-decay")
+            || o.weight_decay != Options::default().weight_decay;
+        if rule.has("decay") && !given.contains_key("decay") && (of_run || !self.decays) {
             let decay = if self.decays { o.weight_decay } else { 0.0 };
             given.insert("decay".into(), format!("{decay:?}"));
         }
@@ -464,14 +503,17 @@ impl Asked<'_> {
             );
         }
         let fits = |shape: &[usize]| all.iter().find(|r| r.fits(shape)).cloned();
-        if let Some(rule) = fits(shape) {
-            return Ok((rule, false));
+        // What is stacked is updated one by one, by a rule of its dims.
+        let inner = if self.stack { fits(&shape[1..]).filter(|r| !r.of_any_shape()) } else { None };
+        if let Some(rule) = inner {
+            return Ok((rule, true));
         }
-        let inner = if self.stack { fits(&shape[1..]) } else { None };
-        inner.map(|rule| (rule, true)).ok_or_else(|| {
+        fits(shape).map(|rule| (rule, false)).ok_or_else(|| {
             let what =
                 format!("`@{}` is not for `{}`, which has shape {shape:?}", self.g.rule, self.name);
-            wrong(&text, what).rule("a rule of matrices updates tensors of 2 dims").help(format!(
+            let ranks: Vec<String> = all.iter().map(|r| r.dims_text()).collect();
+            let takes = format!("it takes tensors of the dims {}", ranks.join(", or "));
+            wrong(&text, what).rule(takes).help(format!(
                 "leave it to another group: add --optim 'GLOB=adamw' for `{}`",
                 self.name
             ))

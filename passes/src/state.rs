@@ -116,7 +116,7 @@ impl<'a> State<'a> {
             None => Groups::default(),
         };
         let (causes, classes) = (vec![], vec![]);
-        let warnings = groups.left_out.iter().cloned().collect();
+        let warnings = groups.warnings.clone();
         let (schedule, sharded, lists, price, choices, plan) = (None, None, None, None, None, None);
         Ok(State {
             m,

@@ -110,16 +110,36 @@ impl Value {
                 Value::Number(value.as_float().or(whole).ok_or_else(|| needed("a number"))?)
             }
             Kind::Many => {
-                let one = |v: &toml::Value| v.as_str().map(String::from);
+                let one = |v: &toml::Value| match v {
+                    toml::Value::Table(group) => of_table(group),
+                    text => text.as_str().map(String::from),
+                };
                 let list = value.as_array().map(|all| all.iter().map(one).collect());
                 let all: Option<Vec<String>> = list.unwrap_or(one(value).map(|text| vec![text]));
-                match all.ok_or_else(|| needed("a text or a list of texts"))? {
+                match all.ok_or_else(|| {
+                    needed("a text, a list of texts, or for optim [[optim]] with on and rule")
+                })? {
                     none if none.is_empty() => return Ok(None),
                     all => Value::Many(all),
                 }
             }
         }))
     }
+}
+
+/// `on = "hidden"`, `rule = "muon"`, `lr = 2e-4` as the text of a group: `hidden=muon,lr=2e-4`.
+fn of_table(group: &toml::Table) -> Option<String> {
+    let word = |v: &toml::Value| match v {
+        toml::Value::String(text) => Some(text.clone()),
+        toml::Value::Integer(n) => Some(n.to_string()),
+        toml::Value::Float(x) => Some(format!("{x:?}")),
+        toml::Value::Boolean(yes) => Some(if *yes { "yes" } else { "no" }.into()),
+        _several => None,
+    };
+    let [on, rule] = [group.get("on")?.as_str()?, group.get("rule")?.as_str()?];
+    let others = group.iter().filter(|(key, _)| !["on", "rule"].contains(&key.as_str()));
+    let others = others.map(|(key, v)| Some(format!(",{key}={}", word(v)?)));
+    Some(format!("{on}={rule}{}", others.collect::<Option<String>>()?))
 }
 
 /// Words of PyTorch and of model configs for element types, which are understood wherever ours are.

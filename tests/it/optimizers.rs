@@ -2,6 +2,7 @@
 //! plans are proved and mistakes refused.
 
 mod owners;
+mod planted;
 mod written;
 
 use crate::fixture::*;
@@ -144,6 +145,8 @@ fn heads_are_matrices_on_every_layout() {
     let o = by(&[MUON, HEADS_OF_MLA], TP2, 0, 4);
     as_torch("deepseek_v3", "muon_heads", &o);
     proved("deepseek_v3", &o);
+    // Behind its products are norms of all heads.
+    proved("olmo2", &by(&[HEADS], TP2, 0, 4));
     // What tp has whole is not sent.
     let o = by(&[HEADS], TP2, 0, 4);
     let compiled = compile(&Fixture::open("llama_gqa").model(&o), &o);
@@ -175,6 +178,8 @@ fn layouts_change_no_rule() {
     let o = Options { ep: 2, ..by(&[MUON], experts, 1, 4) };
     proved("qwen3_moe", &o);
     proved("gpt2", &by(&[MUON], experts, 3, 2));
+    // Weights of convolutions have three dims.
+    proved("mamba2", &by(&["*=adafactor"], DP2, 1, 2));
     let half = Options { dtype: DType::BF16, ..by(&["hidden=muon,state_dtype=bf16"], TP2, 0, 4) };
     proved("llama_gqa", &half);
     let f16 = Options { dtype: DType::F16, ..by(&["*=lion"], DP2, 1, 4) };
@@ -304,7 +309,7 @@ fn hidden_are_the_matrices_of_products() {
             let hidden = layer && !norm && !others.iter().any(|o| param.contains(o));
             assert_eq!(update.rule.name == "muon", hidden, "{name}: {param}");
         }
-        let left = all.left_out.map(|d| d.message);
+        let left = all.warnings.into_iter().next().map(|d| d.message);
         assert_eq!(left.is_some(), said.is_some(), "{left:?}");
         assert!(said.is_none_or(|said| left.is_some_and(|m| m.contains(said))), "{name}");
     }
@@ -409,6 +414,85 @@ fn no_other_rule_is_an_op() {
     lab.ok(&args);
 }
 
+/// A rule may read what a state was in what it makes of the parameter, though a view of it is what it reads.
+#[test]
+fn old_values_of_states_are_read_before_they_are_written_over() {
+    let at = BUILT_IN.find("update @adafactor(").expect("Adafactor's text");
+    let text = BUILT_IN[at..].replace("mul[n,m->nm] %r2, %c2", "mul[n,m->nm] %r2, %c");
+    assert_ne!(text, BUILT_IN[at..]);
+    let of = |mesh, zero| Options {
+        optim_file: text.clone(),
+        ..by(&["*=adafactor,eps1=1e-3"], mesh, zero, 2)
+    };
+    let (_, one) = trained("llama_gqa", &of(&[], 0));
+    for (mesh, zero) in [(DP2, 1), (TP2, 0)] {
+        let o = of(mesh, zero);
+        let (_, all) = trained("llama_gqa", &o);
+        for (param, want) in &one {
+            let worst = all[param].iter().zip(want).fold(0.0f32, |m, (a, b)| m.max((a - b).abs()));
+            assert!(worst <= 2e-5, "{param} zero={zero}: {worst:e}");
+        }
+        proved("llama_gqa", &o);
+    }
+}
+
+/// What a rule of matrices makes of numbers is made of those of each expert, beside those of the step; and it decays as
+/// it says itself, unless a group or the run says it.
+#[test]
+fn rules_of_ones_own_see_experts_one_by_one_and_decay_as_they_say() {
+    let text = "update @mine(\n  %p: f32[n,m] param, %g: f32[n,m] grad,\n  %lr: f32[] scalar \"lr\", %norm: \
+                f32[] scalar \"grad_norm\",\n) -> (f32[n,m] param)\n  with decay = 0\n{\n  \
+                %s = sqrt dot[nm,nm->] %g, %g\n  %rate = div (mul %lr, %s), shift[1e-3] add %norm, %s\n  \
+                return sub %p, mul[nm,->nm] (add %g, scale[$decay] %p), %rate\n}\n";
+    let of = |group: &str, o: Options| Options {
+        optim_file: text.into(),
+        optim: vec![group.into()],
+        ..o
+    };
+    let plain = |mesh, zero| by(&[], mesh, zero, 2);
+    let (model, one) = trained("qwen3_moe", &of("hidden=mine", plain(&[], 0)));
+    let o = of("hidden=mine", Options { ep: 2, ..plain(&[("dp_shard", 2), ("tp", 2)], 1) });
+    let (_, all) = trained("qwen3_moe", &o);
+    for (param, want) in one.iter().filter(|p| !is_rounding(p.0)) {
+        let worst = all[param].iter().zip(want).fold(0.0f32, |m, (a, b)| m.max((a - b).abs()));
+        assert!(worst <= 2e-5, "{param}: {worst:e}");
+    }
+    proved("qwen3_moe", &o);
+    let decays = |group: &str, o: Options| {
+        let o = of(group, o);
+        let f = &model.module.funcs[0];
+        let all = groups(f, &model.weights, &BTreeSet::new(), &o).unwrap_or_else(|d| panic!("{d}"));
+        let own = all.of.values().find(|u| u.rule.name == "mine").expect("it updates some");
+        own.numbers_of("decay").to_vec()
+    };
+    let of_run = |x| Options { weight_decay: x, ..plain(&[], 0) };
+    let said = Options { given: vec!["weight-decay".into()], ..of_run(0.01) };
+    assert_eq!(decays("hidden=mine", of_run(0.01)), [0.0]);
+    assert_eq!(decays("hidden=mine", of_run(0.1)), [0.1]);
+    assert_eq!(decays("hidden=mine", said), [0.01]);
+    assert_eq!(decays("hidden=mine,decay=0.2", of_run(0.1)), [0.2]);
+    assert_eq!(decays("hidden=mine,decay=0", of_run(0.1)), [0.0]);
+}
+
+/// A warning says that nobody shares what nobody makes together.
+#[test]
+fn spread_in_vain_is_said() {
+    let fx = Fixture::open("llama_gqa");
+    for (group, mesh, said) in [
+        ("*=lion,spread=owners", TP2, "`@lion` makes no product of matrices"),
+        ("hidden=muon,spread=gather", PP2, "no rank holds a part of a matrix"),
+        ("hidden=muon,spread=owners", TP2, ""),
+    ] {
+        let o = by(&[group], mesh, 0, 4);
+        let model = fx.model(&o);
+        let f = &model.module.funcs[0];
+        let all = groups(f, &model.weights, &BTreeSet::new(), &o).unwrap_or_else(|d| panic!("{d}"));
+        let whys: Vec<String> = all.warnings.iter().map(|d| d.render()).collect();
+        assert_eq!(whys.len(), usize::from(!said.is_empty()), "{group}: {whys:?}");
+        assert!(whys.iter().all(|w| w.contains(said)), "{group}: {whys:?}");
+    }
+}
+
 /// What a user's text may have wrong, as the command says it.
 #[test]
 fn wrong_texts_are_refused_by_the_command() {
@@ -437,6 +521,7 @@ fn wrong_texts_are_refused_by_the_command() {
         ("f32[n] state", "f32[n,n] state", "a state has dims that its parameter has not"),
         ("f32[n] state", "f16[n] state", "is no element type here"),
         ("return sub %p, mul[nm,->nm] %g", "return sub %p, mul[nm,->nm] %h", "`%h` is not defined"),
+        ("state[rows]) {", "state[rows])\n  with w = [1, 2]\n{", "`w` of `@mine, line 5`"),
     ] {
         lab.write("rules.ir", good.replace(from, to));
         if says.is_empty() {

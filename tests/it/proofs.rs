@@ -1,6 +1,6 @@
 //! Proofs of plans: those of all families and layouts are proved, and none that computes something else.
 
-mod planted;
+pub mod planted;
 
 use crate::chunks::in_chunks;
 use crate::fixture::*;

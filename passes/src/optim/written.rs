@@ -20,6 +20,9 @@ use shardc_ir::text::update::{Rule, Rules, built_in, groups_of, without_groups};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+/// What rules begin with that a model's text has.
+pub(super) const OF_MODEL: &str = "// Of the model's text.\n";
+
 /// Each group with the tensors of the checkpoint that it takes, and the rules by name; empty where AdamW or SGD alone
 /// updates all that is trained.
 ///
@@ -57,7 +60,7 @@ pub fn written(source: &Source, o: &Options) -> Result<String> {
     }
     let own = match o.optim_file.is_empty() {
         true => Rules::default(),
-        false => Rules::parse(&o.optim_file, "--optim-file")?,
+        false => Rules::parse(&o.optim_file, super::place(o))?,
     };
     for rule in used(&all, &own) {
         out += rule.text();
@@ -116,6 +119,9 @@ pub fn of_text(updates: &str, o: &Options) -> Result<Options> {
     let own: HashSet<&str> =
         rules.all().filter(|r| !is_built_in(r)).map(|r| r.name.as_str()).collect();
     for rule in rules.all().filter(|r| own.contains(r.name.as_str())) {
+        if o.optim_file.is_empty() {
+            o.optim_file = OF_MODEL.into();
+        }
         o.optim_file += rule.text();
         o.optim_file.push('\n');
     }

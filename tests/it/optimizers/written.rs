@@ -133,3 +133,27 @@ fn reports_have_a_row_for_each_group() {
     assert_eq!((&rows[2]["parameters"], &rows[2]["state_bytes"]), (&1.into(), &0.into()));
     lab.ok(&["report", "p", "-o", "p.html"]);
 }
+
+/// Groups as tables of shardc.toml are those of flags, in their order.
+#[test]
+fn groups_are_tables_of_a_file() {
+    let lab = Lab::new("groups-as-tables");
+    let file = |more: &str| {
+        format!(
+            "model = \"{FIXTURES}/llama_gqa\"\nmesh = \"tp=2\"\nseq = 16\nglobal-batch = 8\n\n\
+             [[optim]]\non = \"hidden\"\nrule = \"muon\"\nlr = 2e-4\nnesterov = false\n\n\
+             [[optim]]\non = \"*.q_proj.weight\"\n{more}\n"
+        )
+    };
+    lab.write("shardc.toml", file("rule = \"lion\"\nbeta2 = 0.95\n\"lr*\" = 0.5"));
+    lab.ok(&["compile", "shardc.toml", "-o", "p"]);
+    let text = read(&lab, "p/model.ir");
+    for group in ["hidden=muon,lr=0.0002,nesterov=no", "*.q_proj.weight=lion,beta2=0.95,lr*=0.5"] {
+        assert!(text.contains(&format!("group \"{group}\"")), "{text}");
+    }
+    for more in ["beta2 = 0.95", "rule = \"lion\"\nbeta2 = [0.9, 0.95]"] {
+        lab.write("shardc.toml", file(more));
+        let said = lab.refuses(&["compile", "shardc.toml", "-o", "q"], 2, "config-file");
+        assert!(said.contains("[[optim]] with on and rule"), "{said}");
+    }
+}

@@ -60,7 +60,7 @@ fn exchanged(m: &Module, dice: &mut Dice) -> Option<(Module, String)> {
 }
 
 /// Largest difference of two states relative to the size of a tensor.
-fn apart(a: &State, b: &State) -> f64 {
+pub fn apart(a: &State, b: &State) -> f64 {
     let mut worst = 0.0f64;
     let mut pair = |x: &[f64], y: &[f64]| {
         let norm = x.iter().map(|v| v * v).sum::<f64>().sqrt().max(1e-30);
@@ -402,7 +402,7 @@ fn of_class(m: &Module, change: Change) -> Vec<(Module, String)> {
         .collect()
 }
 
-fn spread<T>(all: Vec<T>, most: usize) -> Vec<T> {
+pub fn spread<T>(all: Vec<T>, most: usize) -> Vec<T> {
     let step = all.len().div_ceil(most).max(1);
     all.into_iter().step_by(step).collect()
 }

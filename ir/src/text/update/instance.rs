@@ -45,7 +45,7 @@ impl Rule {
         heads: Option<usize>,
         shape: &[usize],
     ) -> Result<Attrs, [String; 2]> {
-        let names: Vec<&str> = self.with.iter().map(|w| &*w.0).collect();
+        let names: Vec<&str> = self.with.iter().map(|w| &*w.1).collect();
         if let Some(name) = given.keys().find(|g| !names.contains(&&***g)) {
             let what = format!("`@{}` has no attribute `{name}`", self.name);
             return Err([what, format!("its attributes are {}", names.join(", "))]);
@@ -61,7 +61,7 @@ impl Rule {
         for (letter, n) in self.letters(shape).unwrap_or_default() {
             all.insert(letter.into(), Attr::Numbers(vec![n as f64]));
         }
-        for (name, default) in &self.with {
+        for (at, name, default) in &self.with {
             let word = given.get(name);
             let text = match (default, word) {
                 (Preset::Plain(own), None) => own,
@@ -77,11 +77,34 @@ impl Rule {
                 }
             };
             let value = read(text, &all).map_err(|why| {
-                [format!("`{name}` of `@{}`: {why}", self.name), "give a number".into()]
+                let line = self.origin.text[..*at].matches('\n').count() + 1;
+                let of = if word.is_none() { format!("@{}, line {line}", self.name) } else { format!("@{}", self.name) };
+                [
+                    format!("`{name}` of `{of}`: {why}"),
+                    "give a number, a word, or numbers separated by `,` without brackets: 3, -4.5, 2".into(),
+                ]
             })?;
             all.insert(name.clone(), value);
         }
         Ok(all)
+    }
+
+    /// Whether its parameters may have any shape.
+    pub fn of_any_shape(&self) -> bool {
+        self.args.iter().any(|a| a.kind == ArgKind::Param && a.dims == Dims::Any)
+    }
+
+    /// The dims of its parameters, as its text has them, with what must hold of them.
+    pub fn dims_text(&self) -> String {
+        let dims = self.args.iter().find(|a| a.kind == ArgKind::Param).map(|a| &a.dims);
+        let dims = match dims {
+            Some(Dims::Letters(l)) => l.iter().map(char::to_string).collect::<Vec<_>>().join(","),
+            _any => "*".into(),
+        };
+        let fits = self
+            .fits
+            .map(|(a, below, b)| format!(" where {a} {} {b}", if below { "<=" } else { ">" }));
+        format!("[{dims}]{}", fits.unwrap_or_default())
     }
 
     /// Whether it is a rule of matrices that are seen by heads.
@@ -91,7 +114,7 @@ impl Rule {
 
     /// Whether it has an attribute of this name.
     pub fn has(&self, attribute: &str) -> bool {
-        self.with.iter().any(|w| w.0 == attribute)
+        self.with.iter().any(|w| w.1 == attribute)
     }
 
     fn diag(&self, f: Fail) -> Diag {
@@ -132,6 +155,27 @@ pub(super) fn number_of(attrs: &Attrs, name: &str, at: Option<f64>) -> Result<f6
 }
 
 impl Update {
+    /// Whether it multiplies matrices.
+    pub fn multiplies(&self) -> bool {
+        fn any(e: &Expr) -> bool {
+            match e {
+                Expr::Value { .. } => false,
+                Expr::Op { op, attrs, ins, .. } => {
+                    let kept =
+                        attrs.as_deref().and_then(|a| a.split_once("->")).map_or("", |x| x.1);
+                    (op == "dot" && kept.len() > 1) || ins.iter().any(any)
+                }
+            }
+        }
+        fn line(l: &Line) -> bool {
+            match l {
+                Line::Define { expr, .. } => any(expr),
+                Line::Repeat { body, .. } => body.iter().any(line),
+            }
+        }
+        self.rule.body.iter().any(line) || self.rule.results.iter().any(any)
+    }
+
     /// The numbers of an attribute; none of a word, or of what is no attribute.
     pub fn numbers_of(&self, name: &str) -> &[f64] {
         match self.attrs.get(name) {

@@ -92,7 +92,8 @@ pub struct Rule {
     args: Vec<Arg>,
     /// Of two letters the first is at most the second, or is above it.
     fits: Option<(char, bool, char)>,
-    with: Vec<(String, Preset)>,
+    /// Attributes: where each stands, its name, and what it is.
+    with: Vec<(usize, String, Preset)>,
     /// The op that does all of it, and where that is said.
     fused: Option<(usize, String)>,
     body: Vec<Line>,

@@ -140,7 +140,7 @@ impl<'t> Reader<'t> {
                         let m = "an attribute has a name and a value";
                         return Err(wrong(at, 4, m).help("for example `with mu = 0.95`"));
                     }
-                    rule.with.push((name.trim().into(), Preset::read(default)));
+                    rule.with.push((at, name.trim().into(), Preset::read(default)));
                 }
                 () if self.c.eat("fused ") => rule.fused = Some((at, self.line().into())),
                 () => {

@@ -134,6 +134,14 @@ impl Writer<'_> {
         let stacked = ins.iter().any(|x| x.stacked);
         let attrs = attrs.map(|a| self.u.numbers(a, self.i)).transpose();
         let attrs = attrs.map_err(|m| wrong(at, op.len(), m).help("see the `with` lines"))?;
+        // Element-wise work on what each matrix of a stack has of its own, and on what all have together.
+        let attrs = attrs.or_else(|| {
+            let mixed = stacked && op != "lerp" && ins.iter().any(|x| !x.stacked);
+            let rank = |x: &Made| self.b.ty(x.value).rank() - usize::from(x.stacked);
+            let l: String = ('a'..'z').take(ins.first().map_or(0, rank)).collect();
+            let alike = ins.iter().all(|x| rank(x) == l.len());
+            (mixed && alike).then(|| format!("{}->{l}", vec![&*l; ins.len()].join(",")))
+        });
         let attrs = attrs.map(|a| spread(&a, self.rank, ins, stacked));
         if op == "lerp" {
             let weight: f64 = match attrs.as_deref().map(str::parse) {

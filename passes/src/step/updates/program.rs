@@ -52,23 +52,32 @@ pub(super) fn price(mesh: &Mesh, hw: &Hardware, f: &Func) -> u64 {
     f.nodes.iter().map(one).fold(0, u64::saturating_add)
 }
 
-/// Lets no node read what a result was before behind the node that makes the result, which is
+/// The value whose memory this one is seen in.
+fn seen(f: &Func, mut v: Value) -> Value {
+    while let Some(n) = f.nodes.iter().find(|n| n.outs.contains(&v) && n.op.def().is_view()) {
+        v = n.ins[0];
+    }
+    v
+}
+
+/// Lets no node read what a result was before, or a view of it, behind the node that makes the result, which is
 /// written over it: that goes to the end, or where others need it a copy does.
 fn write_last(f: &mut Func) {
     let is_old = |a: &&Port| matches!(kind(a), Some(RoleKind::Param | RoleKind::State(_)));
     let olds: Vec<Value> = f.args.iter().filter(is_old).map(|a| a.value).collect();
     for (k, &old) in olds.iter().enumerate() {
         let new = f.results[k].value;
+        let of = seen(f, new);
         // The old value of another one.
-        if new != old && f.args.iter().any(|a| a.value == new) {
-            let copy = copied(f, new, 0);
-            f.results[k].value = copy;
+        if of != old && f.args.iter().any(|a| a.value == of) {
+            let made = f.nodes.iter().position(|n| n.outs.contains(&new));
+            f.results[k].value = copied(f, new, made.map_or(0, |at| at + 1));
         }
     }
     // Two results are not one memory.
     for k in 1..olds.len() {
         let new = f.results[k].value;
-        if f.results[..k].iter().any(|r| r.value == new) {
+        if f.results[..k].iter().any(|r| seen(f, r.value) == seen(f, new)) {
             f.results[k].value = copied(f, new, f.nodes.len());
         }
     }
@@ -76,13 +85,14 @@ fn write_last(f: &mut Func) {
     loop {
         let early = |k: usize| {
             let new = f.results[k].value;
-            let at = f.nodes.iter().position(|n| n.outs.contains(&new))?;
-            let late = f.nodes[at + 1..].iter().any(|n| n.ins.contains(&olds[k]));
-            late.then_some((k, at, new))
+            let first = seen(f, new);
+            let at = f.nodes.iter().position(|n| n.outs.contains(&first))?;
+            let reads = |n: &Node| n.ins.iter().any(|&v| seen(f, v) == olds[k]);
+            f.nodes[at + 1..].iter().any(reads).then_some((k, at, new))
         };
         let Some((k, at, new)) = (0..olds.len()).find_map(early) else { return };
         let read = f.nodes.iter().any(|n| n.ins.contains(&new));
-        if read || moved[k] {
+        if read || moved[k] || !f.nodes[at].outs.contains(&new) {
             f.results[k].value = copied(f, new, f.nodes.len());
         } else {
             let node = f.nodes.remove(at);

@@ -23,42 +23,26 @@ pub(crate) fn lists(m: &Module, s: &Schedule, mode: Mode) -> Result<(Index, Vec<
 }
 
 /// Places everything in the memory of every rank of the pipeline. With `early`, receives are posted before the
-/// work that precedes them, where the rank that needs most memory does not come to need more for it. Of a trial what the
-/// rank that needs most needs is as it is of a plan; others that surely need less are not searched for better places.
+/// work that precedes them, where the rank that needs most memory does not come to need more for it.
 pub(crate) fn classes(
     m: &Module,
     s: &Schedule,
     (index, lists): (Index, Vec<Lists>),
-    (early, trial): (bool, bool),
+    early: bool,
 ) -> Vec<RankClass> {
     let all: Vec<(usize, Lists)> = lists.into_iter().enumerate().collect();
-    let place = |rank: usize, lists: &Lists, enough: usize| {
-        memory(m, s.microbatches, s.stages_of(rank), index.funcs(s, rank), lists, enough)
+    let place = |rank: usize, lists: &Lists| {
+        memory(m, s.microbatches, s.stages_of(rank), index.funcs(s, rank), lists)
     };
     // The arenas of two ranks have nothing to do with each other.
-    let mut floor = 0;
-    let out = if trial && all.len() > 1 {
-        let mut out =
-            threads::all(&all, usize::MAX, |(rank, lists)| place(*rank, lists, usize::MAX));
-        let most = (0..out.len()).max_by_key(|&r| out[r].memory.live_bytes).unwrap_or(0);
-        out[most] = place(all[most].0, &all[most].1, 0);
-        floor = out[most].memory.live_bytes;
-        let over = |&r: &usize| r != most && out[r].memory.peak_bytes > floor;
-        let over: Vec<usize> = (0..out.len()).filter(over).collect();
-        let again = threads::all(&over, usize::MAX, |&r| place(all[r].0, &all[r].1, floor));
-        over.into_iter().zip(again).for_each(|(r, class)| out[r] = class);
-        out
-    } else {
-        threads::all(&all, usize::MAX, |(rank, lists)| place(*rank, lists, 0))
-    };
+    let placed = threads::all(&all, usize::MAX, |(rank, lists)| place(*rank, lists));
     if !early || all.len() == 1 {
-        return out;
+        return placed;
     }
-    let limit = out.iter().map(|c| c.memory.peak_bytes).max().unwrap_or(0);
-    let both: Vec<(&RankClass, &(usize, Lists))> = out.iter().zip(&all).collect();
+    let limit = placed.iter().map(|c| c.memory.peak_bytes).max().unwrap_or(0);
+    let both: Vec<(&RankClass, &(usize, Lists))> = placed.iter().zip(&all).collect();
     threads::all(&both, usize::MAX, |(class, (rank, lists))| {
-        let with = |step| Lists { step, evaluation: lists.evaluation.clone() };
-        let place = |step| place(*rank, &with(step), floor);
+        let place = |step| place(*rank, &Lists { step, evaluation: lists.evaluation.clone() });
         early::post(class, &lists.step, limit, place).unwrap_or_else(|| (*class).clone())
     })
 }
@@ -68,5 +52,5 @@ pub(crate) fn classes(
 /// # Errors
 /// `deadlock`, `schedule`, and `plan` if functions and schedule do not fit together.
 pub fn rank_classes(m: &Module, s: &Schedule, of: &Settings) -> Result<Vec<RankClass>> {
-    Ok(classes(m, s, lists(m, s, of.mode)?, (of.early_receives, false)))
+    Ok(classes(m, s, lists(m, s, of.mode)?, of.early_receives))
 }

@@ -440,7 +440,7 @@ impl<'a> State<'a> {
             Some(lists) => lists,
             None => lists(&self.m, &schedule, self.o.mode)?,
         };
-        self.classes = classes(&self.m, &schedule, lists, (self.overlaps(), self.trial));
+        self.classes = classes(&self.m, &schedule, lists, self.overlaps());
         Ok(false)
     }
 

@@ -6,7 +6,6 @@ use shardc::flags::Flags;
 use shardc::proof::of_stored;
 use shardc_ir::steps::{self, Steps};
 use shardc_passes::options::Options;
-use shardc_passes::pipeline::{Manager, compile_with};
 
 /// A plan of a fixture's model with other numbers in it.
 fn plan(fixture: &str, layers: usize, flags: Flags) -> shardc::Output {
@@ -75,31 +74,4 @@ fn a_table_of_ranks_takes_steps_as_ranks() {
         steps::of(|| inspect(&done.stored, &all, false).expect("a table")).1
     };
     grows(&of(64), &of(512), 8.0, &["ranks"]);
-}
-
-/// Of a trial places are searched for the rank of the pipeline that needs most: it needs as much as in the plan, and the
-/// others are placed without.
-#[test]
-fn a_trial_searches_places_for_the_rank_that_needs_most() {
-    for transport in ["threads", "nccl"] {
-        let flags = on("pp=8", 16).with("transport", transport).with("recompute", "elementwise");
-        let flags = flags.with("microbatch", 1).with("seq", 16);
-        let o: Options = flags.options().expect("legal flags");
-        let input = shardc::read_model(&format!("{FIXTURES}/llama_deep").as_ref(), &o);
-        let source = input.expect("a model").source;
-        let of = |trial: bool| {
-            let mut nobody = |_: &str, _: &shardc_ir::func::Module| {};
-            let manager = Manager { trial, ..Manager::new(&mut nobody) };
-            let made = steps::of(|| compile_with(source.clone(), &o, manager).expect("a plan"));
-            (made.0.plan, made.1["lists of pieces"])
-        };
-        let [(plan, all), (tried, few)] = [false, true].map(of);
-        println!("{transport}: {all} lists of pieces, {few} in a trial");
-        assert_eq!(plan.peak_bytes(), tried.peak_bytes(), "{transport}");
-        let order = |p: &shardc_ir::plan::Plan| -> Vec<usize> {
-            p.classes.iter().map(|c| c.step.len()).collect()
-        };
-        assert_eq!(order(&plan), order(&tried), "{transport}");
-        assert!(2 * few < all, "{transport}: {few} {all}");
-    }
 }

@@ -29,13 +29,10 @@ pub type Kept = (usize, usize);
 /// A schedule: its name, ranks, stages per rank and microbatches.
 pub type Order = (Named, usize, usize, usize);
 
-/// Times its ranks, so many microbatches fill a schedule, however many stages each of them has.
-const FULL: usize = 4;
-
 /// The schedule of a layout, of as many microbatches as fill it: of more no rank keeps more at once, or waits longer.
 pub fn order(c: &Candidate) -> Order {
     let (p, v, m) = (c.layout.pp, c.layout.chunks, c.layout.microbatches);
-    let enough = FULL * p;
+    let enough = 4 * p * v;
     (c.named, p, v, if m > enough && runs(c.named, p, v, enough) { enough } else { m })
 }
 
@@ -292,11 +289,10 @@ mod tests {
             (Named::ZbH1, 8, 1),
             (Named::ZbH2, 4, 1),
             (Named::Interleaved, 4, 4),
-            (Named::Interleaved, 8, 10),
             (Named::ZbV, 8, 2),
             (Named::DualPipeV, 4, 2),
         ] {
-            let few = FULL * p;
+            let few = 4 * p * v;
             assert_eq!(kept((named, p, v, few)), kept((named, p, v, 3 * few)), "{named:?}");
         }
     }

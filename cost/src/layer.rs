@@ -9,10 +9,18 @@ use crate::parts::Times;
 use shardc_ir::diag::Result;
 use shardc_ir::ops::scan::CHUNK;
 
-/// Times that a convolution of four tokens, forward and backward, reads or writes what it convolves: three shifts, four
-/// products and their sum; backward the shifts again, four sums for its weights, and as many shifts back.
-const CONVOLVED: [f64; 2] = [11.0, 26.0];
-const CONVOLVED_LAUNCHES: f64 = 8.0;
+/// What kernels of compiled layers (Mamba-2 of 4,096 columns) do around a walk over a state, forward and backward. Times that
+/// a convolution of four tokens reads or writes what it convolves: shifts 6, products 7, their sum 5; backward all of it
+/// again, and about as much for its weights and back.
+const CONVOLVED: [f64; 2] = [18.0, 41.0];
+/// The same of keys and queries of all heads, in elements of the narrow type: they are made f32, in backward twice, and their
+/// gradients narrow; and where heads share them they are repeated, and gradients summed.
+const WIDENED: [f64; 2] = [6.0, 12.0];
+const REPEATED: [f64; 2] = [2.0, 4.0];
+/// The same of values: in backward the gate and its norm are computed again, in f32.
+const GATED_AGAIN: f64 = 22.0;
+/// Launches of all this.
+const AROUND: [f64; 2] = [33.0, 80.0];
 
 /// Times that merging what attention makes of two blocks reads or writes an element of the result.
 const MERGED: f64 = 3.0;
@@ -123,11 +131,12 @@ impl Question<'_> {
             let (keys, cut) = (seq / blocks, if l.context == Context::Heads { l.cp } else { 1 });
             let (heads, queries) = (heads / cut as f64, queries * cut as f64);
             // Of all keys; of a ring, where ranks wait for each other, the rank that has most of each block.
-            let seen = match (l.even || l.context == Context::Heads, l.context) {
-                (true, _) => 0.5,
-                (false, Context::Ring) => 1.0 - 0.5 / blocks,
-                (false, _) => 1.0 - 0.5 / l.cp as f64,
+            let uneven = match (l.even || l.context == Context::Heads, l.context) {
+                (true, _) => 1.0,
+                (false, Context::Ring) => 2.0 - 1.0 / blocks,
+                (false, _) => 2.0 - 1.0 / l.cp as f64,
             };
+            let seen = uneven * self.job.seen;
             let (values, computed) = (value, seen);
             let a = Attention { rows, heads, queries, keys, width, values, seen, computed };
             let (forward, backward) = a.seconds(d, share, wide)?;
@@ -177,12 +186,17 @@ impl Question<'_> {
         // What is walked is f32, and read and written once.
         let part = self.tokens() / l.tp as f64;
         let bytes = walks * 4.0 * part * 2.0 * (keys + values);
-        let convolved = self.job.precision.wide().bytes() * part * (2.0 * keys + values);
-        let moved = |passes: f64, times: f64| {
-            rows(d, passes * convolved + times * bytes, CONVOLVED_LAUNCHES)
+        let narrow = self.job.precision.wide().bytes() * part;
+        let convolved = narrow * (2.0 * keys + values);
+        // Of all heads, each of keys and queries.
+        let widened = narrow * (x.heads * x.key_width) as f64;
+        let repeated = if x.heads > x.key_heads { widened } else { 0.0 };
+        let moved = |i: usize, times: f64, gated: f64| {
+            let all = CONVOLVED[i] * convolved + WIDENED[i] * widened + REPEATED[i] * repeated;
+            rows(d, all + times * bytes + gated * narrow * values, AROUND[i])
         };
-        out.forward.memory = moved(CONVOLVED[0], 1.0);
-        out.input.memory = moved(CONVOLVED[1], self.rows().backward);
+        out.forward.memory = moved(0, 1.0, 0.0);
+        out.input.memory = moved(1, self.rows().backward, GATED_AGAIN);
         if l.cp > 1 {
             let states = 4.0 * l.microbatch as f64 * heads * l.cp as f64;
             // Of two pieces what the first makes of a state is not asked for.

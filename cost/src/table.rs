@@ -215,6 +215,7 @@ impl Row {
         }
         Ok(Job {
             seq: self.count("seq")?,
+            seen: 0.5,
             precision: self.one("precision", &precisions)?,
             attention: self.one("attn", &kernels)?,
             overlap,

@@ -12,6 +12,7 @@ use shardc_cost::device::Device;
 use shardc_cost::layer::Question;
 use shardc_cost::layout::{Job, Kernels, Overlap, Stack};
 use shardc_cost::model::Sizes;
+use shardc_cost::plan::scores::seen;
 use shardc_cost::step::{Closed, Cut, CutKey, Pieces, Ranks};
 use shardc_frontends::Facts;
 use shardc_ir::diag::Result;
@@ -78,6 +79,7 @@ impl Form {
         };
         let plain = Job {
             seq: o.seq,
+            seen: seen(&input.source.module.funcs[0], o.seq),
             precision: precision(o),
             attention: Kernels::Own,
             overlap,
@@ -244,6 +246,12 @@ impl<'a> Guesses<'a> {
     /// How many are left.
     pub fn left(&self) -> usize {
         self.order.len() - self.at + self.looked_at.len()
+    }
+
+    /// True if a layout is one of those that are left.
+    pub fn waits(&self, c: &Candidate) -> bool {
+        self.order[self.at..].iter().any(|i| self.all[*i as usize] == *c)
+            || self.looked_at.iter().any(|g| g.candidate == *c)
     }
 
     /// The fastest of those that are left, where looking at a schedule never makes it faster.

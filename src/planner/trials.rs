@@ -136,7 +136,11 @@ impl<'a> Search<'a> {
         if self.bound().is_none() {
             self.fewer_layers(guesses, say);
         }
-        let Some(bound) = self.bound() else { return left.len() + guesses.left() };
+        let Some(bound) = self.bound() else {
+            // The first of a family is compiled where it stands, and counted until its turn.
+            let passed = self.firsts.iter().filter(|c| guesses.waits(c)).count();
+            return left.len() + guesses.left() - passed;
+        };
         // None that is left is faster by formula alone; but plans of one kind are faster than their formula.
         let least = self.times.values().map(|r| r * TIME_MARGIN).fold(FIRST_TIME, f64::min);
         let near = std::iter::from_fn(|| guesses.next()).take(MOST_LOOKED_AT);

@@ -41,6 +41,7 @@ const ONE: Layout = Layout {
 fn job(seq: usize) -> Job {
     Job {
         seq,
+        seen: 0.5,
         precision: Precision::Bf16,
         attention: Kernels::Flash(2),
         overlap: Overlap::default(),

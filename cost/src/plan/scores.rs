@@ -6,6 +6,20 @@ use shardc_ir::ops::{Mask, Op};
 use shardc_ir::plan::TokenOrder;
 use std::ops::Range;
 
+/// The part of all scores of so many tokens that masks leave, in the mean of the layers of a model with attention; half of
+/// them if it has none.
+pub fn seen(f: &Func, seq: usize) -> f64 {
+    let one = |n: &Node| match &n.op {
+        Op::Attention(a) => {
+            let order = TokenOrder::Contiguous;
+            Some(Scores { mask: a.mask, order, seq, queries: seq, before: None }.seen())
+        }
+        _other => None,
+    };
+    let all: Vec<f64> = f.nodes.iter().filter_map(one).collect();
+    if all.is_empty() { 0.5 } else { all.iter().sum::<f64>() / all.len() as f64 }
+}
+
 /// Queries and keys of an attention, as the ranks of a group have them.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Scores {

@@ -70,7 +70,7 @@ const LAYOUT: Layout = Layout {
 fn price(sizes: &Sizes, layout: &Layout, device: &Device, precision: Precision) -> StepCost {
     let overlap = Overlap { dp: true, pp: true, ..Overlap::default() };
     let attention = Kernels::Flash(2);
-    let job = &Job { seq: 4096, precision, attention, overlap, compiled: true };
+    let job = &Job { seq: 4096, seen: 0.5, precision, attention, overlap, compiled: true };
     let question = Question { sizes, layout, job, stack: Stack::named("shardc"), device };
     Closed { question, balanced: true }.price().expect("a price")
 }

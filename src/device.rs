@@ -52,29 +52,11 @@ fn purpose(plan: &Plan, all: &[Launches], source: &Source, d: Diag) -> Diag {
 /// A text and an architecture.
 pub type Key = (Arc<Source>, String);
 
-/// Refuses a program with kernels that devices have none of.
-///
-/// # Errors
-/// `not-built`, with the first of its ops.
-fn runnable(plan: &Plan, program: &Program) -> Result<()> {
-    for (f, kernels) in plan.module.funcs.iter().zip(program) {
-        let Some(i) = kernels.iter().position(cuda::lacking) else { continue };
-        let at = &shardc_ir::group::launches(f)[i].nodes;
-        let node = &f.nodes[at.start];
-        let (op, name) = (node.op.mnemonic(), f.name(node.outs[0]));
-        return Err(Diag::new("not-built", format!("`{op}` has no kernel for CUDA devices"))
-            .at(format!("@{}: {name}", f.name))
-            .help("run the plan with --device cpu, or export it: shardc export PLAN --to torch"));
-    }
-    Ok(())
-}
-
 /// What ranks launch that run code for one architecture on devices of another.
 ///
 /// # Errors
-/// `cuda-limit` if these can launch something of it not at all, and those of [`runnable`].
+/// `cuda-limit` if these can launch something of it not at all.
 fn launches(plan: &Plan, programs: &[Program], code: &str, device: &str) -> Result<Vec<Launches>> {
-    programs.iter().try_for_each(|p| runnable(plan, p))?;
     let (made, limits) = (Limits::of(code), Limits::of(device));
     let all: Vec<Launches> = programs.iter().map(|p| cuda::program(p, &made)).collect();
     for l in all.iter().flatten().flatten().flatten() {

@@ -53,6 +53,12 @@ fn ranks_of_a_pipeline_on_two_devices() {
     );
 }
 
+/// The delta rule, with states that ranks of cp exchange.
+#[test]
+fn recurrences_on_a_device() {
+    same("qwen3_next", &["--mesh", "cp=2"], ("1", "own"), 1e-4);
+}
+
 #[test]
 fn experts_on_a_device() {
     same("mixtral", &["--mesh", "dp=2,ep=2"], ("1", "own"), 1e-4);

@@ -6,6 +6,7 @@ mod experts;
 pub mod limits;
 mod moves;
 mod product;
+mod recurrence;
 mod rows;
 mod then;
 
@@ -17,11 +18,12 @@ use std::fmt::Display;
 use std::sync::Arc;
 
 /// What sources include, by name.
-pub const HEADERS: [(&str, &str); 5] = [
+pub const HEADERS: [(&str, &str); 6] = [
     ("device.cuh", include_str!("../../cuda/device.cuh")),
     ("attention.cuh", include_str!("../../cuda/attention.cuh")),
     ("random.cuh", include_str!("../../cuda/random.cuh")),
     ("product.cuh", include_str!("../../cuda/product.cuh")),
+    ("recurrence.cuh", include_str!("../../cuda/recurrence.cuh")),
     ("rows.cuh", include_str!("../../cuda/rows.cuh")),
 ];
 
@@ -35,7 +37,7 @@ pub fn collective() -> Arc<Source> {
 }
 
 /// What runs in place of a kernel on devices with these limits, in order, or before the ranks of a collective meet; `None` for a
-/// literal, which the runtime copies itself, and for what no kernel of devices does ([`lacking`]).
+/// literal, which the runtime copies itself.
 pub fn launches(kernel: &Kernel, limits: &Limits) -> Option<Vec<Launch>> {
     Some(match kernel {
         Kernel::View => vec![],
@@ -49,7 +51,8 @@ pub fn launches(kernel: &Kernel, limits: &Limits) -> Option<Vec<Launch>> {
         Kernel::Rope(k) => moves::rope(k),
         Kernel::Attention(k) => attention::forward(k, limits),
         Kernel::AttentionGrad(k) => attention::backward(k, limits),
-        Kernel::Recurrence(_) | Kernel::RecurrenceGrad(_) => return None,
+        Kernel::Recurrence(k) => recurrence::forward(k),
+        Kernel::RecurrenceGrad(k) => recurrence::backward(k),
         Kernel::TopK(k) => experts::top_k(k),
         Kernel::Route(k) => experts::route(k),
         Kernel::Dispatch(k) => experts::copies(k, "dispatch"),
@@ -74,11 +77,6 @@ pub fn launches(kernel: &Kernel, limits: &Limits) -> Option<Vec<Launch>> {
         Kernel::HorizontalFusion(k) => rows::several(k),
         Kernel::Literal { .. } => return None,
     })
-}
-
-/// True for a kernel that devices have none of; `launches` has nothing for it.
-pub fn lacking(kernel: &Kernel) -> bool {
-    matches!(kernel, Kernel::Recurrence(_) | Kernel::RecurrenceGrad(_))
 }
 
 /// What a rank launches for its program, on devices with these limits; printed kernels are one text. Ranks with the same kernels

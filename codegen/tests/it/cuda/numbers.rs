@@ -359,6 +359,30 @@ fn sums_along_rows() {
     check("cumsum[1; reverse=true] bf16[3,133]");
 }
 
+/// Within a chunk of 64 tokens, of one token, and over chunks; documents, a first state, pieces and both rules.
+#[test]
+fn recurrences() {
+    let of = |b: usize, s: usize, n: usize, k: usize, v: usize| {
+        let (key, g) = (format!("f32[{b},{s},{n},{k}]"), format!("f32[{b},{s},{n}]"));
+        (format!("{key}, {key}, {g}, f32[{b},{s},{n},{v}]"), g, format!("f32[{b},{n},{k},{v}]"))
+    };
+    for (b, s, n, k, v) in [(2, 5, 2, 3, 4), (1, 1, 1, 2, 3), (1, 130, 2, 17, 9)] {
+        let (ins, g, state) = of(b, s, n, k, v);
+        let (d_o, segments) = (format!("f32[{b},{s},{n},{v}]"), format!("i32[{b},{s}]"));
+        let check = if s == 5 { check_pieces } else { check };
+        check(&format!("scan[plain] {ins}"));
+        check(&format!("scan[delta; segments=true; start=true] {ins}, {g}, {segments}, {state}"));
+        check(&format!("scan_grad[plain] {ins}, {d_o}, {state}"));
+        check(&format!(
+            "scan_grad[delta; segments=true; start=true] {ins}, {d_o}, {state}, {g}, {segments}, {state}"
+        ));
+    }
+    let (ins, g, _) = of(2, 6, 2, 3, 2);
+    let (state, d_o) = ("f32[2,2,2,3,2]", "f32[2,6,2,2]");
+    check_pieces(&format!("scan[delta; start=true; c=2] {ins}, {g}, {state}"));
+    check_pieces(&format!("scan_grad[delta; start=true; c=2] {ins}, {d_o}, {state}, {g}, {state}"));
+}
+
 #[test]
 fn look_ups() {
     check_pieces("take[vh,bs->bsh] f32[7,33], i32[3,5]");

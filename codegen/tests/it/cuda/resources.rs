@@ -294,3 +294,18 @@ fn moves_fit() {
     check("unpermute bf16[2,3,33,72], i32[3,33,2], f32[3,33,2]", 40);
     check("combine_gates_grad f32[2,3,33,72], i32[3,33,2], f32[3,33,72]", 40);
 }
+
+#[test]
+fn recurrences_fit() {
+    for [k, v] in [[128, 128], [128, 64], [16, 16]] {
+        let (key, g) = (format!("f32[1,256,2,{k}]"), "f32[1,256,2]");
+        let ins = format!("{key}, {key}, {g}, f32[1,256,2,{v}]");
+        let (d_o, state) = (format!("f32[1,256,2,{v}]"), format!("f32[1,2,{k},{v}]"));
+        check(&format!("scan[plain] {ins}"), 128);
+        check(
+            &format!("scan[delta; segments=true; start=true] {ins}, {g}, i32[1,256], {state}"),
+            128,
+        );
+        check(&format!("scan_grad[delta] {ins}, {d_o}, {state}, {g}"), 128);
+    }
+}

@@ -32,6 +32,10 @@ def grouped(op, *shape, **args):
     return last(SHAPE(H, 8, *shape), (op, args), ("flatten.using_ints", {"self": "%t1", "start_dim": 1}))
 
 
+# Of 16 rows and columns, and a table of 40 rows.
+DISTANCES = [("arange.default", {"end": 16}), ("unsqueeze.default", {"self": "%t0", "dim": 1}), ("sub.Tensor", {"self": "%t0", "other": "%t1"}),
+             ("add.Tensor", {"self": "%t2", "other": 15}), ("cat.default", {"tensors": ["%p_model_net1_weight"] * 4, "dim": 0})]
+
 CASES = {
     "leaky_relu": one("leaky_relu.default", negative_slope=0.2),
     "elu": one("elu.default", alpha=0.7),
@@ -108,6 +112,11 @@ CASES = {
     "index_select": last(("argmax.default", {"self": H, "dim": 1}), ("index_select.default", {"self": "%p_model_net1_weight", "dim": 0, "index": "%t0"}), ("mul.Tensor", {"self": "%t1", "other": H})),
     "attention_bias": last(SHAPE(H, 8, 1, 2, 5), ("slice.Tensor", {"self": "%p_model_net1_weight", "dim": 0, "start": 0, "end": 2}), ("slice.Tensor", {"self": "%t1", "dim": 1, "start": 0, "end": 2}), ("scaled_dot_product_attention.default", {"query": "%t0", "key": "%t0", "value": "%t0", "attn_mask": "%t2", "scale": 0.7}), SHAPE("%t3", 8, 10)),
     "attention_of_truths": last(SHAPE(H, 8, 1, 2, 5), ("slice.Tensor", {"self": "%x", "dim": 1, "start": 0, "end": 4}), SHAPE("%t1", 8, 1, 2, 2), ("amax.default", {"self": "%t2", "dim": [3], "keepdim": True}), ("ge.Tensor", {"self": "%t2", "other": "%t3"}), ("scaled_dot_product_attention.default", {"query": "%t0", "key": "%t0", "value": "%t0", "attn_mask": "%t4"}), SHAPE("%t5", 8, 10)),
+    "attention_that_sees_nothing": last(SHAPE(H, 8, 1, 2, 5), ("slice.Tensor", {"self": "%x", "dim": 1, "start": 0, "end": 4}), SHAPE("%t1", 8, 1, 2, 2), ("gt.Scalar", {"self": "%t2", "other": 0.0}), ("scaled_dot_product_attention.default", {"query": "%t0", "key": "%t0", "value": "%t0", "attn_mask": "%t3"}), SHAPE("%t4", 8, 10)),
+    "attention_of_infinite": last(SHAPE(H, 8, 1, 2, 5), ("slice.Tensor", {"self": "%x", "dim": 1, "start": 0, "end": 4}), SHAPE("%t1", 8, 1, 2, 2), ("relu.default", {"self": "%t2"}), ("log.default", {"self": "%t3"}), ("scaled_dot_product_attention.default", {"query": "%t0", "key": "%t0", "value": "%t0", "attn_mask": "%t4"}), SHAPE("%t5", 8, 10)),
+    "attention_of_groups": last(SHAPE(H, 8, 2, 1, 5), ("slice.Tensor", {"self": "%t0", "dim": 1, "start": 0, "end": 1}), ("slice.Tensor", {"self": "%p_model_net1_weight", "dim": 0, "start": 0, "end": 2}), SHAPE("%t2", 2, 2, 5), ("slice.Tensor", {"self": "%t3", "dim": 2, "start": 0, "end": 3}), ("cat.default", {"tensors": ["%t1"] * 3, "dim": 2}), SHAPE("%t4", 2, 2, 3), ("slice.Tensor", {"self": "%t6", "dim": 1, "start": 0, "end": 1}), ("scaled_dot_product_attention.default", {"query": "%t0", "key": "%t5", "value": "%t5", "attn_mask": "%t7", "enable_gqa": True}), SHAPE("%t8", 8, 10)),
+    "distances": last(*DISTANCES, ("embedding.default", {"weight": "%t4", "indices": "%t3"}), ("slice.Tensor", {"self": "%t5", "dim": 0, "start": 2, "end": 5}), ("slice.Tensor", {"self": "%t6", "dim": 1, "start": 1, "end": 9}), ("mean.dim", {"self": "%t7", "dim": [0, 1]}), ("mul.Tensor", {"self": H, "other": "%t8"})),
+    "distances_of_more_dims": last(*DISTANCES, ("unsqueeze.default", {"self": "%t3", "dim": 2}), ("embedding.default", {"weight": "%t4", "indices": "%t5"}), ("slice.Tensor", {"self": "%t6", "dim": 0, "start": 2, "end": 5}), ("slice.Tensor", {"self": "%t7", "dim": 1, "start": 1, "end": 9}), ("mean.dim", {"self": "%t8", "dim": [0, 1, 2]}), ("mul.Tensor", {"self": H, "other": "%t9"})),
 }
 
 

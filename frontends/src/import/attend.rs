@@ -15,6 +15,8 @@ use shardc_ir::types::DType;
 
 /// Most heads of attention whose mask has slopes: there is a number for each in the program.
 const MAX_HEADS: usize = 1 << 16;
+/// The score of a key that is hidden.
+const HIDDEN: f64 = f32::MIN as f64;
 
 impl Lower<'_> {
     /// `scaled_dot_product_attention` of q, k and v [rows, heads, tokens, size].
@@ -56,33 +58,41 @@ impl Lower<'_> {
     }
 
     /// Attention with a mask that is computed, such as a bias that is learned: scores, their softmax and what it drops are
-    /// values of their own.
+    /// values of their own. A query that sees no key has 0, as in PyTorch.
     fn written_out(&mut self, n: &Node, [q, k, v]: [&View; 3], rate: f64) -> Result<Vec<Val>> {
         let rank = q.shape.len();
-        if rank < 2 || [k, v].iter().any(|x| x.shape.len() != rank) {
+        let alike = rank >= 2 && [k, v].iter().all(|x| x.shape.len() == rank);
+        if !alike || rate > 0.0 && rank != 4 {
             return Err(self.refuse(n, "its operands are not [rows, heads, tokens, size]"));
         }
-        let size = q.shape[rank - 1].max(1) as f64;
-        let scale = self.number(n, "scale").unwrap_or_else(|| 1.0 / size.sqrt());
-        let (q, k, v) = (self.of(q), self.of(&k.transpose(rank - 2, rank - 1)), self.of(v));
+        let scale = self.number(n, "scale");
+        let scale = scale.unwrap_or_else(|| 1.0 / (q.shape[rank - 1].max(1) as f64).sqrt());
+        let [k, v] = [k, v].map(|x| repeated(x, q));
+        let (q, k, v) = (self.of(q), self.of(&k.transpose(rank - 2, rank - 1)), self.of(&v));
         let two = |a, b| vec![("self", a), ("other", b)];
         let scores = self.view_by(n, "matmul.default", two(q, k))?;
         let scores = self.scaled(n, &scores, scale)?;
         let (scores, mask) = (self.of(&scores), n.arg("attn_mask").clone());
-        let bits = matches!(&mask, Arg::Value(id) if self.g.truths.contains(id));
-        let masked = if bits {
-            let out = Arg::Float(f64::NEG_INFINITY);
-            self.view_by(
-                n,
-                "where.ScalarOther",
-                vec![("condition", mask), ("self", scores), ("other", out)],
-            )?
+        let truths = matches!(&mask, Arg::Value(id) if self.g.truths.contains(id));
+        let or = |mask, x, other: f64| {
+            vec![("condition", mask), ("self", x), ("other", Arg::Float(other))]
+        };
+        let (masked, seen) = if truths {
+            (self.view_by(n, "where.ScalarOther", or(mask.clone(), scores, HIDDEN))?, mask)
         } else {
-            self.view_by(n, "add.Tensor", two(scores, mask))?
+            // Below what a mask can hide there is nothing: the sum may be infinite.
+            let sum = self.view_by(n, "add.Tensor", two(scores, mask))?;
+            let least = vec![("self", self.of(&sum)), ("min", Arg::Float(HIDDEN))];
+            let sum = self.view_by(n, "clamp.default", least)?;
+            let x = self.of(&sum);
+            let seen = self.call(n, "gt.Scalar", two(x, Arg::Float(0.9 * HIDDEN)))?;
+            (sum, self.held(seen))
         };
         let masked = self.of(&masked);
-        let mut probs =
-            self.view_by(n, "softmax.int", vec![("self", masked), ("dim", Arg::Int(-1))])?;
+        let of = vec![("self", masked), ("dim", Arg::Int(-1))];
+        let probs = self.view_by(n, "softmax.int", of)?;
+        let probs = self.of(&probs);
+        let mut probs = self.view_by(n, "where.ScalarOther", or(seen, probs, 0.0))?;
         if rate > 0.0 {
             // Places of tokens draw what is kept: [rows, tokens, heads, keys].
             let turned = self.of(&probs.transpose(1, 2));
@@ -303,6 +313,22 @@ pub(super) struct Scores {
     pub k: View,
     pub scale: f64,
     pub softcap: Option<f64>,
+}
+
+/// Keys or values with as many heads as queries have, each for as many of those; others as they are.
+fn repeated(x: &View, queries: &View) -> View {
+    let mut x = x.clone();
+    let Some(d) = x.shape.len().checked_sub(3) else { return x };
+    let (own, all) = (x.shape[d].max(1), queries.shape[d]);
+    if own < all && all % own == 0 {
+        x.dims[d] = match x.dims[d] {
+            Dim::Real(k) => Dim::Each(k, all / own),
+            Dim::Each(k, r) => Dim::Each(k, r * (all / own)),
+            Dim::Virtual => Dim::Virtual,
+        };
+        x.shape[d] = all;
+    }
+    x
 }
 
 /// Keys or values of which groups of heads share one: without the repeats.

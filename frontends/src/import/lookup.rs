@@ -55,7 +55,8 @@ impl Lower<'_> {
             }
             Some(f)
                 if padding.is_none()
-                    && let Some((line, [0, 1])) = by_distance(&f) =>
+                    && f.shape.len() == 2
+                    && let Some((line, _)) = by_distance(&f) =>
             {
                 // A bias of each distance: looked up once for all pairs that have it.
                 let index = self.env.push(Val::Folded(line));

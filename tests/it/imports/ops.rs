@@ -46,7 +46,12 @@ fn import(scratch: &Scratch, case: &Value) -> shardc_ir::diag::Result<Imported> 
         }
         // What compares has truth values, as an archive says.
         let values = &mut j["graph_module"]["graph"]["tensor_values"];
-        for n in case["nodes"].as_array().expect("nodes").iter().filter(|n| n[0] == "ge.Tensor") {
+        for n in case["nodes"]
+            .as_array()
+            .expect("nodes")
+            .iter()
+            .filter(|n| n[0] == "ge.Tensor" || n[0] == "gt.Scalar")
+        {
             let mut meta = values["x"].clone();
             meta["dtype"] = json!(12);
             values[n[2][0].as_str().expect("a name")] = meta;

@@ -99,6 +99,7 @@ TABLE |= {
 TABLE |= {
     "t5_padded": (*TABLE["t5"][:3], "two_padded"),
     "t5_short": (*TABLE["t5"][:3], "two_short"),
+    "biased": (None, None, {}, "padded"),
     "mt5": ("MT5ForConditionalGeneration", "mt5", dict(TABLE["t5"][2], feed_forward_proj="gated-gelu"), "two"),
     "swin": (CLASSES_OF_IMAGES, "swin", dict(VISION, patch_size=2, embed_dim=8, depths=[2, 2], num_attention_heads=[2, 4], window_size=4,
                                              drop_path_rate=0.0), "image"),
@@ -121,6 +122,25 @@ class WithPositions(nn.Module):
         return self.model(input_ids=input_ids, labels=labels, position_ids=places.expand(input_ids.shape[0], -1))
 
 
+class Biased(nn.Module):
+    """A learned bias of all pairs of tokens, to which padding is added, as no class of transformers does in this order."""
+
+    def __init__(self):
+        super().__init__()
+        self.config = transformers.PretrainedConfig(vocab_size=32)
+        self.embed, self.head = nn.Embedding(32, 16), nn.Linear(16, 32)
+        self.bias = nn.Parameter(torch.randn(4, SEQ, SEQ))
+
+    def forward(self, input_ids, attention_mask, labels):
+        x = self.embed(input_ids)
+        q = x.view(x.shape[0], SEQ, 4, 4).transpose(1, 2)
+        mask = self.bias[None] + (1 - attention_mask[:, None, None].float()) * torch.finfo(torch.float32).min
+        y = nn.functional.scaled_dot_product_attention(q, q, q, attn_mask=mask).transpose(1, 2).reshape(x.shape)
+        logits = self.head(x + y)
+        loss = nn.functional.cross_entropy(logits.view(-1, 32), labels.view(-1))
+        return transformers.modeling_outputs.MaskedLMOutput(loss=loss, logits=logits)
+
+
 # What of a model is exported.
 AROUND = {"roberta": WithPositions}
 
@@ -133,6 +153,7 @@ def inputs(kind, vocab):
     return {
         "tokens": lambda: dict(input_ids=ids, labels=tokens),
         # What the decoder begins with is an input: labels are moved in place otherwise.
+        "padded": lambda: dict(input_ids=ids, labels=tokens, attention_mask=make.padding()),
         "two": lambda: dict(input_ids=ids, decoder_input_ids=ids.roll(3, 1), labels=tokens),
         "two_padded": lambda: dict(input_ids=ids, decoder_input_ids=ids.roll(3, 1), labels=tokens, attention_mask=make.padding()),
         "two_short": lambda: dict(input_ids=ids, decoder_input_ids=ids[:, 3 : 3 + SHORT].contiguous(), labels=tokens[:, :SHORT].contiguous()),
@@ -147,6 +168,8 @@ def inputs(kind, vocab):
 def model_of(name):
     of, kind, own, takes = TABLE[name]
     torch.manual_seed(sum(map(ord, name)))
+    if name == "biased":
+        return Biased()
     own = dict(own)
     experts = own.pop("experts_implementation", None)
     base = make.BASE if takes in ("tokens", "mel") or takes.startswith("two") else {k: make.BASE[k] for k in (

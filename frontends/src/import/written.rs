@@ -131,7 +131,11 @@ impl Lower<'_> {
                 let made = self.val(id).clone();
                 self.set(id, env);
                 self.labels = labels;
-                return Ok(made);
+                match made {
+                    // Its numbers were freed behind the last node that takes it.
+                    Val::Padded(_) => self.mask_input(&name),
+                    made => return Ok(made),
+                }
             }
         };
         Ok(Val::Data(View::plain(value, &shape)))

@@ -138,7 +138,7 @@ impl Writer<'_> {
         let attrs = attrs.or_else(|| {
             let mixed = stacked && op != "lerp" && ins.iter().any(|x| !x.stacked);
             let rank = |x: &Made| self.b.ty(x.value).rank() - usize::from(x.stacked);
-            let l: String = ('a'..'z').take(ins.first().map_or(0, rank)).collect();
+            let l: String = ('a'..='z').take(ins.first().map_or(0, rank)).collect();
             let alike = ins.iter().all(|x| rank(x) == l.len());
             (mixed && alike).then(|| format!("{}->{l}", vec![&*l; ins.len()].join(",")))
         });

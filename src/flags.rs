@@ -214,6 +214,7 @@ pub fn read_toml(path: &Path) -> Result<(String, Flags)> {
         })?;
         let help = format!("`shardc compile --help` says what --{name} takes");
         let wrong = |m| wrong(format!("{m}, in `{name}`")).help(&help);
+        let value = if name == "optim" { value::groups(value).map_err(wrong)? } else { value };
         let value = Value::of_toml(known.kind, &value).map_err(wrong);
         flags.0.extend(value?.map(|v| (known.flag, v)));
     }

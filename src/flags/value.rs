@@ -110,15 +110,10 @@ impl Value {
                 Value::Number(value.as_float().or(whole).ok_or_else(|| needed("a number"))?)
             }
             Kind::Many => {
-                let one = |v: &toml::Value| match v {
-                    toml::Value::Table(group) => of_table(group),
-                    text => text.as_str().map(String::from),
-                };
+                let one = |v: &toml::Value| v.as_str().map(String::from);
                 let list = value.as_array().map(|all| all.iter().map(one).collect());
                 let all: Option<Vec<String>> = list.unwrap_or(one(value).map(|text| vec![text]));
-                match all.ok_or_else(|| {
-                    needed("a text, a list of texts, or for optim [[optim]] with on and rule")
-                })? {
+                match all.ok_or_else(|| needed("a text or a list of texts"))? {
                     none if none.is_empty() => return Ok(None),
                     all => Value::Many(all),
                 }
@@ -127,19 +122,36 @@ impl Value {
     }
 }
 
-/// `on = "hidden"`, `rule = "muon"`, `lr = 2e-4` as the text of a group: `hidden=muon,lr=2e-4`.
-fn of_table(group: &toml::Table) -> Option<String> {
-    let word = |v: &toml::Value| match v {
-        toml::Value::String(text) => Some(text.clone()),
-        toml::Value::Integer(n) => Some(n.to_string()),
-        toml::Value::Float(x) => Some(format!("{x:?}")),
-        toml::Value::Boolean(yes) => Some(if *yes { "yes" } else { "no" }.into()),
-        _several => None,
+/// Groups that a file has as tables, `on = "hidden"`, `rule = "muon"`, `lr = 2e-4`, as texts: `hidden=muon,lr=2e-4`.
+///
+/// # Errors
+/// Says which key is wrong.
+pub(super) fn groups(value: toml::Value) -> Result<toml::Value, String> {
+    match value {
+        toml::Value::Array(all) => all.into_iter().map(groups).collect(),
+        toml::Value::Table(group) => of_table(&group).map(toml::Value::String),
+        other => Ok(other),
+    }
+}
+
+fn of_table(group: &toml::Table) -> Result<String, String> {
+    let text = |key: &str| match group.get(key).and_then(toml::Value::as_str) {
+        Some(text) if !text.contains(['=', ',']) => Ok(text),
+        Some(text) => Err(format!("`{key}` is `{text}`: attributes are keys of their own")),
+        None => Err(format!("[[optim]] needs `{key}`, a text")),
     };
-    let [on, rule] = [group.get("on")?.as_str()?, group.get("rule")?.as_str()?];
-    let others = group.iter().filter(|(key, _)| !["on", "rule"].contains(&key.as_str()));
-    let others = others.map(|(key, v)| Some(format!(",{key}={}", word(v)?)));
-    Some(format!("{on}={rule}{}", others.collect::<Option<String>>()?))
+    let mut all = format!("{}={}", text("on")?, text("rule")?);
+    for (key, value) in group.iter().filter(|(key, _)| !["on", "rule"].contains(&key.as_str())) {
+        let word = match value {
+            toml::Value::String(text) => text.clone(),
+            toml::Value::Integer(n) => n.to_string(),
+            toml::Value::Float(x) => format!("{x:?}"),
+            toml::Value::Boolean(yes) => if *yes { "yes" } else { "no" }.into(),
+            several => return Err(format!("`{key}` is {several}: a number or a word is needed")),
+        };
+        all += &format!(",{key}={word}");
+    }
+    Ok(all)
 }
 
 /// Words of PyTorch and of model configs for element types, which are understood wherever ours are.

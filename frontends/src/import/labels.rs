@@ -151,9 +151,13 @@ impl Lower<'_> {
         let of_rows = labels.state == State::Whole && labels.shape == all[..1];
         let own = if of_rows { &all[..1] } else { &all[..] };
         let fits = sizes.len() == own.len() + 1 && sizes.starts_with(own);
+        // Of more dims than rows and tokens they are a column.
+        let of_more = self.labels.1.len() > 2;
         if plain
             && !cut
-            && (!fits || (!of_rows && labels.shape.iter().product::<usize>() != all[0] * all[1]))
+            && (of_more
+                || !fits
+                || (!of_rows && labels.shape.iter().product::<usize>() != all[0] * all[1]))
         {
             return self.plain_cross_entropy(n);
         }

@@ -151,9 +151,17 @@ fn groups_are_tables_of_a_file() {
     for group in ["hidden=muon,lr=0.0002,nesterov=no", "*.q_proj.weight=lion,beta2=0.95,lr*=0.5"] {
         assert!(text.contains(&format!("group \"{group}\"")), "{text}");
     }
-    for more in ["beta2 = 0.95", "rule = \"lion\"\nbeta2 = [0.9, 0.95]"] {
+    for (more, words) in [
+        ("beta2 = 0.95", "[[optim]] needs `rule`"),
+        ("rule = \"lion\"\nbeta2 = [0.9, 0.95]", "`beta2` is [0.9, 0.95]"),
+        ("rule = \"lion,lr=3\"", "attributes are keys of their own"),
+        (
+            "rule = \"lion\"\n[[freeze]]\non = \"a\"\nrule = \"b\"",
+            "a text or a list of texts is needed",
+        ),
+    ] {
         lab.write("shardc.toml", file(more));
         let said = lab.refuses(&["compile", "shardc.toml", "-o", "q"], 2, "config-file");
-        assert!(said.contains("[[optim]] with on and rule"), "{said}");
+        assert!(said.contains(words), "{said}");
     }
 }

@@ -359,14 +359,17 @@ fn sums_along_rows() {
     check("cumsum[1; reverse=true] bf16[3,133]");
 }
 
-/// Within a chunk of 64 tokens, of one token, and over chunks; documents, a first state, pieces and both rules.
+/// Within a chunk of 64 tokens, of one token, and over chunks; more heads than are treated at once, and wider ones than a
+/// tile; documents, a first state, pieces and both rules.
 #[test]
 fn recurrences() {
     let of = |b: usize, s: usize, n: usize, k: usize, v: usize| {
         let (key, g) = (format!("f32[{b},{s},{n},{k}]"), format!("f32[{b},{s},{n}]"));
         (format!("{key}, {key}, {g}, f32[{b},{s},{n},{v}]"), g, format!("f32[{b},{n},{k},{v}]"))
     };
-    for (b, s, n, k, v) in [(2, 5, 2, 3, 4), (1, 1, 1, 2, 3), (1, 130, 2, 17, 9)] {
+    for (b, s, n, k, v) in
+        [(2, 5, 2, 3, 4), (1, 1, 1, 2, 3), (1, 130, 2, 17, 9), (1, 3, 17, 2, 2), (1, 66, 1, 70, 66)]
+    {
         let (ins, g, state) = of(b, s, n, k, v);
         let (d_o, segments) = (format!("f32[{b},{s},{n},{v}]"), format!("i32[{b},{s}]"));
         let check = if s == 5 { check_pieces } else { check };

@@ -163,7 +163,8 @@ impl Update {
                 Expr::Op { op, attrs, ins, .. } => {
                     let kept =
                         attrs.as_deref().and_then(|a| a.split_once("->")).map_or("", |x| x.1);
-                    (op == "dot" && kept.len() > 1) || ins.iter().any(any)
+                    let dims = kept.split(';').next().unwrap_or("").trim();
+                    (op == "dot" && dims.len() > 1) || ins.iter().any(any)
                 }
             }
         }

@@ -74,6 +74,11 @@ def reduce_scatter(x: Tensor, over: Over, dim: int, piece: int, size: int, wait:
     if over.order != sorted(over.order):
         parts = parts[[over.order.index(k) for k in range(over.ways)]]
     parts = parts.contiguous()
+    if parts.device.type == "cpu":
+        # gloo scatters by reducing all of it on all ranks: here each sends the others their pieces alone.
+        got = torch.empty_like(parts)
+        work = dist.all_to_all_single(got.view(-1), parts.view(-1), group=over.group, async_op=True)
+        return _result(work, lambda: (parts, got.sum(0).narrow(dim, 0, size))[1], wait)
     out = torch.empty_like(parts[0])
     work = dist.reduce_scatter_tensor(out.view(-1), parts.view(-1), group=over.group, async_op=True)
     return _result(work, lambda: out.narrow(dim, 0, size), wait)

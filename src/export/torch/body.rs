@@ -158,10 +158,7 @@ impl<'a> Writer<'a> {
             l.outs.iter().map(|v| type_text(&self.plan.module.mesh, f.ty(*v))).collect();
         let note = types.join(", ");
         // An exchange goes on beside what does not read its result.
-        let first = l.outs.iter().map(|v| seen.first[*v]).min().unwrap_or(KEPT);
-        let between = |r: Range<usize>| seen.lines[r].iter().any(|l| !l.n.op.def().is_view());
-        let goes_on = ops::is_exchange(&n.op) && between(at + 1..first.min(seen.lines.len()));
-        if goes_on {
+        if seen.goes_on(at).is_some() {
             let made = format!("{}, wait=False)", made.strip_suffix(')').unwrap_or(&made));
             out.assign(1, &outs[0], &made, &note);
             waits.add(l.outs.clone(), outs);

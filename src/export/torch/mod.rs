@@ -8,6 +8,7 @@ mod layers;
 mod layout;
 mod names;
 mod ops;
+mod order;
 mod peak;
 mod seen;
 mod write;
@@ -18,6 +19,7 @@ use ops::raised::Raised;
 use peak::peaks;
 use seen::Seen;
 use shardc_ir::diag::Result;
+use shardc_ir::func::Role;
 use shardc_ir::plan::Plan;
 use std::collections::BTreeSet;
 use write::{Lines, comment};
@@ -55,8 +57,11 @@ fn needs(plan: usize, program: usize) -> String {
 /// The program of a plan, of a model that is called so.
 pub fn program(plan: &Plan, called: &str, hash: &str) -> Program {
     let raised = Raised::of(plan);
-    let seen: Vec<Seen> =
-        plan.module.funcs.iter().map(|f| Seen::new(f, &plan.module.mesh, &raised)).collect();
+    let see = |handed: &BTreeSet<Role>| -> Vec<Seen> {
+        let all = plan.module.funcs.iter();
+        all.map(|f| Seen::new(f, &plan.module.mesh, &raised, handed)).collect()
+    };
+    let seen = see(&seen::handed(plan, &see(&BTreeSet::new())));
     let mut w = Writer::new(plan);
     seen.iter().for_each(|s| w.function(s));
     let peaks = peaks(plan, &seen);

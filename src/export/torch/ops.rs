@@ -4,6 +4,7 @@ pub(super) mod memory;
 pub(super) mod over;
 mod patterns;
 pub(super) mod raised;
+mod scans;
 mod search;
 
 use super::dims::{added, items, letters, lone, number, permuted, places, quoted, reduced, spread};

@@ -5,6 +5,7 @@ use super::layers::{Stretch, stretches};
 use super::ops::memory::{beside, viewed};
 use super::seen::{KEPT, Seen};
 use shardc_ir::func::{Func, Port, Role, RoleKind, Value, ValueMap, sent};
+use shardc_ir::ops::Op;
 use shardc_ir::plan::{Instr, Plan, RankClass, Transfer};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -52,13 +53,15 @@ struct Rank<'a> {
     store: BTreeMap<Key, Storage>,
     /// Inputs that are the same in each step.
     fixed: BTreeMap<String, Storage>,
+    /// What exchanges have that were begun, until the line that waits for them.
+    begun: Vec<(usize, Storage)>,
 }
 
 /// By class of ranks, the most bytes in a step of a program.
 pub(super) fn peaks(plan: &Plan, seen: &[Seen]) -> Vec<usize> {
     let of = |c: &RankClass| {
-        let (heap, store, fixed) = Default::default();
-        let mut rank = Rank { plan, seen, heap, store, fixed };
+        let (heap, store, fixed, begun) = Default::default();
+        let mut rank = Rank { plan, seen, heap, store, fixed, begun };
         rank.keep(c);
         // From the second step on all is there that lasts.
         (0..2).for_each(|_| rank.step(c));
@@ -185,16 +188,27 @@ impl Rank<'_> {
         ends.iter().for_each(|k| self.drop(k));
         for s in stretches(seen, &plan.module.mesh) {
             match s {
-                Stretch::Plain(range) => range.for_each(|at| self.line(seen, at, &mut has, None)),
+                Stretch::Plain(range) => {
+                    range.for_each(|at| {
+                        self.waited(at);
+                        self.line(seen, at, &mut has, None);
+                    });
+                }
                 Stretch::Layers { first, lines, count } => {
                     for unit in (0..count).map(|k| first + k * lines..first + (k + 1) * lines) {
                         let mut small = vec![];
-                        unit.for_each(|at| self.line(seen, at, &mut has, Some(&mut small)));
+                        for at in unit {
+                            self.waited(at);
+                            self.line(seen, at, &mut has, Some(&mut small));
+                        }
+                        // Its function waits for all that it has begun.
+                        self.waited(KEPT);
                         small.into_iter().for_each(|s| self.heap.left(s));
                     }
                 }
             }
         }
+        self.waited(KEPT);
         for r in &f.results {
             let v = seen.same[r.value];
             let (Some(role), Some(s)) = (&r.role, has[v]) else { continue };
@@ -206,6 +220,14 @@ impl Rank<'_> {
             }
         }
         has.iter().flatten().for_each(|s| self.heap.left(*s));
+    }
+
+    /// Drops what exchanges have that are waited for before this line.
+    fn waited(&mut self, at: usize) {
+        let (done, begun) = std::mem::take(&mut self.begun).into_iter().partition(|b| b.0 <= at);
+        self.begun = begun;
+        let done: Vec<(usize, Storage)> = done;
+        done.into_iter().for_each(|(_, s)| self.heap.left(s));
     }
 
     /// A line; what is small and of one layer goes with its function.
@@ -228,6 +250,18 @@ impl Rank<'_> {
         let sizes = |v: &Value| self.bytes(seen.f, *v);
         let beside = beside(seen, l, &sizes);
         self.heap.most = self.heap.most.max(before + beside).max(self.heap.live);
+        if let Some(until) = seen.goes_on(at) {
+            let more = beside.saturating_sub(self.heap.live - before);
+            // Others have a copy.
+            let keeps = match &l.n.op {
+                Op::ReduceScatter(o) => o.dim == 0,
+                op => matches!(op, Op::Permute(_) | Op::AllGather(_)),
+            };
+            let held = l.ins.iter().filter(|_| keeps).filter_map(|v| has[*v]);
+            let held: Vec<Storage> = held.collect();
+            self.begun.extend(held.into_iter().map(|s| (until, self.heap.held(s))));
+            self.begun.push((until, self.heap.made(more)));
+        }
         let unread = seen.own(at).filter(|v| seen.first[*v] == KEPT && seen.last[*v] == 0);
         for v in seen.dying(at).into_iter().chain(unread) {
             let Some(s) = has[v] else { continue };

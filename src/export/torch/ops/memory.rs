@@ -1,5 +1,6 @@
 //! What torch's calls take of memory: whether a result is made, and what a call has beside its results.
 
+use super::scans::Walk;
 use crate::export::torch::seen::{Line, Seen};
 use shardc_ir::func::{Func, Value, ValueMap};
 use shardc_ir::ops::Op;
@@ -60,12 +61,6 @@ pub(in crate::export::torch) fn beside(
         let size = seen.f.ty(l.ins[rows]).dtype.bytes();
         ins(slots) / DType::I32.bytes() * last(rows) * size
     };
-    // So many tensors of all scores.
-    let scores = |n: usize| {
-        let rows = ins(0) / last(0).max(1) / seen.f.ty(l.ins[0]).dtype.bytes();
-        let keys = seen.f.ty(l.ins[1]).dims[1].size;
-        n * rows * keys * DType::F32.bytes()
-    };
     let op = &l.n.op;
     if let Op::Dot(o) = op {
         let (a, b, to) = (&o.rule.0.ins[0], &o.rule.0.ins[1], &o.rule.0.outs[0]);
@@ -75,8 +70,7 @@ pub(in crate::export::torch) fn beside(
         return if summed { out + ins(0) } else { out };
     }
     // What is gathered before it is put together.
-    let twice = (matches!(op, Op::AllReduce(_)) && l.ins.len() > 1)
-        || matches!(op, Op::AllGather(o) if o.dim > 0)
+    let twice = matches!(op, Op::AllGather(o) if o.dim > 0)
         || matches!(op, Op::AllToAll(_) | Op::Exchange(_))
         || matches!(op, Op::Rope(o) if o.pairs == Pairs::Adjacent || 2 * last(1) < last(0));
     let more = if matches!(op, Op::Take(_)) {
@@ -91,11 +85,15 @@ pub(in crate::export::torch) fn beside(
     } else if let Op::Attention(o) = op
         && (o.softcap.is_some() || o.behind().end > 5)
     {
-        scores(1)
+        all_scores(seen.f, l, bytes, 1) - out
     } else if let Op::AttentionGrad(o) = op
         && (o.softcap.is_some() || o.behind().end > 8)
     {
-        scores(2 + usize::from(o.softcap.is_some()))
+        all_scores_grad(seen.f, l, bytes, 2 + usize::from(o.softcap.is_some())) - out
+    } else if let Op::Scan(o) = op {
+        Walk::of(seen.f, l, bytes, o.behind()).forward() - out
+    } else if let Op::ScanGrad(o) = op {
+        Walk::of(seen.f, l, bytes, o.behind()).backward(out) - out
     } else if matches!(op, Op::Attention(_)) {
         // Where values are narrower than keys, they and the output are padded.
         let padded = if last(2) < last(0) { padded(2) + padded_out } else { 0 };
@@ -111,12 +109,47 @@ pub(in crate::export::torch) fn beside(
         0
     } else if matches!(op, Op::AdamW(_) | Op::Sgd(_)) {
         wide(&l.ins[1])
-    } else if matches!(op, Op::AllToAll(_) | Op::Exchange(_))
-        || matches!(op, Op::ReduceScatter(o) if o.dim > 0)
-    {
+    } else if matches!(op, Op::AllToAll(_) | Op::Exchange(_)) {
         ins(0)
+    } else if let Op::ReduceScatter(o) = op {
+        // What others send, and pieces that do not lie together.
+        if o.dim > 0 { 2 * ins(0) } else { ins(0) }
     } else {
         0
     };
     out + more + if twice { out } else { 0 }
+}
+
+/// What attention takes that computes all scores: `n` tensors of them, and copies of operands for products.
+fn all_scores(f: &Func, l: &Line, bytes: &dyn Fn(&Value) -> usize, n: usize) -> usize {
+    let copied = |i: usize| copied(f, &l.ins[i], bytes);
+    let out: usize = l.outs.iter().map(|v| wide_of(f, v, bytes)).sum();
+    n * scores(f, l, bytes) + (copied(0) + copied(1)).max(copied(2) + out)
+}
+
+/// The same of its gradient.
+fn all_scores_grad(f: &Func, l: &Line, bytes: &dyn Fn(&Value) -> usize, n: usize) -> usize {
+    let copied = |i: usize| copied(f, &l.ins[i], bytes);
+    let cast = |i: usize| copied(i) - wide_of(f, &l.ins[i], bytes);
+    let out: usize = l.outs.iter().map(|v| wide_of(f, v, bytes)).sum();
+    let d = wide_of(f, &l.ins[4], bytes);
+    let most = (d + copied(2)).max(copied(1) + wide_of(f, &l.ins[0], bytes)).max(out + d);
+    n * scores(f, l, bytes) + cast(4) + most
+}
+
+/// Bytes of a value in f32.
+fn wide_of(f: &Func, v: &Value, bytes: &dyn Fn(&Value) -> usize) -> usize {
+    bytes(v) / f.ty(*v).dtype.bytes() * DType::F32.bytes()
+}
+
+/// Of an operand as a product takes it: in another order, and in f32 before that.
+fn copied(f: &Func, v: &Value, bytes: &dyn Fn(&Value) -> usize) -> usize {
+    let wide = wide_of(f, v, bytes);
+    if f.ty(*v).dtype == DType::F32 { wide } else { 2 * wide }
+}
+
+/// Of all scores of queries and keys.
+fn scores(f: &Func, l: &Line, bytes: &dyn Fn(&Value) -> usize) -> usize {
+    let width = f.ty(l.ins[0]).dims.last().map_or(1, |d| d.size);
+    wide_of(f, &l.ins[0], bytes) / width.max(1) * f.ty(l.ins[1]).dims[1].size
 }

@@ -157,6 +157,11 @@ fn made_by(graphs: &[Graph], calls: &mut Calls, (of, v): (usize, Value), p: &Pat
 }
 
 impl Call {
+    /// True of a product of matrices.
+    pub fn is_linear(&self) -> bool {
+        self.template.is_some_and(|t| t.starts_with("F.linear") || t.contains("addmm_"))
+    }
+
     fn is(&self, p: &Pattern) -> bool {
         self.template == Some(p.call)
     }

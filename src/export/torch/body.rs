@@ -263,7 +263,7 @@ impl<'a> Writer<'a> {
         if let Some(known) = self.layers.get(&alike) {
             return known.clone();
         }
-        let (ins, text) = self.text(seen, unit, places, pops, Words::new(["args"]));
+        let (ins, text) = self.text(seen, unit.clone(), places, pops, Words::new(["args"]));
         let plain = format!("{}_layer", seen.f.kind.name());
         let taken = |n: &String| self.layers.values().any(|l| l == n);
         let number = |k: usize| if k == 0 { plain.clone() } else { format!("{plain}_{k}") };
@@ -276,6 +276,14 @@ impl<'a> Writer<'a> {
             head.push(1, "args.clear()");
         } else {
             head.code(0, &format!("def {name}({}):", ins.join(", ")));
+        }
+        let reads = seen.reads(unit);
+        let typed = |(x, v): (&String, &Value)| {
+            format!("{x} {}", type_text(&self.plan.module.mesh, seen.f.ty(*v)))
+        };
+        let types: Vec<String> = ins.iter().zip(&reads).map(typed).collect();
+        if !types.is_empty() {
+            head.note(1, &types.join(", "));
         }
         self.texts.push(head.text() + &text);
         self.layers.insert(alike, name.clone());

@@ -2,7 +2,7 @@
 
 use super::ops;
 use super::seen::Line;
-use shardc_ir::func::{Func, Value, ValueMap};
+use shardc_ir::func::{Func, Port, RoleKind, Value, ValueMap};
 use shardc_ir::ops::Op;
 use std::collections::BTreeSet;
 
@@ -15,12 +15,14 @@ pub(super) fn beside_products<'a>(
 ) -> Vec<Line<'a>> {
     let layer = |l: &Line| f.scope_info(l.n.scope).layer;
     let touches = |l: &Line, v: Value| l.outs.iter().chain(&l.ins).any(|o| same[*o] == v);
-    let given: BTreeSet<Value> = f.args.iter().map(|a| same[a.value]).collect();
+    let is_param = |a: &&Port| a.role.as_ref().is_some_and(|r| r.kind == RoleKind::Param);
+    let params: BTreeSet<Value> = f.args.iter().filter(is_param).map(|a| same[a.value]).collect();
     let mut out: Vec<Line> = Vec::with_capacity(lines.len());
     for l in lines {
         let mut at = out.len();
-        if l.call.is_none() && matches!(l.n.op, Op::AllGather(_)) && given.contains(&l.ins[0]) {
-            let free = |b: &Line| layer(b) == layer(&l) && !b.outs.iter().any(|o| same[*o] == l.ins[0]);
+        if l.call.is_none() && matches!(l.n.op, Op::AllGather(_)) && params.contains(&l.ins[0]) {
+            let free =
+                |b: &Line| layer(b) == layer(&l) && !b.outs.iter().any(|o| same[*o] == l.ins[0]);
             let before = out.iter().rev().take_while(|b| free(b));
             if let Some(far) = before.enumerate().find(|(_, b)| is_product(b)).map(|x| x.0) {
                 at -= far + 1;
@@ -39,7 +41,8 @@ pub(super) fn beside_products<'a>(
             && l.call.is_none()
             && exchanged.contains(x)
         {
-            let free = |b: &Line| layer(b) == layer(&l) && !touches(b, same[*sum]) && !touches(b, *x);
+            let free =
+                |b: &Line| layer(b) == layer(&l) && !touches(b, same[*sum]) && !touches(b, *x);
             let behind = late.iter().rev().take_while(|b| free(b));
             if let Some(far) = behind.enumerate().find(|(_, b)| is_product(b)).map(|x| x.0) {
                 at -= far + 1;

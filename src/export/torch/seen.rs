@@ -152,7 +152,9 @@ fn write_over(
         }
     }
     let results = || f.results.iter().map(|r| same[r.value]).filter(|v| last[*v] == KEPT);
-    results().filter(|v| own[root[*v]] && results().filter(|o| root[*o] == root[*v]).count() == 1).collect()
+    results()
+        .filter(|v| own[root[*v]] && results().filter(|o| root[*o] == root[*v]).count() == 1)
+        .collect()
 }
 
 /// What functions hand to one other alone, and keep nothing of: that may write over it.
@@ -174,12 +176,7 @@ pub(super) fn handed(plan: &Plan, seen: &[Seen]) -> BTreeSet<Role> {
 }
 
 impl<'a> Seen<'a> {
-    pub fn new(
-        f: &'a Func,
-        mesh: &Mesh,
-        raised: &'a Raised,
-        handed: &BTreeSet<Role>,
-    ) -> Seen<'a> {
+    pub fn new(f: &'a Func, mesh: &Mesh, raised: &'a Raised, handed: &BTreeSet<Role>) -> Seen<'a> {
         let same = same(f);
         let mut lines = beside_products(f, &same, lines(f, &same, raised));
         let (mut last, mut first) = (f.per_value(0), f.per_value(KEPT));

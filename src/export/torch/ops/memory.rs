@@ -64,9 +64,8 @@ pub(in crate::export::torch) fn beside(
     let op = &l.n.op;
     if let Op::Dot(o) = op {
         let (a, b, to) = (&o.rule.0.ins[0], &o.rule.0.ins[1], &o.rule.0.outs[0]);
-        // Two operands of the same dims are multiplied, and then summed, but along rows.
-        let rows = a.split_last().is_some_and(|(_, rows)| rows == &to[..]);
-        let summed = a == b && !to.is_empty() && !rows && to.iter().all(|g| a.contains(g));
+        // Two operands of the same dims are multiplied, and then summed.
+        let summed = a == b && !to.is_empty() && to.iter().all(|g| a.contains(g));
         return if summed { out + ins(0) } else { out };
     }
     // What is gathered before it is put together.

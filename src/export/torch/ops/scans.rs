@@ -72,7 +72,7 @@ impl Walk {
         let (k, v, p, s) = (self.keys, self.values, self.pairs, self.state);
         let (own, starts) = (self.chunks - usize::from(self.starts), usize::from(self.starts));
         let products = 3 * p + v + k;
-        let states = 2 * p + v + 3 * k + s;
+        let states = 2 * p + v + 3 * k + s + 2 * self.numbers;
         let most = match self.delta {
             false => products.max(states),
             true => {

@@ -1,7 +1,7 @@
 //! The head of `program.py`: what somebody who knows PyTorch has to know of it.
 
 use super::write::{Lines, comment};
-use shardc_ir::func::{Func, Port};
+use shardc_ir::func::{Func, Port, RoleKind};
 use shardc_ir::mesh::Mesh;
 use shardc_ir::plan::{Instr, Plan, RankClass};
 use std::collections::BTreeSet;
@@ -27,10 +27,10 @@ pub(super) fn text(plan: &Plan, called: &str, hash: &str) -> String {
         out.note(0, &format!("in a step {who}: {}.", calls(plan, class)));
     }
     let text = "\
-# A number is that of the microbatch. Sends and receives of a pipeline stand between them in program.json.
+# [2] is of microbatch 2. Sends and receives of a pipeline stand between them in program.json.
 # `v` has this rank's pieces of tensors by their names in the plan: l0.q_proj of layer 0, d_l0.q_proj its
-# gradient, and _acc its sum over microbatches. A function finds its arguments there and leaves its results;
-# what it reads last it drops, so that memory is free where the plan says.";
+# gradient, and _acc its sum over microbatches (_total with the last one). A function finds its arguments
+# there and leaves its results; what it reads last it drops, so that memory is free where the plan says.";
     text.lines().for_each(|l| out.push(0, l));
     let renamed = renamed(plan);
     if !renamed.is_empty() {
@@ -71,7 +71,7 @@ fn calls(plan: &Plan, class: &RankClass) -> String {
     let of = |i: &Instr| match i {
         Instr::Call(c) => {
             let name = plan.module.funcs[c.func].name.replace('.', "_");
-            Some(c.microbatch.map_or(name.clone(), |m| format!("{name} {m}")))
+            Some(c.microbatch.map_or(name.clone(), |m| format!("{name}[{m}]")))
         }
         _transfer => None,
     };
@@ -95,11 +95,14 @@ fn renamed(plan: &Plan) -> Vec<String> {
     };
     let mut out = BTreeSet::new();
     for f in &plan.module.funcs {
-        for r in f.results.iter().filter(|r| r.role.is_some()) {
+        // Names of sums, parameters and states say what they are.
+        let kind = |p: &&Port| p.role.as_ref().map(|r| r.kind);
+        let is = |p: &&Port| matches!(kind(p), Some(RoleKind::Step | RoleKind::Scale));
+        for r in f.results.iter().filter(is) {
             let made = name(f, r);
             for g in &plan.module.funcs {
                 let taken = g.args.iter().filter(|a| a.role == r.role).map(|a| name(g, a));
-                out.extend(taken.filter(|t| *t != made).map(|t| format!("{made} is {t} later")));
+                out.extend(taken.filter(|t| *t != made).map(|t| format!("{made} is {t} later on")));
             }
         }
     }

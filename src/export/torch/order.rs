@@ -1,9 +1,10 @@
 //! The order of lines: exchanges of weights and of gradients go on beside a product.
 
 use super::ops;
+use super::ops::memory;
 use super::seen::Line;
 use shardc_ir::func::{Func, Port, RoleKind, Value, ValueMap};
-use shardc_ir::ops::Op;
+use shardc_ir::ops::Kind;
 use std::collections::BTreeSet;
 
 /// Lines, in which a weight is gathered from the product before the one that reads it on, and what was exchanged is added
@@ -20,7 +21,7 @@ pub(super) fn beside_products<'a>(
     let mut out: Vec<Line> = Vec::with_capacity(lines.len());
     for l in lines {
         let mut at = out.len();
-        if l.call.is_none() && matches!(l.n.op, Op::AllGather(_)) && params.contains(&l.ins[0]) {
+        if l.call.is_none() && memory::gathers(&l.n.op) && params.contains(&l.ins[0]) {
             let free =
                 |b: &Line| layer(b) == layer(&l) && !b.outs.iter().any(|o| same[*o] == l.ins[0]);
             let before = out.iter().rev().take_while(|b| free(b));
@@ -37,7 +38,8 @@ pub(super) fn beside_products<'a>(
     let mut late: Vec<Line> = Vec::with_capacity(out.len());
     while let Some(l) = out.pop() {
         let mut at = late.len();
-        if let (Op::Accumulate(_), [sum, x]) = (&l.n.op, &l.ins[..])
+        if let [sum, x] = &l.ins[..]
+            && l.n.op.accumulates()
             && l.call.is_none()
             && exchanged.contains(x)
         {
@@ -56,14 +58,7 @@ pub(super) fn beside_products<'a>(
 
 /// True of lines that take longer than others.
 fn is_product(l: &Line) -> bool {
-    matches!(
-        l.n.op,
-        Op::Dot(_)
-            | Op::Attention(_)
-            | Op::AttentionGrad(_)
-            | Op::GroupedDot(_)
-            | Op::GroupedDotT(_)
-            | Op::GroupedOuter(_)
-    ) && l.call.is_none()
-        || l.call.is_some_and(|c| c.is_linear())
+    let kind = l.n.op.facts().kind;
+    let is = matches!(kind, Kind::Product | Kind::Attention | Kind::GroupedProduct);
+    l.call.map_or(is, |c| c.is_linear())
 }

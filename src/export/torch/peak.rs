@@ -2,10 +2,9 @@
 //! its results.
 
 use super::layers::{Stretch, stretches};
-use super::ops::memory::{beside, viewed};
+use super::ops::memory::{self, beside, viewed};
 use super::seen::{KEPT, Seen};
 use shardc_ir::func::{Func, Port, Role, RoleKind, Value, ValueMap, sent};
-use shardc_ir::ops::Op;
 use shardc_ir::plan::{Instr, Plan, RankClass, Transfer};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -253,10 +252,7 @@ impl Rank<'_> {
         if let Some(until) = seen.goes_on(at) {
             let more = beside.saturating_sub(self.heap.live - before);
             // Others have a copy.
-            let keeps = match &l.n.op {
-                Op::ReduceScatter(o) => o.dim == 0,
-                op => matches!(op, Op::Permute(_) | Op::AllGather(_)),
-            };
+            let keeps = memory::keeps_operand(&l.n.op);
             let held = l.ins.iter().filter(|_| keeps).filter_map(|v| has[*v]);
             let held: Vec<Storage> = held.collect();
             self.begun.extend(held.into_iter().map(|s| (until, self.heap.held(s))));

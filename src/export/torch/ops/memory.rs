@@ -28,6 +28,17 @@ pub(in crate::export::torch) fn viewed(
     is.then_some(0)
 }
 
+/// True of the op that weights are gathered by.
+pub(in crate::export::torch) fn gathers(op: &Op) -> bool {
+    matches!(op, Op::AllGather(_))
+}
+
+/// True of exchanges that have their operand until they end: others have a copy.
+pub(in crate::export::torch) fn keeps_operand(op: &Op) -> bool {
+    let scatters = matches!(op, Op::ReduceScatter(o) if o.dim == 0);
+    scatters || matches!(op, Op::Permute(_) | Op::AllGather(_))
+}
+
 /// The most bytes that a line takes beside its operands, its results with them.
 pub(in crate::export::torch) fn beside(
     seen: &Seen,

@@ -2,7 +2,7 @@
 //! its results.
 
 use super::layers::{Stretch, stretches};
-use super::ops::memory::{self, beside, viewed};
+use super::ops::memory::{beside, exchanged, viewed};
 use super::seen::{KEPT, Seen};
 use shardc_ir::func::{Func, Port, Role, RoleKind, Value, ValueMap, sent};
 use shardc_ir::plan::{Instr, Plan, RankClass, Transfer};
@@ -52,8 +52,17 @@ struct Rank<'a> {
     store: BTreeMap<Key, Storage>,
     /// Inputs that are the same in each step.
     fixed: BTreeMap<String, Storage>,
-    /// What exchanges have that were begun, until the line that waits for them.
-    begun: Vec<(usize, Storage)>,
+    begun: Vec<Begun>,
+}
+
+/// An exchange that goes on.
+struct Begun {
+    /// The line before which it is waited for.
+    until: usize,
+    /// What it has until then.
+    has: Vec<Storage>,
+    /// What it takes then.
+    ends: usize,
 }
 
 /// By class of ranks, the most bytes in a step of a program.
@@ -194,6 +203,8 @@ impl Rank<'_> {
                     });
                 }
                 Stretch::Layers { first, lines, count } => {
+                    // Their functions take results, not what goes on.
+                    self.waited(first + lines * count - 1);
                     for unit in (0..count).map(|k| first + k * lines..first + (k + 1) * lines) {
                         let mut small = vec![];
                         for at in unit {
@@ -223,10 +234,13 @@ impl Rank<'_> {
 
     /// Drops what exchanges have that are waited for before this line.
     fn waited(&mut self, at: usize) {
-        let (done, begun) = std::mem::take(&mut self.begun).into_iter().partition(|b| b.0 <= at);
+        let all = std::mem::take(&mut self.begun);
+        let (done, begun): (Vec<Begun>, _) = all.into_iter().partition(|b| b.until <= at);
         self.begun = begun;
-        let done: Vec<(usize, Storage)> = done;
-        done.into_iter().for_each(|(_, s)| self.heap.left(s));
+        for b in done {
+            self.heap.most = self.heap.most.max(self.heap.live + b.ends);
+            b.has.into_iter().for_each(|s| self.heap.left(s));
+        }
     }
 
     /// A line; what is small and of one layer goes with its function.
@@ -247,16 +261,16 @@ impl Rank<'_> {
             };
         }
         let sizes = |v: &Value| self.bytes(seen.f, *v);
-        let beside = beside(seen, l, &sizes);
+        let goes_on = seen.goes_on(at).map(|until| (until, exchanged(seen, l, &sizes)));
+        let beside = goes_on.as_ref().map_or_else(|| beside(seen, l, &sizes), |e| e.1.going);
         self.heap.most = self.heap.most.max(before + beside).max(self.heap.live);
-        if let Some(until) = seen.goes_on(at) {
-            let more = beside.saturating_sub(self.heap.live - before);
-            // Others have a copy.
-            let keeps = memory::keeps_operand(&l.n.op);
-            let held = l.ins.iter().filter(|_| keeps).filter_map(|v| has[*v]);
-            let held: Vec<Storage> = held.collect();
-            self.begun.extend(held.into_iter().map(|s| (until, self.heap.held(s))));
-            self.begun.push((until, self.heap.made(more)));
+        if let Some((until, e)) = goes_on {
+            // The result stands for as much of it.
+            let beside = e.going.saturating_sub(self.heap.live - before);
+            let operands = l.ins.iter().filter(|_| e.keeps).filter_map(|v| has[*v]);
+            let mut all: Vec<Storage> = operands.map(|s| self.heap.held(s)).collect();
+            all.push(self.heap.made(beside));
+            self.begun.push(Begun { until, has: all, ends: e.ends });
         }
         let unread = seen.own(at).filter(|v| seen.first[*v] == KEPT && seen.last[*v] == 0);
         for v in seen.dying(at).into_iter().chain(unread) {

@@ -1,5 +1,6 @@
 //! What torch's calls take of memory: whether a result is made, and what a call has beside its results.
 
+use super::is_exchange;
 use super::scans::Walk;
 use crate::export::torch::seen::{Line, Seen};
 use shardc_ir::func::{Func, Value, ValueMap};
@@ -33,10 +34,40 @@ pub(in crate::export::torch) fn gathers(op: &Op) -> bool {
     matches!(op, Op::AllGather(_))
 }
 
-/// True of exchanges that have their operand until they end: others have a copy.
-pub(in crate::export::torch) fn keeps_operand(op: &Op) -> bool {
-    let scatters = matches!(op, Op::ReduceScatter(o) if o.dim == 0);
-    scatters || matches!(op, Op::Permute(_) | Op::AllGather(_))
+/// What an exchange takes, in bytes.
+pub(in crate::export::torch) struct Exchanged {
+    /// From where it begins, beside its operand.
+    pub going: usize,
+    /// Where it is waited for, beside that.
+    pub ends: usize,
+    /// Whether it has its operand until then: others have a copy.
+    pub keeps: bool,
+}
+
+/// What the functions of `_exchange.py` take over gloo.
+pub(in crate::export::torch) fn exchanged(
+    seen: &Seen,
+    l: &Line,
+    bytes: &dyn Fn(&Value) -> usize,
+) -> Exchanged {
+    let given: usize = l.ins.iter().map(bytes).sum();
+    let out = made(seen, l, bytes);
+    let (going, ends, keeps) = match &l.n.op {
+        // What is gathered along another dim than the first is put together.
+        Op::AllGather(o) => (out, if o.dim > 0 { out } else { 0 }, true),
+        // What others send, and pieces that do not lie together.
+        Op::ReduceScatter(o) if o.dim > 0 => (2 * given, out, false),
+        Op::ReduceScatter(_) => (given, out, true),
+        Op::AllToAll(_) | Op::Exchange(_) => (given + out, out, false),
+        Op::Permute(_) => (out, 0, true),
+        _copied => (out, 0, false),
+    };
+    Exchanged { going, ends, keeps }
+}
+
+/// Bytes of the results of a line that are not its operands.
+fn made(seen: &Seen, l: &Line, bytes: &dyn Fn(&Value) -> usize) -> usize {
+    l.outs.iter().filter(|v| seen.same[**v] == **v).map(bytes).sum()
 }
 
 /// The most bytes that a line takes beside its operands, its results with them.
@@ -46,7 +77,7 @@ pub(in crate::export::torch) fn beside(
     bytes: &dyn Fn(&Value) -> usize,
 ) -> usize {
     let ins = |i: usize| l.ins.get(i).map_or(0, bytes);
-    let out: usize = l.outs.iter().filter(|v| seen.same[**v] == **v).map(bytes).sum();
+    let out = made(seen, l, bytes);
     let wide = |v: &Value| bytes(v) * DType::F32.bytes() / seen.f.ty(*v).dtype.bytes();
     // Indices are of 8 bytes, and there are two of each and a mark.
     let indices = |i: usize| l.ins.get(i).map_or(0, |v| wide(v) / 4 * 17);
@@ -55,6 +86,10 @@ pub(in crate::export::torch) fn beside(
     }
     if l.call.is_some() {
         return out;
+    }
+    if is_exchange(&l.n.op) {
+        let e = exchanged(seen, l, bytes);
+        return e.going + e.ends;
     }
     let last = |i: usize| {
         let dims = l.ins.get(i).map(|v| &seen.f.ty(*v).dims);
@@ -79,10 +114,7 @@ pub(in crate::export::torch) fn beside(
         let summed = a == b && !to.is_empty() && to.iter().all(|g| a.contains(g));
         return if summed { out + ins(0) } else { out };
     }
-    // What is gathered before it is put together.
-    let twice = matches!(op, Op::AllGather(o) if o.dim > 0)
-        || matches!(op, Op::AllToAll(_) | Op::Exchange(_))
-        || matches!(op, Op::Rope(o) if o.pairs == Pairs::Adjacent || 2 * last(1) < last(0));
+    let twice = matches!(op, Op::Rope(o) if o.pairs == Pairs::Adjacent || 2 * last(1) < last(0));
     let more = if matches!(op, Op::Take(_)) {
         indices(1)
     } else if let Op::IndexAdd(o) = op {
@@ -119,11 +151,6 @@ pub(in crate::export::torch) fn beside(
         0
     } else if matches!(op, Op::AdamW(_) | Op::Sgd(_)) {
         wide(&l.ins[1])
-    } else if matches!(op, Op::AllToAll(_) | Op::Exchange(_)) {
-        ins(0)
-    } else if let Op::ReduceScatter(o) = op {
-        // What others send, and pieces that do not lie together.
-        if o.dim > 0 { 2 * ins(0) } else { ins(0) }
     } else {
         0
     };

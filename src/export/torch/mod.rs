@@ -12,6 +12,7 @@ mod ops;
 mod order;
 mod peak;
 mod seen;
+mod strides;
 mod write;
 
 use super::{Export, File};

@@ -4,6 +4,7 @@
 use super::layers::{Stretch, stretches};
 use super::ops::memory::{beside, exchanged, viewed};
 use super::seen::{KEPT, Seen};
+use super::strides::copied;
 use shardc_ir::func::{Func, Port, Role, RoleKind, Value, ValueMap, sent};
 use shardc_ir::plan::{Instr, Plan, RankClass, Transfer};
 use std::collections::{BTreeMap, BTreeSet};
@@ -48,6 +49,8 @@ impl Heap {
 struct Rank<'a> {
     plan: &'a Plan,
     seen: &'a [Seen<'a>],
+    /// By function the results that are copies, and not views as their ops are.
+    copied: &'a [BTreeSet<Value>],
     heap: Heap,
     store: BTreeMap<Key, Storage>,
     /// Inputs that are the same in each step.
@@ -67,9 +70,10 @@ struct Begun {
 
 /// By class of ranks, the most bytes in a step of a program.
 pub(super) fn peaks(plan: &Plan, seen: &[Seen]) -> Vec<usize> {
+    let copied = &copied(&plan.module.mesh, seen)[..];
     let of = |c: &RankClass| {
         let (heap, store, fixed, begun) = Default::default();
-        let mut rank = Rank { plan, seen, heap, store, fixed, begun };
+        let mut rank = Rank { plan, seen, copied, heap, store, fixed, begun };
         rank.keep(c);
         // From the second step on all is there that lasts.
         (0..2).for_each(|_| rank.step(c));
@@ -190,7 +194,9 @@ impl Rank<'_> {
                     self.fixed.insert(text, s);
                     self.heap.held(s)
                 }
-                (None, _) => self.heap.made(bytes),
+                (None, Some(_)) => self.heap.made(bytes),
+                // What no function makes, as calls of libraries do without it.
+                (None, None) => continue,
             });
         }
         ends.iter().for_each(|k| self.drop(k));
@@ -199,7 +205,7 @@ impl Rank<'_> {
                 Stretch::Plain(range) => {
                     range.for_each(|at| {
                         self.waited(at);
-                        self.line(seen, at, &mut has, None);
+                        self.line(func, at, &mut has, None);
                     });
                 }
                 Stretch::Layers { first, lines, count } => {
@@ -209,7 +215,7 @@ impl Rank<'_> {
                         let mut small = vec![];
                         for at in unit {
                             self.waited(at);
-                            self.line(seen, at, &mut has, Some(&mut small));
+                            self.line(func, at, &mut has, Some(&mut small));
                         }
                         // Its function waits for all that it has begun.
                         self.waited(KEPT);
@@ -246,14 +252,16 @@ impl Rank<'_> {
     /// A line; what is small and of one layer goes with its function.
     fn line(
         &mut self,
-        seen: &Seen,
+        func: usize,
         at: usize,
         has: &mut ValueMap<Option<Storage>>,
         mut small: Option<&mut Vec<Storage>>,
     ) {
+        let seen = &self.seen[func];
         let l = &seen.lines[at];
         let before = self.heap.live;
-        let from = viewed(seen.f, &seen.same, l);
+        let copied = l.outs.first().is_some_and(|v| self.copied[func].contains(v));
+        let from = viewed(seen.f, &seen.same, l).filter(|_| !copied);
         for (o, v) in l.outs.iter().enumerate().filter(|(_, v)| seen.same[**v] == **v) {
             has[*v] = match from.filter(|_| o == 0).and_then(|i| has[l.ins[i]]) {
                 Some(s) => Some(self.heap.held(s)),

@@ -69,11 +69,12 @@ fn as_said(ranks: usize, layouts: &[Layout], sample: usize) {
 
 #[test]
 fn peaks_are_as_exports_say() {
-    let rows: [Layout; 2] = [
+    let rows: [Layout; 3] = [
+        ("one rank, all saved", |o| o.recompute = Recompute::None),
         ("one rank", |o| o.recompute = Recompute::Elementwise),
         ("microbatches, recomputed", |o| (o.microbatch, o.recompute) = (2, Recompute::Full)),
     ];
-    as_said(1, &rows, 9);
+    as_said(1, &rows, 13);
 }
 
 #[test]

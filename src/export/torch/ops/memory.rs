@@ -84,8 +84,10 @@ pub(in crate::export::torch) fn beside(
     if l.over.is_some() {
         return l.outs.iter().skip(1).map(bytes).sum();
     }
-    if l.call.is_some() {
-        return out;
+    if let Some(call) = l.call {
+        // Of the chosen logits, and of what the gradient has for each row.
+        let indices = if call.is_of("cross_entropy(") { indices(1) } else { 0 };
+        return out + indices + if call.is_of("rms_norm_grad(") { 3 * ins(3) } else { 0 };
     }
     if is_exchange(&l.n.op) {
         let e = exchanged(seen, l, bytes);

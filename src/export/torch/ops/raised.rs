@@ -162,6 +162,11 @@ impl Call {
         self.template.is_some_and(|t| t.starts_with("F.linear") || t.contains("addmm_"))
     }
 
+    /// True of a call that begins so.
+    pub fn is_of(&self, begins: &str) -> bool {
+        self.template.is_some_and(|t| t.starts_with(begins))
+    }
+
     fn is(&self, p: &Pattern) -> bool {
         self.template == Some(p.call)
     }

@@ -77,7 +77,7 @@ impl Walk {
             false => products.max(states),
             true => {
                 let solved = 2 * p + 2 * v + 2 * k + s;
-                let read = 2 * p + 3 * v + p.max(v) + 2 * k + s;
+                let read = 2 * p + 3 * v + p.max(v) + 2 * k + s + 3 * self.numbers;
                 (p + v) + products.max(states).max(solved).max(read)
             }
         };

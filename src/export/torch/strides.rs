@@ -34,7 +34,9 @@ pub(super) fn copied(mesh: &Mesh, all: &[Seen]) -> Vec<BTreeSet<Value>> {
             known[to] = seen_so;
         }
         for r in &f.results {
-            let Some(role) = r.role.as_ref().filter(|r| r.kind == RoleKind::Stash) else { continue };
+            let Some(role) = r.role.as_ref().filter(|r| r.kind == RoleKind::Stash) else {
+                continue;
+            };
             if let Some(strides) = known[seen.same[r.value]].take() {
                 left.insert(role, strides);
             }

@@ -14,8 +14,7 @@ fn as_said(ranks: usize, layouts: &[Layout], sample: usize) {
         return skip(Tool::Torch, &format!("peaks of programs of torch on {ranks} ranks"));
     }
     let lab = Lab::new(&format!("torch-peaks{ranks}"));
-    let mut names: Vec<&str> = [ALL, EXPERTS, DENSE, SPARSE, &RECURRENT].concat();
-    if let Ok(o) = std::env::var("ONLY") { names.retain(|n| o.split(',').any(|x| x == *n)); }
+    let names: Vec<&str> = [ALL, EXPERTS, DENSE, SPARSE, &RECURRENT].concat();
     let mut cases = vec![];
     for (f, name) in names.iter().enumerate() {
         for (_, layout) in layouts.iter().enumerate().filter(|(l, _)| taken(f + 4 * l, sample)) {

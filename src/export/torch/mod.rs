@@ -12,7 +12,6 @@ mod ops;
 mod order;
 mod peak;
 mod seen;
-mod strides;
 mod write;
 
 use super::{Export, File};

@@ -3,8 +3,8 @@
 
 use super::layers::{Stretch, stretches};
 use super::ops::memory::{beside, exchanged, viewed};
+use super::ops::strides::copied;
 use super::seen::{KEPT, Seen};
-use super::strides::copied;
 use shardc_ir::func::{Func, Port, Role, RoleKind, Value, ValueMap, sent};
 use shardc_ir::plan::{Instr, Plan, RankClass, Transfer};
 use std::collections::{BTreeMap, BTreeSet};

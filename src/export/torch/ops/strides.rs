@@ -1,8 +1,8 @@
 //! Which reshapes copy: torch makes a view of what strides allow.
 
-use super::dims::places;
-use super::ops::memory::viewed;
-use super::seen::{Line, Seen};
+use super::memory::viewed;
+use crate::export::torch::dims::places;
+use crate::export::torch::seen::{Line, Seen};
 use shardc_ir::func::{Role, RoleKind, Value, ValueMap};
 use shardc_ir::mesh::Mesh;
 use shardc_ir::ops::Op;
@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 type Strides = Vec<usize>;
 
 /// For each function the results that torch copies, though their op is a view.
-pub(super) fn copied(mesh: &Mesh, all: &[Seen]) -> Vec<BTreeSet<Value>> {
+pub(in crate::export::torch) fn copied(mesh: &Mesh, all: &[Seen]) -> Vec<BTreeSet<Value>> {
     let mut left: BTreeMap<&Role, Strides> = BTreeMap::new();
     let mut out = vec![];
     for seen in all {

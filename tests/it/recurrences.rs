@@ -19,7 +19,7 @@ use shardc_passes::states::cut;
 use shardc_prove::{Report, Verdict, experts};
 use shardc_runtime::{Session, StepBatch};
 
-const MODELS: [&str; 5] = ["qwen3_next", "mamba2", "bamba", "granitemoehybrid", "nemotron_h"];
+pub const MODELS: [&str; 5] = ["qwen3_next", "mamba2", "bamba", "granitemoehybrid", "nemotron_h"];
 
 /// The definition of every op against transformers: loss, logits, every gradient.
 #[test]

@@ -74,6 +74,11 @@ def reduce_scatter(x: Tensor, over: Over, dim: int, piece: int, size: int, wait:
     if over.order != sorted(over.order):
         parts = parts[[over.order.index(k) for k in range(over.ways)]]
     parts = parts.contiguous()
+    if parts.device.type == "cpu":
+        # gloo scatters by reducing all of it on all ranks: here each sends the others their pieces alone.
+        got = torch.empty_like(parts)
+        work = dist.all_to_all_single(got.view(-1), parts.view(-1), group=over.group, async_op=True)
+        return _result(work, lambda: (parts, got.sum(0).narrow(dim, 0, size))[1], wait)
     out = torch.empty_like(parts[0])
     work = dist.reduce_scatter_tensor(out.view(-1), parts.view(-1), group=over.group, async_op=True)
     return _result(work, lambda: out.narrow(dim, 0, size), wait)
@@ -111,6 +116,7 @@ def exchange(x: Tensor, how: Exchange, wait: bool = True) -> Any:
     """The same tensor in another layout; 0 where nothing comes."""
     parts = [x[box].reshape(-1) for boxes in how.give for box in boxes]
     flat = torch.cat(parts) if parts else x.new_empty(0)
+    del parts
     given = [sum(map(_count, boxes)) for boxes in how.give]
     taken = [sum(map(_count, boxes)) for boxes in how.take]
     out = x.new_empty(sum(taken))
@@ -145,9 +151,10 @@ def all_to_all_v(x: Tensor, sent: Tensor, received: Tensor, over: Over, to_exper
         sends[at] = torch.cat(rows) if rows else x.new_empty(0)
         back[at] = cells(gets, not to_experts, place)
         sizes[at] = sum(gets[g][z] for g, z in back[at]) * width
-    flat = torch.cat(sends)
-    out = x.new_empty(sum(sizes))
     given = [s.numel() for s in sends]
+    flat = torch.cat(sends)
+    del sends, rows
+    out = x.new_empty(sum(sizes))
     work = dist.all_to_all_single(out, flat, sizes, given, over.group, async_op=True)
     shape = (len(gets), len(gets[0]), x.shape[2], width)
 

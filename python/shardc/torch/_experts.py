@@ -115,11 +115,13 @@ def grouped_dot_t(x: Tensor, counts: Tensor, w: Tensor) -> Tensor:
 def grouped_outer(y: Tensor, counts: Tensor, x: Tensor) -> Tensor:
     """For each expert the sum over its rows of outer products."""
     if _has_kernel(y, x):
-        ends = _ends(counts)
-        shards = range(ends.shape[1])
-        return torch.cat([
-            sum(torch._grouped_mm(y[g, z].t(), x[g, z], offs=ends[g, z]) for z in shards) for g in range(len(ends))
-        ])
+        ends, parts = _ends(counts), []
+        for g in range(len(ends)):
+            of = torch._grouped_mm(y[g, 0].t(), x[g, 0], offs=ends[g, 0])
+            for z in range(1, ends.shape[1]):
+                of.add_(torch._grouped_mm(y[g, z].t(), x[g, z], offs=ends[g, z]))
+            parts.append(of)
+        return torch.cat(parts) if len(parts) > 1 else parts[0]
     w = y.new_zeros(counts.shape[0] * counts.shape[1], y.shape[3], x.shape[3])
     for g, z, rows, e in _runs(counts):
         w[e].addmm_(y[g, z, rows].t(), x[g, z, rows])

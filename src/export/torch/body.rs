@@ -158,10 +158,7 @@ impl<'a> Writer<'a> {
             l.outs.iter().map(|v| type_text(&self.plan.module.mesh, f.ty(*v))).collect();
         let note = types.join(", ");
         // An exchange goes on beside what does not read its result.
-        let first = l.outs.iter().map(|v| seen.first[*v]).min().unwrap_or(KEPT);
-        let between = |r: Range<usize>| seen.lines[r].iter().any(|l| !l.n.op.def().is_view());
-        let goes_on = ops::is_exchange(&n.op) && between(at + 1..first.min(seen.lines.len()));
-        if goes_on {
+        if seen.goes_on(at).is_some() {
             let made = format!("{}, wait=False)", made.strip_suffix(')').unwrap_or(&made));
             out.assign(1, &outs[0], &made, &note);
             waits.add(l.outs.clone(), outs);
@@ -266,7 +263,7 @@ impl<'a> Writer<'a> {
         if let Some(known) = self.layers.get(&alike) {
             return known.clone();
         }
-        let (ins, text) = self.text(seen, unit, places, pops, Words::new(["args"]));
+        let (ins, text) = self.text(seen, unit.clone(), places, pops, Words::new(["args"]));
         let plain = format!("{}_layer", seen.f.kind.name());
         let taken = |n: &String| self.layers.values().any(|l| l == n);
         let number = |k: usize| if k == 0 { plain.clone() } else { format!("{plain}_{k}") };
@@ -279,6 +276,14 @@ impl<'a> Writer<'a> {
             head.push(1, "args.clear()");
         } else {
             head.code(0, &format!("def {name}({}):", ins.join(", ")));
+        }
+        let reads = seen.reads(unit);
+        let typed = |(x, v): (&String, &Value)| {
+            format!("{x} {}", type_text(&self.plan.module.mesh, seen.f.ty(*v)))
+        };
+        let types: Vec<String> = ins.iter().zip(&reads).map(typed).collect();
+        if !types.is_empty() {
+            head.note(1, &types.join(", "));
         }
         self.texts.push(head.text() + &text);
         self.layers.insert(alike, name.clone());

@@ -4,10 +4,12 @@
 mod body;
 mod dims;
 mod facts;
+mod head;
 mod layers;
 mod layout;
 mod names;
 mod ops;
+mod order;
 mod peak;
 mod seen;
 mod write;
@@ -18,9 +20,10 @@ use ops::raised::Raised;
 use peak::peaks;
 use seen::Seen;
 use shardc_ir::diag::Result;
+use shardc_ir::func::Role;
 use shardc_ir::plan::Plan;
 use std::collections::BTreeSet;
-use write::{Lines, comment};
+use write::Lines;
 
 /// `program.py` and `program.json`.
 pub(super) fn files(e: &mut Export) -> Result<Vec<File>> {
@@ -55,8 +58,11 @@ fn needs(plan: usize, program: usize) -> String {
 /// The program of a plan, of a model that is called so.
 pub fn program(plan: &Plan, called: &str, hash: &str) -> Program {
     let raised = Raised::of(plan);
-    let seen: Vec<Seen> =
-        plan.module.funcs.iter().map(|f| Seen::new(f, &plan.module.mesh, &raised)).collect();
+    let see = |handed: &BTreeSet<Role>| -> Vec<Seen> {
+        let all = plan.module.funcs.iter();
+        all.map(|f| Seen::new(f, &plan.module.mesh, &raised, handed)).collect()
+    };
+    let seen = see(&seen::handed(plan, &see(&BTreeSet::new())));
     let mut w = Writer::new(plan);
     seen.iter().for_each(|s| w.function(s));
     let peaks = peaks(plan, &seen);
@@ -72,33 +78,7 @@ pub fn program(plan: &Plan, called: &str, hash: &str) -> Program {
 
 /// The text of `program.py`.
 fn text(plan: &Plan, w: &Writer, called: &str, hash: &str) -> String {
-    let m = &plan.module.mesh;
-    let axes: Vec<String> = m.axes.iter().map(|a| format!("{}={}", a.name, a.size)).collect();
-    let ranks = m.ranks();
-    let on = match axes.is_empty() {
-        true => "one rank".to_string(),
-        false => format!("{ranks} ranks: {}", axes.join(", ")),
-    };
-    let head = format!(
-        "# The plan of {} on {on}.\n\
-         # Written by shardc {}. shardc.torch calls the functions that take `v` in the order of\n\
-         # program.json: in a pipeline those of the stages that a rank has, for each microbatch. `v` has\n\
-         # this rank's pieces of tensors by their names in the plan: l0.q_proj of layer 0, d_l0.q_proj its\n\
-         # gradient. A function finds its arguments there and leaves its results; what it reads last it\n\
-         # drops, so that memory is free where the plan says. `over_tp` is a group of ranks, and\n\
-         # over_tp.start(64) where this rank's piece of 64 begins. `places` names positions that are the\n\
-         # same in each step, so that a mask is made once.\n\
-         # A comment behind a line is the type of its result: sizes of the whole tensor, @ axes that split a dim,\n\
-         # + axes over which it is a sum yet to be taken, ~ axes whose ranks use it differently.\n\
-         import math\n\n\
-         import torch\n\
-         import torch.nn.functional as F\n\n\
-         from shardc.torch import *\n\n\
-         PLAN = \"{hash}\"\n\n",
-        comment(called),
-        env!("CARGO_PKG_VERSION"),
-    );
-    let mut out = head;
+    let mut out = head::text(plan, called, hash);
     let mut lines = Lines::default();
     w.layouts.lines().iter().for_each(|l| lines.code(0, l));
     out += &lines.text();

@@ -4,7 +4,9 @@ pub(super) mod memory;
 pub(super) mod over;
 mod patterns;
 pub(super) mod raised;
+mod scans;
 mod search;
+pub(super) mod strides;
 
 use super::dims::{added, items, letters, lone, number, permuted, places, quoted, reduced, spread};
 use super::layout::Layouts;

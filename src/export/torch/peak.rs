@@ -2,7 +2,8 @@
 //! its results.
 
 use super::layers::{Stretch, stretches};
-use super::ops::memory::{beside, viewed};
+use super::ops::memory::{beside, exchanged, viewed};
+use super::ops::strides::copied;
 use super::seen::{KEPT, Seen};
 use shardc_ir::func::{Func, Port, Role, RoleKind, Value, ValueMap, sent};
 use shardc_ir::plan::{Instr, Plan, RankClass, Transfer};
@@ -48,17 +49,31 @@ impl Heap {
 struct Rank<'a> {
     plan: &'a Plan,
     seen: &'a [Seen<'a>],
+    /// By function the results that are copies, and not views as their ops are.
+    copied: &'a [BTreeSet<Value>],
     heap: Heap,
     store: BTreeMap<Key, Storage>,
     /// Inputs that are the same in each step.
     fixed: BTreeMap<String, Storage>,
+    begun: Vec<Begun>,
+}
+
+/// An exchange that goes on.
+struct Begun {
+    /// The line before which it is waited for.
+    until: usize,
+    /// What it has until then.
+    has: Vec<Storage>,
+    /// What it takes then.
+    ends: usize,
 }
 
 /// By class of ranks, the most bytes in a step of a program.
 pub(super) fn peaks(plan: &Plan, seen: &[Seen]) -> Vec<usize> {
+    let copied = &copied(&plan.module.mesh, seen)[..];
     let of = |c: &RankClass| {
-        let (heap, store, fixed) = Default::default();
-        let mut rank = Rank { plan, seen, heap, store, fixed };
+        let (heap, store, fixed, begun) = Default::default();
+        let mut rank = Rank { plan, seen, copied, heap, store, fixed, begun };
         rank.keep(c);
         // From the second step on all is there that lasts.
         (0..2).for_each(|_| rank.step(c));
@@ -179,22 +194,37 @@ impl Rank<'_> {
                     self.fixed.insert(text, s);
                     self.heap.held(s)
                 }
-                (None, _) => self.heap.made(bytes),
+                (None, Some(_)) => self.heap.made(bytes),
+                // What no function makes, as calls of libraries do without it.
+                (None, None) => continue,
             });
         }
         ends.iter().for_each(|k| self.drop(k));
         for s in stretches(seen, &plan.module.mesh) {
             match s {
-                Stretch::Plain(range) => range.for_each(|at| self.line(seen, at, &mut has, None)),
+                Stretch::Plain(range) => {
+                    range.for_each(|at| {
+                        self.waited(at);
+                        self.line(func, at, &mut has, None);
+                    });
+                }
                 Stretch::Layers { first, lines, count } => {
+                    // Their functions take results, not what goes on.
+                    self.waited(first + lines * count - 1);
                     for unit in (0..count).map(|k| first + k * lines..first + (k + 1) * lines) {
                         let mut small = vec![];
-                        unit.for_each(|at| self.line(seen, at, &mut has, Some(&mut small)));
+                        for at in unit {
+                            self.waited(at);
+                            self.line(func, at, &mut has, Some(&mut small));
+                        }
+                        // Its function waits for all that it has begun.
+                        self.waited(KEPT);
                         small.into_iter().for_each(|s| self.heap.left(s));
                     }
                 }
             }
         }
+        self.waited(KEPT);
         for r in &f.results {
             let v = seen.same[r.value];
             let (Some(role), Some(s)) = (&r.role, has[v]) else { continue };
@@ -208,17 +238,30 @@ impl Rank<'_> {
         has.iter().flatten().for_each(|s| self.heap.left(*s));
     }
 
+    /// Drops what exchanges have that are waited for before this line.
+    fn waited(&mut self, at: usize) {
+        let all = std::mem::take(&mut self.begun);
+        let (done, begun): (Vec<Begun>, _) = all.into_iter().partition(|b| b.until <= at);
+        self.begun = begun;
+        for b in done {
+            self.heap.most = self.heap.most.max(self.heap.live + b.ends);
+            b.has.into_iter().for_each(|s| self.heap.left(s));
+        }
+    }
+
     /// A line; what is small and of one layer goes with its function.
     fn line(
         &mut self,
-        seen: &Seen,
+        func: usize,
         at: usize,
         has: &mut ValueMap<Option<Storage>>,
         mut small: Option<&mut Vec<Storage>>,
     ) {
+        let seen = &self.seen[func];
         let l = &seen.lines[at];
         let before = self.heap.live;
-        let from = viewed(seen.f, &seen.same, l);
+        let copied = l.outs.first().is_some_and(|v| self.copied[func].contains(v));
+        let from = viewed(seen.f, &seen.same, l).filter(|_| !copied);
         for (o, v) in l.outs.iter().enumerate().filter(|(_, v)| seen.same[**v] == **v) {
             has[*v] = match from.filter(|_| o == 0).and_then(|i| has[l.ins[i]]) {
                 Some(s) => Some(self.heap.held(s)),
@@ -226,8 +269,17 @@ impl Rank<'_> {
             };
         }
         let sizes = |v: &Value| self.bytes(seen.f, *v);
-        let beside = beside(seen, l, &sizes);
+        let goes_on = seen.goes_on(at).map(|until| (until, exchanged(seen, l, &sizes)));
+        let beside = goes_on.as_ref().map_or_else(|| beside(seen, l, &sizes), |e| e.1.going);
         self.heap.most = self.heap.most.max(before + beside).max(self.heap.live);
+        if let Some((until, e)) = goes_on {
+            // The result stands for as much of it.
+            let beside = e.going.saturating_sub(self.heap.live - before);
+            let operands = l.ins.iter().filter(|_| e.keeps).filter_map(|v| has[*v]);
+            let mut all: Vec<Storage> = operands.map(|s| self.heap.held(s)).collect();
+            all.push(self.heap.made(beside));
+            self.begun.push(Begun { until, has: all, ends: e.ends });
+        }
         let unread = seen.own(at).filter(|v| seen.first[*v] == KEPT && seen.last[*v] == 0);
         for v in seen.dying(at).into_iter().chain(unread) {
             let Some(s) = has[v] else { continue };

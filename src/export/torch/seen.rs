@@ -4,9 +4,11 @@ use super::ops;
 use super::ops::memory::viewed;
 use super::ops::over;
 use super::ops::raised::{Call, Raised};
-use shardc_ir::func::{Func, Node, Port, RoleKind, Value, ValueMap};
+use super::order::beside_products;
+use shardc_ir::func::{Func, Node, Port, Role, RoleKind, Value, ValueMap};
 use shardc_ir::mesh::Mesh;
-use std::collections::BTreeSet;
+use shardc_ir::plan::Plan;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 /// A line of a function: an op, or a call that stands for several.
@@ -32,6 +34,8 @@ pub(super) struct Seen<'a> {
     pub last: ValueMap<usize>,
     /// The first one.
     pub first: ValueMap<usize>,
+    /// Results whose memory is this function's own, and no other result has any of it.
+    pub own: BTreeSet<Value>,
     /// Values that are small beside others of the function: they are dropped where it ends.
     pub small: ValueMap<bool>,
 }
@@ -92,11 +96,21 @@ fn lines<'a>(f: &'a Func, same: &ValueMap<Value>, raised: &'a Raised) -> Vec<Lin
 
 /// Writes results over operands whose memory is this function's own and nobody has behind the line: what a plan's kernels do,
 /// too.
-fn write_over(f: &Func, same: &ValueMap<Value>, lines: &mut [Line], last: &ValueMap<usize>) {
+///
+/// `handed` is what has come from a function that keeps nothing of it. Gives the results of whose memory that is true.
+fn write_over(
+    (f, handed): (&Func, &BTreeSet<Role>),
+    same: &ValueMap<Value>,
+    lines: &mut [Line],
+    last: &ValueMap<usize>,
+) -> BTreeSet<Value> {
     // The value whose memory a value has; of that one the last line that reads any of it, where it is made, and whether it may be
     // written over.
     let mut root = f.identity();
     let (mut ends, mut made, mut own) = (last.clone(), f.per_value(0), f.per_value(false));
+    for a in f.args.iter().filter(|a| a.role.as_ref().is_some_and(|r| handed.contains(r))) {
+        own[same[a.value]] = true;
+    }
     for (at, l) in lines.iter_mut().enumerate() {
         let dead = |i: &usize| {
             let (v, of) = (l.ins[*i], root[l.ins[*i]]);
@@ -137,12 +151,34 @@ fn write_over(f: &Func, same: &ValueMap<Value>, lines: &mut [Line], last: &Value
             l.ins.iter().for_each(|v| own[root[*v]] = false);
         }
     }
+    let results = || f.results.iter().map(|r| same[r.value]).filter(|v| last[*v] == KEPT);
+    results()
+        .filter(|v| own[root[*v]] && results().filter(|o| root[*o] == root[*v]).count() == 1)
+        .collect()
+}
+
+/// What functions hand to one other alone, and keep nothing of: that may write over it.
+pub(super) fn handed(plan: &Plan, seen: &[Seen]) -> BTreeSet<Role> {
+    let mut readers: BTreeMap<&Role, usize> = BTreeMap::new();
+    let mut makers: BTreeMap<&Role, bool> = BTreeMap::new();
+    for (f, s) in plan.module.funcs.iter().zip(seen) {
+        for a in f.args.iter().filter_map(|a| a.role.as_ref()) {
+            *readers.entry(a).or_default() += 1;
+        }
+        for r in &f.results {
+            if let Some(role) = r.role.as_ref().filter(|r| r.kind == RoleKind::Stash) {
+                *makers.entry(role).or_insert(true) &= s.own.contains(&s.same[r.value]);
+            }
+        }
+    }
+    let alone = |r: &&Role| readers.get(r) == Some(&1);
+    makers.into_iter().filter(|m| m.1).map(|m| m.0).filter(alone).cloned().collect()
 }
 
 impl<'a> Seen<'a> {
-    pub fn new(f: &'a Func, mesh: &Mesh, raised: &'a Raised) -> Seen<'a> {
+    pub fn new(f: &'a Func, mesh: &Mesh, raised: &'a Raised, handed: &BTreeSet<Role>) -> Seen<'a> {
         let same = same(f);
-        let mut lines = lines(f, &same, raised);
+        let mut lines = beside_products(f, &same, lines(f, &same, raised));
         let (mut last, mut first) = (f.per_value(0), f.per_value(KEPT));
         for (i, l) in lines.iter().enumerate() {
             for v in &l.ins {
@@ -152,11 +188,11 @@ impl<'a> Seen<'a> {
         }
         let kept = |r: &&Port| r.role.as_ref().is_none_or(|r| raised.is_kept(r));
         f.results.iter().filter(kept).for_each(|r| last[same[r.value]] = KEPT);
-        write_over(f, &same, &mut lines, &last);
+        let own = write_over((f, handed), &same, &mut lines, &last);
         let bytes = |v: Value| f.ty(v).local_bytes(mesh);
         let most = f.values.ids().map(bytes).max().unwrap_or(0);
         let small = f.values.ids().map(|v| bytes(v) * SMALL <= most).collect();
-        Seen { f, lines, same, last, first, small }
+        Seen { f, lines, same, last, first, own, small }
     }
 
     /// The values that lines read and do not make, in the order of their uses.
@@ -170,6 +206,15 @@ impl<'a> Seen<'a> {
             }
         }
         out
+    }
+
+    /// The line before which the exchange of a line is waited for, if others go on until then.
+    pub fn goes_on(&self, at: usize) -> Option<usize> {
+        let l = &self.lines[at];
+        let first = l.outs.iter().map(|v| self.first[*v]).min().unwrap_or(KEPT);
+        let between = |r: Range<usize>| self.lines[r].iter().any(|l| !l.n.op.def().is_view());
+        let is = ops::is_exchange(&l.n.op) && between(at + 1..first.min(self.lines.len()));
+        is.then_some(first)
     }
 
     /// The results of a line that are not its operands.

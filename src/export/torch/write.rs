@@ -13,6 +13,19 @@ impl Lines {
         self.0.push(format!("{}{text}", "    ".repeat(depth)));
     }
 
+    /// A comment, of as many lines as it needs.
+    pub fn note(&mut self, depth: usize, text: &str) {
+        let mut line = String::from("#");
+        for word in text.split(' ') {
+            if line.len() > 1 && 4 * depth + line.len() + 1 + word.len() > WIDE {
+                self.push(depth, &std::mem::replace(&mut line, String::from("#")));
+            }
+            line.push(' ');
+            line += word;
+        }
+        self.push(depth, &line);
+    }
+
     /// An assignment, with a note behind it if there is room, and before it otherwise.
     pub fn assign(&mut self, depth: usize, to: &str, made: &str, note: &str) {
         let line = format!("{to} = {made}");

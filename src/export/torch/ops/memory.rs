@@ -1,5 +1,7 @@
 //! What torch's calls take of memory: whether a result is made, and what a call has beside its results.
 
+use super::is_exchange;
+use super::scans::Walk;
 use crate::export::torch::seen::{Line, Seen};
 use shardc_ir::func::{Func, Value, ValueMap};
 use shardc_ir::ops::Op;
@@ -27,6 +29,47 @@ pub(in crate::export::torch) fn viewed(
     is.then_some(0)
 }
 
+/// True of the op that weights are gathered by.
+pub(in crate::export::torch) fn gathers(op: &Op) -> bool {
+    matches!(op, Op::AllGather(_))
+}
+
+/// What an exchange takes, in bytes.
+pub(in crate::export::torch) struct Exchanged {
+    /// From where it begins, beside its operand.
+    pub going: usize,
+    /// Where it is waited for, beside that.
+    pub ends: usize,
+    /// Whether it has its operand until then: others have a copy.
+    pub keeps: bool,
+}
+
+/// What the functions of `_exchange.py` take over gloo.
+pub(in crate::export::torch) fn exchanged(
+    seen: &Seen,
+    l: &Line,
+    bytes: &dyn Fn(&Value) -> usize,
+) -> Exchanged {
+    let given: usize = l.ins.iter().map(bytes).sum();
+    let out = made(seen, l, bytes);
+    let (going, ends, keeps) = match &l.n.op {
+        // What is gathered along another dim than the first is put together.
+        Op::AllGather(o) => (out, if o.dim > 0 { out } else { 0 }, true),
+        // What others send, and pieces that do not lie together.
+        Op::ReduceScatter(o) if o.dim > 0 => (2 * given, out, false),
+        Op::ReduceScatter(_) => (given, out, true),
+        Op::AllToAll(_) | Op::Exchange(_) => (given + out, out, false),
+        Op::Permute(_) => (out, 0, true),
+        _copied => (out, 0, false),
+    };
+    Exchanged { going, ends, keeps }
+}
+
+/// Bytes of the results of a line that are not its operands.
+fn made(seen: &Seen, l: &Line, bytes: &dyn Fn(&Value) -> usize) -> usize {
+    l.outs.iter().filter(|v| seen.same[**v] == **v).map(bytes).sum()
+}
+
 /// The most bytes that a line takes beside its operands, its results with them.
 pub(in crate::export::torch) fn beside(
     seen: &Seen,
@@ -34,15 +77,21 @@ pub(in crate::export::torch) fn beside(
     bytes: &dyn Fn(&Value) -> usize,
 ) -> usize {
     let ins = |i: usize| l.ins.get(i).map_or(0, bytes);
-    let out: usize = l.outs.iter().filter(|v| seen.same[**v] == **v).map(bytes).sum();
+    let out = made(seen, l, bytes);
     let wide = |v: &Value| bytes(v) * DType::F32.bytes() / seen.f.ty(*v).dtype.bytes();
     // Indices are of 8 bytes, and there are two of each and a mark.
     let indices = |i: usize| l.ins.get(i).map_or(0, |v| wide(v) / 4 * 17);
     if l.over.is_some() {
         return l.outs.iter().skip(1).map(bytes).sum();
     }
-    if l.call.is_some() {
-        return out;
+    if let Some(call) = l.call {
+        // Of the chosen logits, and of what the gradient has for each row.
+        let indices = if call.is_of("cross_entropy(") { indices(1) } else { 0 };
+        return out + indices + if call.is_of("rms_norm_grad(") { 3 * ins(3) } else { 0 };
+    }
+    if is_exchange(&l.n.op) {
+        let e = exchanged(seen, l, bytes);
+        return e.going + e.ends;
     }
     let last = |i: usize| {
         let dims = l.ins.get(i).map(|v| &seen.f.ty(*v).dims);
@@ -60,25 +109,14 @@ pub(in crate::export::torch) fn beside(
         let size = seen.f.ty(l.ins[rows]).dtype.bytes();
         ins(slots) / DType::I32.bytes() * last(rows) * size
     };
-    // So many tensors of all scores.
-    let scores = |n: usize| {
-        let rows = ins(0) / last(0).max(1) / seen.f.ty(l.ins[0]).dtype.bytes();
-        let keys = seen.f.ty(l.ins[1]).dims[1].size;
-        n * rows * keys * DType::F32.bytes()
-    };
     let op = &l.n.op;
     if let Op::Dot(o) = op {
         let (a, b, to) = (&o.rule.0.ins[0], &o.rule.0.ins[1], &o.rule.0.outs[0]);
-        // Two operands of the same dims are multiplied, and then summed, but along rows.
-        let rows = a.split_last().is_some_and(|(_, rows)| rows == &to[..]);
-        let summed = a == b && !to.is_empty() && !rows && to.iter().all(|g| a.contains(g));
+        // Two operands of the same dims are multiplied, and then summed.
+        let summed = a == b && !to.is_empty() && to.iter().all(|g| a.contains(g));
         return if summed { out + ins(0) } else { out };
     }
-    // What is gathered before it is put together.
-    let twice = (matches!(op, Op::AllReduce(_)) && l.ins.len() > 1)
-        || matches!(op, Op::AllGather(o) if o.dim > 0)
-        || matches!(op, Op::AllToAll(_) | Op::Exchange(_))
-        || matches!(op, Op::Rope(o) if o.pairs == Pairs::Adjacent || 2 * last(1) < last(0));
+    let twice = matches!(op, Op::Rope(o) if o.pairs == Pairs::Adjacent || 2 * last(1) < last(0));
     let more = if matches!(op, Op::Take(_)) {
         indices(1)
     } else if let Op::IndexAdd(o) = op {
@@ -91,11 +129,15 @@ pub(in crate::export::torch) fn beside(
     } else if let Op::Attention(o) = op
         && (o.softcap.is_some() || o.behind().end > 5)
     {
-        scores(1)
+        all_scores(seen.f, l, bytes, 1) - out
     } else if let Op::AttentionGrad(o) = op
         && (o.softcap.is_some() || o.behind().end > 8)
     {
-        scores(2 + usize::from(o.softcap.is_some()))
+        all_scores_grad(seen.f, l, bytes, 2 + usize::from(o.softcap.is_some())) - out
+    } else if let Op::Scan(o) = op {
+        Walk::of(seen.f, l, bytes, o.behind()).forward() - out
+    } else if let Op::ScanGrad(o) = op {
+        Walk::of(seen.f, l, bytes, o.behind()).backward(out) - out
     } else if matches!(op, Op::Attention(_)) {
         // Where values are narrower than keys, they and the output are padded.
         let padded = if last(2) < last(0) { padded(2) + padded_out } else { 0 };
@@ -111,12 +153,42 @@ pub(in crate::export::torch) fn beside(
         0
     } else if matches!(op, Op::AdamW(_) | Op::Sgd(_)) {
         wide(&l.ins[1])
-    } else if matches!(op, Op::AllToAll(_) | Op::Exchange(_))
-        || matches!(op, Op::ReduceScatter(o) if o.dim > 0)
-    {
-        ins(0)
     } else {
         0
     };
     out + more + if twice { out } else { 0 }
+}
+
+/// What attention takes that computes all scores: `n` tensors of them, and copies of operands for products.
+fn all_scores(f: &Func, l: &Line, bytes: &dyn Fn(&Value) -> usize, n: usize) -> usize {
+    let copied = |i: usize| copied(f, &l.ins[i], bytes);
+    let out: usize = l.outs.iter().map(|v| wide_of(f, v, bytes)).sum();
+    n * scores(f, l, bytes) + (copied(0) + copied(1)).max(copied(2) + out)
+}
+
+/// The same of its gradient.
+fn all_scores_grad(f: &Func, l: &Line, bytes: &dyn Fn(&Value) -> usize, n: usize) -> usize {
+    let copied = |i: usize| copied(f, &l.ins[i], bytes);
+    let cast = |i: usize| copied(i) - wide_of(f, &l.ins[i], bytes);
+    let out: usize = l.outs.iter().map(|v| wide_of(f, v, bytes)).sum();
+    let d = wide_of(f, &l.ins[4], bytes);
+    let most = (d + copied(2)).max(copied(1) + wide_of(f, &l.ins[0], bytes)).max(out + d);
+    n * scores(f, l, bytes) + cast(4) + most
+}
+
+/// Bytes of a value in f32.
+fn wide_of(f: &Func, v: &Value, bytes: &dyn Fn(&Value) -> usize) -> usize {
+    bytes(v) / f.ty(*v).dtype.bytes() * DType::F32.bytes()
+}
+
+/// Of an operand as a product takes it: in another order, and in f32 before that.
+fn copied(f: &Func, v: &Value, bytes: &dyn Fn(&Value) -> usize) -> usize {
+    let wide = wide_of(f, v, bytes);
+    if f.ty(*v).dtype == DType::F32 { wide } else { 2 * wide }
+}
+
+/// Of all scores of queries and keys.
+fn scores(f: &Func, l: &Line, bytes: &dyn Fn(&Value) -> usize) -> usize {
+    let width = f.ty(l.ins[0]).dims.last().map_or(1, |d| d.size);
+    wide_of(f, &l.ins[0], bytes) / width.max(1) * f.ty(l.ins[1]).dims[1].size
 }

@@ -19,7 +19,7 @@ pub(in crate::export::torch) fn repeats(op: &Op) -> bool {
 /// True of ops whose result is memory of its own.
 pub(in crate::export::torch) fn is_fresh(op: &Op) -> bool {
     let products = matches!(op, Op::Dot(_) | Op::GroupedDot(_) | Op::GroupedDotT(_) | Op::Rope(_));
-    let sums = matches!(op, Op::IndexAdd(_) | Op::Unpermute(_) | Op::Dispatch(_));
+    let sums = matches!(op, Op::IndexAdd(_) | Op::Unpermute(_) | Op::Dispatch(_) | Op::Pad(_));
     let elements = matches!(op, Op::Add(_) | Op::Sub(_) | Op::Mul(_) | Op::Div(_) | Op::Select(_));
     let each = matches!(
         op,

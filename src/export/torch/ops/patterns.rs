@@ -145,6 +145,27 @@ const GELU_GRAD: Pattern = Pattern {
     spare: Some("d"),
 };
 
+/// Of bf16.
+const GELU_GRAD_CAST: Pattern = Pattern {
+    lines: "wide = cast x
+            x2 = mul wide wide
+            a = scale[0.07135481627260025] x2
+            shifted = shift[1.5957691216057308] a
+            u = mul wide shifted
+            s = logistic u
+            da = scale[0.21406444881780073] x2
+            du = shift[1.5957691216057308] da
+            ss = mul s s
+            q = sub s ss
+            xq = mul wide q
+            pdf = mul xq du
+            p = add s pdf
+            d_wide = cast d
+            wide_grad = mul d_wide p
+            dx = cast wide_grad",
+    ..GELU_GRAD
+};
+
 /// By erf: x / 2 (1 + erf(x / √2)).
 const GELU_ERF: Pattern = Pattern {
     lines: "scaled = scale[0.7071067811865476] x
@@ -246,6 +267,7 @@ pub(super) const BACKWARD: &[&Pattern] = &[
     &RMS_NORM_GRAD,
     &SILU_GRAD_CAST,
     &SILU_GRAD,
+    &GELU_GRAD_CAST,
     &GELU_GRAD,
     &GELU_ERF_GRAD,
     &ADD_PRODUCT,

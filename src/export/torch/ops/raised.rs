@@ -157,6 +157,16 @@ fn made_by(graphs: &[Graph], calls: &mut Calls, (of, v): (usize, Value), p: &Pat
 }
 
 impl Call {
+    /// True of a product of matrices.
+    pub fn is_linear(&self) -> bool {
+        self.template.is_some_and(|t| t.starts_with("F.linear") || t.contains("addmm_"))
+    }
+
+    /// True of a call that begins so.
+    pub fn is_of(&self, begins: &str) -> bool {
+        self.template.is_some_and(|t| t.starts_with(begins))
+    }
+
     fn is(&self, p: &Pattern) -> bool {
         self.template == Some(p.call)
     }

@@ -128,7 +128,10 @@ impl Value {
 /// Says which key is wrong.
 pub(super) fn groups(value: toml::Value) -> Result<toml::Value, String> {
     match value {
-        toml::Value::Array(all) => all.into_iter().map(groups).collect(),
+        toml::Value::Array(all) => {
+            let all: Result<_, String> = all.into_iter().map(groups).collect();
+            all.map(toml::Value::Array)
+        }
         toml::Value::Table(group) => of_table(&group).map(toml::Value::String),
         other => Ok(other),
     }

@@ -113,7 +113,9 @@ impl Search<'_> {
             Some(_) if before == self.lines.len() => vec![self.root],
             Some(v) => g.maker[*v].into_iter().collect(),
             None => {
-                let bound = l.ins.iter().find_map(|n| found.values.get(n))?;
+                // Of operands that are known all are read there: the one that fewest read says most.
+                let bound = l.ins.iter().filter_map(|n| found.values.get(n));
+                let bound = bound.min_by_key(|v| g.readers[**v].len())?;
                 g.readers[*bound].clone()
             }
         };
@@ -172,7 +174,14 @@ impl Search<'_> {
             return self.rest(at, found);
         };
         let any_order = ["mul", "add"].contains(&l.op) || l.shapes == Some("outer");
+        // A sum may have as many terms as there are parameters: those that no line can make are left out at once.
+        let makes = |m: &&Line| m.out == *name && !m.known;
+        let maker = self.lines[..at].iter().find(makes).map(|m| m.op);
+        let made = |v: Value| self.g.maker[v].map(|n| self.g.f.nodes[n].op.mnemonic());
         for i in 0..ins.len() {
+            if maker.is_some_and(|op| made(ins[i]) != Some(op)) {
+                continue;
+            }
             if taken.contains(&i) || (!any_order && i != k) {
                 continue;
             }

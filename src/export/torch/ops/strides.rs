@@ -108,7 +108,8 @@ mod tests {
     /// What `torch.empty_strided(from, strides).view(to)` gives.
     #[test]
     fn strides_are_as_torch_has_them() {
-        let rows: [(&[usize], &[usize], &[usize], Option<&[usize]>); 6] = [
+        type Sizes = &'static [usize];
+        let rows: [(Sizes, Sizes, Sizes, Option<Sizes>); 6] = [
             (&[8, 16, 4], &[64, 4, 1], &[128, 4], Some(&[4, 1])),
             (&[8, 16, 2, 4], &[1024, 64, 32, 1], &[8, 16, 8], None),
             (&[8, 16, 8], &[1024, 64, 1], &[8, 16, 2, 4], Some(&[1024, 64, 4, 1])),

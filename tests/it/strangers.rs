@@ -176,7 +176,7 @@ fn the_end_of_memory_is_one_line() {
     let save = ["run", "plan", "--steps", "1", "--save", "saved"];
     let mut ended = 0;
     for args in [&compile[..], &save] {
-        let least = (6..).map(|i| i * 8_000).find(|kb| {
+        let least = (48..).map(|i| i * 1_000).find(|kb| {
             let out = limited(&lab, &format!("-v {kb}"), args);
             let said = said(&out);
             let text: Vec<&str> = said.lines().filter(|l| l.contains("no more memory")).collect();

@@ -199,7 +199,7 @@ fn three<'de, D: serde::Deserializer<'de>>(
 }
 
 /// The files of `cost/hardware`.
-const FILES: [&str; 19] = [
+const FILES: [&str; 24] = [
     include_str!("../hardware/a100-40.toml"),
     include_str!("../hardware/a100-80.toml"),
     include_str!("../hardware/a100-80-ndm.toml"),
@@ -210,13 +210,18 @@ const FILES: [&str; 19] = [
     include_str!("../hardware/gb200-nvl72.toml"),
     include_str!("../hardware/gb300-nvl72.toml"),
     include_str!("../hardware/h100-96-500w.toml"),
+    include_str!("../hardware/h100-pcie.toml"),
     include_str!("../hardware/h100-sxm.toml"),
     include_str!("../hardware/h20.toml"),
     include_str!("../hardware/h200.toml"),
     include_str!("../hardware/h800.toml"),
+    include_str!("../hardware/l40s.toml"),
     include_str!("../hardware/mi300x.toml"),
     include_str!("../hardware/mi325x.toml"),
     include_str!("../hardware/mi355x.toml"),
+    include_str!("../hardware/rtx-3090.toml"),
+    include_str!("../hardware/rtx-4090.toml"),
+    include_str!("../hardware/rtx-5090.toml"),
     include_str!("../hardware/tpu-v5p.toml"),
     include_str!("../hardware/v100-32.toml"),
 ];

@@ -9,7 +9,7 @@ use crate::search::all;
 use crate::signals;
 use shardc_cost::beside;
 use shardc_cost::layer::Question;
-use shardc_cost::layout::{Context, Layout, Recompute};
+use shardc_cost::layout::{Context, Layout, Recompute, Schedule};
 use shardc_cost::parts::Parts;
 use shardc_cost::step::Closed;
 use shardc_ir::diag::{Diag, Result};
@@ -37,6 +37,11 @@ const FIRST_RATIO: f64 = 0.8;
 const FIRST_TIME: f64 = 0.85;
 const MARGIN: f64 = 0.9;
 const TIME_MARGIN: f64 = 0.95;
+/// The same of memory between plans whose ranks hold as much by any formula: what differs is how cp exchanges.
+const SAME: f64 = 0.99;
+
+/// Recomputation, stage of ZeRO, schedule, and what a rank has: tp, pp, chunks, and tokens of a microbatch.
+type Likeness = (Recompute, u8, Option<Schedule>, Option<[usize; 4]>);
 
 /// What was compiled so far.
 pub(super) struct Search<'a> {
@@ -49,8 +54,8 @@ pub(super) struct Search<'a> {
     firsts: Vec<Candidate>,
     /// Layouts that did not fit, and what they need.
     failed: Vec<(Candidate, usize)>,
-    /// By recomputation and stage of ZeRO, the least that a plan needed of what the formula says.
-    ratios: BTreeMap<(Recompute, u8), f64>,
+    /// The least that a plan needed of what the formula says, by what plans have in common.
+    ratios: BTreeMap<Likeness, f64>,
     /// The same of the time that a plan takes, with tensor parallelism or without, by what cp exchanges.
     times: BTreeMap<(Recompute, u8, bool, Context), f64>,
     pub refused: Vec<(Candidate, Diag)>,
@@ -295,23 +300,43 @@ impl<'a> Search<'a> {
         if theirs.is_some_and(|bytes| bytes > self.asked.memory) {
             return false;
         }
-        let ratio = self.ratios.get(&likeness(g)).copied().unwrap_or(FIRST_RATIO);
         let many = self.compiled >= HOPES * self.asked.top.max(FEW);
         let margin = if self.fits.is_empty() && many { 1.0 } else { MARGIN };
-        g.likely * ratio * margin <= self.asked.room_of(&g.candidate) as f64
+        let known = |of: &Likeness| self.ratios.get(of);
+        let [same, schedule, any] = self.likenesses(g);
+        let ratio = match known(&same) {
+            Some(ratio) => ratio * SAME,
+            None => margin * known(&schedule).or_else(|| known(&any)).unwrap_or(&FIRST_RATIO),
+        };
+        g.likely * ratio <= self.asked.room_of(&g.candidate) as f64
+    }
+
+    /// What the error of the formula of memory depends on, from what plans that are most alike have in common to what it
+    /// depends on most.
+    fn likenesses(&self, g: &Guess) -> [Likeness; 3] {
+        let l = &g.candidate.layout;
+        let tokens = l.microbatch * self.base.seq / l.cp;
+        let rank = Some([l.tp, l.pp, l.chunks, tokens]);
+        let any = (kind(l.recompute), l.zero, None, None);
+        let schedule = (any.0, any.1, Some(l.schedule), None);
+        [(l.recompute, l.zero, schedule.2, rank), schedule, any]
     }
 
     /// True if enough were compiled that did not seem to fit, and by plans like it this one does not either.
     fn is_too_late(&self, g: &Guess) -> bool {
-        let known = self.ratios.contains_key(&likeness(g));
+        let known = self.ratios.contains_key(&self.likenesses(g)[2]);
         known && !self.seems_to_fit(g) && self.late >= LATE * self.asked.top.max(FEW)
     }
 
     fn keep(&mut self, c: Compiled) {
         self.compiled += 1;
-        let ratio = c.peak as f64 / c.guess.likely;
-        let known = self.ratios.entry(likeness(&c.guess)).or_insert(ratio);
-        *known = known.min(ratio);
+        // With what was not guessed of what is beside it.
+        let room = [self.asked.room_of(&c.guess.candidate), self.asked.room(c.beside)];
+        let ratio = (c.peak as f64 + room[0] as f64 - room[1] as f64) / c.guess.likely;
+        for of in self.likenesses(&c.guess) {
+            let known = self.ratios.entry(of).or_insert(ratio);
+            *known = known.min(ratio);
+        }
         let ratio = c.seconds / c.guess.seconds;
         let known = self.times.entry(pace(&c.guess)).or_insert(ratio);
         *known = known.min(ratio);
@@ -377,11 +402,6 @@ impl<'a> Search<'a> {
 fn pace(g: &Guess) -> (Recompute, u8, bool, Context) {
     let l = &g.candidate.layout;
     (kind(l.recompute), l.zero, l.tp > 1, l.context)
-}
-
-/// What the error of the formula of memory depends on most.
-fn likeness(g: &Guess) -> (Recompute, u8) {
-    (kind(g.candidate.layout.recompute), g.candidate.layout.zero)
 }
 
 /// One for all numbers of layers that are computed again.

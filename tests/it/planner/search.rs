@@ -1,0 +1,174 @@
+//! What a search finds, with which budget, and how it ends.
+
+use super::{lab, planned};
+use crate::lab::Lab;
+use serde_json::Value as Json;
+use shardc_testing::samples;
+
+/// What a number that is fixed finds, is found without it: no line that is shown leaves out a faster one of another
+/// stage of ZeRO, whatever formulas say of their order.
+#[test]
+fn fixed_numbers_find_nothing_faster() {
+    let lab = Lab::new("fixed-zero");
+    let model = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/configs/llama-3.1-8b.json");
+    let best = |more: &[&str]| {
+        let all =
+            ["plan", model, "--gpus", "16", "--device", "h100-sxm", "--seq", "8192", "--format"];
+        let job = ["json", "--global-batch", "64", "--memory", "72GiB"];
+        let out = lab.ok(&[&all[..], &job, more].concat());
+        let found: Json = serde_json::from_slice(&out.stdout).expect("JSON");
+        found["plans"][0]["step_s"].as_f64().unwrap_or_else(|| panic!("{found}"))
+    };
+    let [one, three] = [best(&["--top", "1"]), best(&["--top", "3"])];
+    assert!(three <= 1.01 * one);
+    // Every run takes the last.
+    for zero in ["zero=3", "zero=2", "zero=1"].into_iter().take(samples(1, 3) as usize) {
+        let fixed = best(&["--top", "3", "--fix", zero]);
+        assert!(three <= 1.01 * fixed, "{zero}: {fixed} s, without it {three} s");
+    }
+}
+
+/// A family of layouts that is faster than its formula is found, on slow networks, where formulas say otherwise; and so is
+/// the split of tokens over cp that balances causal attention.
+#[test]
+fn no_family_is_faster_than_the_first_line() {
+    let lab = Lab::new("families-of-layouts");
+    let model = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/configs/llama-3.1-8b.json");
+    let best = |job: &[&str], more: &[&str]| {
+        let all = ["plan", model, "--device", "h100-sxm", "--format", "json", "--top", "1"];
+        let out = lab.ok(&[&all[..], job, more].concat());
+        let found: Json = serde_json::from_slice(&out.stdout).expect("JSON");
+        found["plans"][0]["step_s"].as_f64().unwrap_or_else(|| panic!("{found}"))
+    };
+    let of = |nic: &'static str| {
+        ["--gpus", "64", "--global-batch", "128", "--seq", "8192", "--what-if", nic]
+    };
+    let long = ["--gpus", "16", "--global-batch", "16", "--seq", "131072"];
+    let jobs: [(&[&str], &[&str]); 3] = [
+        (&of("nic=6"), &["tp=1,pp=1,cp=1", "tp=1,cp=1", "pp=1,cp=1"]),
+        (&of("nic=12"), &["tp=1,pp=1,cp=1", "tp=1,cp=1", "pp=1,cp=1"]),
+        (&long, &["cp=8", "cp=16", "pp=2"]),
+    ];
+    for (job, families) in jobs.into_iter().take(samples(1, 3) as usize) {
+        let first = best(job, &["--budget", "12"]);
+        for fix in families.iter().take(samples(1, 3) as usize) {
+            let fixed = best(job, &["--fix", fix, "--budget", "12"]);
+            assert!(first <= 1.03 * fixed, "{job:?} {fix}: {fixed} s, without it {first} s");
+        }
+    }
+    // Zigzag is what is compiled of gathered attention, unless the other split is asked for.
+    let gathered = ["--fix", "cp=8", "--budget", "8", "--cp-mode", "all-gather"];
+    let split = best(&long, &[&gathered[..], &["--cp-split", "contiguous"]].concat());
+    let zigzag = best(&long, &gathered);
+    assert!(zigzag < 0.95 * split, "{zigzag} {split}");
+}
+
+/// Equal questions have equal tables, a budget is the number of layouts that are compiled, and a search that has no time
+/// says behind which one it ended.
+#[test]
+fn a_search_has_a_budget() {
+    let lab = lab("plan-budget", "llama_deep");
+    let job = ["--gpus", "4", "--global-batch", "64", "--seq", "16", "--top", "20"];
+    let few = planned(&lab, &[&job[..], &["--budget", "7"]].concat());
+    let tried =
+        few["compiled"].as_u64().expect("a count") + few["refused"].as_u64().expect("a count");
+    assert!((7..=8).contains(&tried), "{few}");
+    assert_eq!(few, planned(&lab, &[&job[..], &["--budget", "7"]].concat()));
+    lab.refuses(
+        &[&["plan", "m", "--device", "h100-sxm", "--budget", "0"], &job[..]].concat(),
+        2,
+        "flag",
+    );
+    let first = |found: &Json| found["plans"][0]["step_s"].as_f64().expect("seconds");
+    let many = planned(&lab, &[&job[..], &["--budget", "70"]].concat());
+    assert!(first(&many) <= 1.01 * first(&few));
+    let said = lab.ok(&[
+        &["plan", "m", "--device", "h100-sxm"],
+        &job[..],
+        &["--for-seconds", "1"],
+        &["--budget", "5000"],
+    ]
+    .concat());
+    let said = String::from_utf8_lossy(&said.stdout).into_owned();
+    assert!(said.contains("--for-seconds ended the search behind layout "), "{said}");
+    // Nothing is compiled where what no layout can do without is more than there is.
+    let tight = [&job[..], &["--memory", "1KiB"]].concat();
+    let said =
+        lab.refuses(&[&["plan", "m", "--device", "h100-sxm"], &tight[..]].concat(), 3, "no-layout");
+    assert!(said.contains("alone need more in every layout"), "{said}");
+}
+
+/// Without a batch and a sequence, those of a job that somebody has.
+#[test]
+fn a_job_is_planned_by_default() {
+    let lab = Lab::new("plan-defaults");
+    let model = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/configs/llama-3.1-8b.json");
+    for (gpus, job) in
+        [("8", "128 sequences of 8192 tokens"), ("96", "96 sequences of 8192 tokens")]
+    {
+        let args =
+            ["plan", model, "--gpus", gpus, "--device", "H100-80GB", "--top", "1", "--budget", "6"];
+        let said = lab.ok(&args).stdout;
+        let said = String::from_utf8_lossy(&said).into_owned();
+        assert!(said.contains(&format!("a step: {job}, in bf16")), "{said}");
+    }
+    let more =
+        ["--gpus", "64", "--device", "h100", "--what-if", "ib=12,nvlink=300", "--budget", "6"];
+    let said = lab.ok(&[&["plan", model], &more[..]].concat()).stdout;
+    let said = String::from_utf8_lossy(&said).replace("\n  ", " ");
+    assert!(said.contains("ib=12 GB/s, nvlink=300 GB/s"), "{said}");
+}
+
+/// What is not trained has no gradients and no optimizer's state, which formulas know, too: an adapter of 8B fits where the
+/// whole model does not.
+#[test]
+fn what_is_frozen_needs_no_state() {
+    let lab = Lab::new("plan-frozen");
+    let model = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/configs/llama-3.1-8b.json");
+    let args =
+        ["plan", model, "--gpus", "1", "--device", "h100", "--global-batch", "4", "--seq", "4096"];
+    let few = ["--top", "1", "--budget", "6"];
+    lab.refuses(&[&args[..], &few].concat(), 3, "no-layout");
+    let found = lab.ok(&[&args[..], &few, &["--lora", "r=16", "--format", "json"]].concat()).stdout;
+    let found: Json = serde_json::from_slice(&found).expect("JSON");
+    assert!(found["plans"][0]["peak_bytes"].as_u64() < Some(79 << 30), "{found}");
+}
+
+/// The first signal ends a search with what was found by then.
+#[test]
+fn a_signal_ends_a_search_with_its_table() {
+    use std::io::{BufRead, BufReader, Read};
+    use std::process::{Command, Stdio};
+    let model = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/configs/llama-3.1-8b.json");
+    let mut search = Command::new(env!("CARGO_BIN_EXE_shardc"))
+        .args([
+            "plan", model, "--gpus", "64", "--device", "h100", "--budget", "4000", "--top", "100",
+        ])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("it starts");
+    let mut said = BufReader::new(search.stderr.take().expect("a pipe")).lines();
+    let best = said.find(|l| l.as_ref().is_ok_and(|l| l.contains("best so far")));
+    assert!(best.is_some(), "nothing was found");
+    let sent = Command::new("kill").args(["-TERM", &search.id().to_string()]).status();
+    assert!(sent.expect("kill runs").success());
+    std::thread::spawn(move || said.for_each(drop));
+    let mut table = String::new();
+    search.stdout.take().expect("a pipe").read_to_string(&mut table).expect("text");
+    assert_eq!(search.wait().expect("it ends").code(), Some(143), "{table}");
+    assert!(table.contains("SIGTERM ended the search behind layout "), "{table}");
+}
+
+/// Of plans whose ranks hold as much, one that did not fit tells of the others: they are not compiled, and the budget is for
+/// layouts that may fit. (By recomputation and stage of ZeRO alone, seven of these sixteen fit.)
+#[test]
+fn what_needs_as_much_as_what_did_not_fit_is_not_compiled() {
+    let lab = Lab::new("plan-alike");
+    let model = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/configs/llama-3.1-8b.json");
+    let args = ["plan", model, "--gpus", "64", "--device", "h100", "--memory", "16GiB"];
+    let job = ["--global-batch", "64", "--seq", "8192", "--budget", "16", "--format", "json"];
+    let found = lab.ok(&[&args[..], &job].concat()).stdout;
+    let found: Json = serde_json::from_slice(&found).expect("JSON");
+    assert_eq!(found["plans"].as_array().map(Vec::len), Some(10), "{found}");
+}

@@ -219,7 +219,8 @@ impl<'a> Net<'a> {
         let counted = n.ins.iter().chain(&n.outs).filter(|_| law.stays()).filter_map(|&v| along(v));
         self.stays.extend(counted.collect::<Vec<_>>());
         // The textbook has the text of update rules, which says how many parts a dim has.
-        let is_text = func.kind == FuncKind::OptimizerStep && matches!(op, Op::Reshape(_));
+        let cuts = all.iter().any(|x| x.0.single().is_none());
+        let is_text = cuts && func.kind == FuncKind::OptimizerStep;
         for (l, _) in sizes_of(op) {
             let own = known.get(&l).copied().ok_or("an attribute of a letter that no dim has")?;
             self.attributes.push((at, l, own));

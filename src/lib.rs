@@ -97,6 +97,7 @@ fn with_mesh(text: &Mesh, o: &Options) -> Result<Options> {
 /// The options for a model: what its archive does not train is frozen.
 fn options_for(input: &Input, o: &Options) -> Result<Options> {
     let o = optim::given(&input.source.updates, o)?;
+    optim::in_place(&input.source, &o)?;
     let mut o = with_mesh(&input.source.module.mesh, &o)?;
     let weights = &input.source.weights;
     if !input.frozen.is_empty() && weights.iter().all(|w| input.frozen.contains(&w.tensor)) {

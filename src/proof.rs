@@ -252,6 +252,7 @@ pub fn of_stored(s: &Stored) -> Result<Texts> {
     let source = text::parse_source(&s.source)?;
     // The textbook's rules are those of model.ir.
     let options = optim::of_text(&source.updates, &s.options)?;
+    optim::in_place(&source, &options)?;
     let recipe = recipe(&options, &source.weights, &source.module)?;
     let [source, model] = both(source, &options)?;
     Ok(Texts {
@@ -271,6 +272,7 @@ pub fn of_texts(dir: &Path) -> Result<Texts> {
     let options = plan_dir::options(dir)?;
     let source = text::parse_source(&read("model.ir")?)?;
     let options = optim::of_text(&source.updates, &options)?;
+    optim::in_place(&source, &options)?;
     let programs = text::parse(&read("programs/all.ir")?)?;
     let mut types = Report::default();
     shardc_prove::local::prove(&programs, false, &mut types);

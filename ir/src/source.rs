@@ -17,7 +17,8 @@ pub struct Source {
     pub sequence: Vec<(Value, usize)>,
     /// Tokens are below this.
     pub vocab: usize,
-    /// Groups of parameters and the update rules that they are trained by, as their text; empty if none are said.
+    /// Groups of parameters and the update rules that they are trained by, as their text; empty if none are said. Of a
+    /// text that was read it stands on its own lines, behind empty ones.
     pub updates: String,
 }
 

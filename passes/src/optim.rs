@@ -1,11 +1,14 @@
 //! Groups of parameters, and by which update rule each parameter is trained.
 
+mod asked;
 mod heads;
 mod written;
 
-pub use written::{given, of_text, written};
+pub use asked::{of_all, place, rules};
+pub use written::{given, in_place, of_text, written};
 
-use crate::options::{Decay, Optimizer, Options};
+use crate::options::{Decay, Options};
+use asked::{base, read, wrong};
 use heads::heads;
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::func::{Func, RoleKind, StateDecl, StateInit, StateOwner, Value};
@@ -122,23 +125,6 @@ pub fn groups(
     Ok(out)
 }
 
-/// Names of the rules that parameters are updated by: those of groups, and of `*` where no later
-/// group is of all.
-pub fn rules(o: &Options) -> Vec<String> {
-    let mut all = vec![base(o).rule];
-    for text in &o.optim {
-        // What is no group is refused when parameters are dealt to groups.
-        let Ok(group) = read(text, o) else { continue };
-        if group.on.split('+').any(|glob| glob.trim() == "*") {
-            all.clear();
-        }
-        if !all.contains(&group.rule) {
-            all.push(group.rule);
-        }
-    }
-    all
-}
-
 impl Groups {
     /// Declares what an update keeps.
     fn keep(&mut self, update: &Update, rank: usize, param: &str) -> Result<()> {
@@ -192,94 +178,6 @@ impl Groups {
         let of = |u: &Arc<Update>| u.kept(0).map_or(0, |k| k.len() as u64);
         self.of.values().map(of).max().unwrap_or(0)
     }
-}
-
-/// What messages call the rules that are not built in.
-fn place(o: &Options) -> &'static str {
-    if o.optim_file.starts_with(written::OF_MODEL) { "the model's text" } else { "--optim-file" }
-}
-
-/// The group of all parameters.
-fn base(o: &Options) -> Group {
-    let (rule, given) = match o.optimizer {
-        Optimizer::AdamW { beta1, beta2, eps } => {
-            let all = [("beta1", beta1), ("beta2", beta2), ("eps", eps)];
-            ("adamw", all.map(|(k, x)| (k.to_string(), format!("{x:?}"))).into())
-        }
-        Optimizer::Sgd => ("sgd", BTreeMap::new()),
-    };
-    Group { on: "*".into(), rule: rule.into(), given, lr: 1.0, spread: Spread::Auto }
-}
-
-fn wrong(text: &str, what: impl Into<String>) -> Diag {
-    Diag::new("update-rule", what.into()).at(format!("--optim '{text}'"))
-}
-
-/// Reads `GLOB[+GLOB…]=NAME[,ATTRIBUTE=VALUE…]`.
-fn read(text: &str, o: &Options) -> Result<Group> {
-    if text.contains(|c: char| c == '"' || c.is_control()) {
-        return Err(wrong(text, "a group has no quotes and is one line").help("leave them out"));
-    }
-    const FORM: &str = "GLOB[+GLOB…]=NAME[,lr=X][,lr*=X][,ATTRIBUTE=VALUE…]";
-    let form = |what: &str| {
-        wrong(text, what).rule(FORM).help("for example --optim '*.mlp.*.weight=lion,lr=1e-4'")
-    };
-    let (on, rest) = text.split_once('=').ok_or_else(|| form("no update rule is named"))?;
-    let mut words = rest.split(',');
-    let rule = words.next().unwrap_or("").trim().to_string();
-    if on.split('+').any(|g| g.trim().is_empty()) || rule.is_empty() {
-        return Err(form("a glob or the name of a rule is missing"));
-    }
-    // The group of all parameters says it of the rules that follow, too, where they are the same.
-    let base = base(o);
-    let mut given = if base.rule == rule { base.given } else { BTreeMap::new() };
-    let (mut lr, mut spread) = (1.0, Spread::Auto);
-    for word in words {
-        let (key, value) = word.split_once('=').ok_or_else(|| form("an attribute has no value"))?;
-        let (key, value) = (key.trim(), value.trim());
-        let rate = || {
-            let x = value.parse().ok().filter(|x: &f64| (*x as f32).is_normal() && *x > 0.0);
-            x.ok_or_else(|| form("a learning rate is a number above 0, as f32 has"))
-        };
-        match key {
-            "lr" => lr = rate()? / o.lr.peak(),
-            "lr*" => lr = rate()?,
-            "spread" => {
-                spread = match value {
-                    "auto" => Spread::Auto,
-                    "owners" => Spread::Owners,
-                    "gather" => Spread::Gather,
-                    _other => return Err(form("spread is one of auto, owners and gather")),
-                }
-            }
-            _other if !allows(key, value) => {
-                let what = format!("`{value}` is no {key}");
-                return Err(wrong(text, what).help(
-                    "betas and momentum are from 0 to below 1, \
-                    eps is above 0, decay is not below 0, and all are finite",
-                ));
-            }
-            _other => drop(given.insert(key.into(), value.into())),
-        }
-        let own = [lr, lr * o.lr.peak()];
-        if !own.iter().all(|x| (*x as f32).is_normal()) {
-            return Err(form("the learning rate of the group is out of the range of f32"));
-        }
-    }
-    Ok(Group { on: on.into(), rule, given, lr, spread })
-}
-
-/// Whether a number may be that of an attribute: words and terms are the rule's to understand.
-fn allows(key: &str, value: &str) -> bool {
-    let Ok(x) = value.parse::<f64>() else { return true };
-    (x as f32).is_finite()
-        && match key {
-            "beta1" | "beta2" | "momentum" => (0.0..1.0).contains(&x),
-            "eps" => (x as f32).is_normal() && x > 0.0,
-            "decay" => x >= 0.0,
-            "steps" => (1.0..=100.0).contains(&x) && x.fract() == 0.0,
-            _own => true,
-        }
 }
 
 /// The group of each parameter.
@@ -464,6 +362,11 @@ impl Asked<'_> {
                 [near, ..] => d.help(format!("did you mean {near}?")),
                 [] => d,
             };
+            let small = ["8bit", "8_bit", "int8"].iter().any(|w| self.g.rule.contains(w));
+            let d = match small {
+                true => d.help("states of 8 bits are not built: state_dtype=bf16 keeps 2 bytes"),
+                false => d,
+            };
             return Err(
                 d.help(format!("the rules are {}; --optim-file adds others", known.join(", ")))
             );
@@ -477,8 +380,7 @@ impl Asked<'_> {
         fits(shape).map(|rule| (rule, false)).ok_or_else(|| {
             let what =
                 format!("`@{}` is not for `{}`, which has shape {shape:?}", self.g.rule, self.name);
-            let ranks: Vec<String> = all.iter().map(|r| r.dims_text()).collect();
-            let takes = format!("it takes tensors of the dims {}", ranks.join(", or "));
+            let takes = format!("it takes tensors of the dims {}", Rule::dims_of_all(&all));
             wrong(&text, what).rule(takes).help(format!(
                 "leave it to another group: add --optim 'GLOB=adamw' for `{}`",
                 self.name

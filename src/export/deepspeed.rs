@@ -1,6 +1,7 @@
 //! The JSON config of DeepSpeed.
 
 use super::asked::adam;
+use super::rules::{Lion, lion};
 use super::{Export, File};
 use serde_json::{Map, Value as Json, json};
 use shardc_frontends::Facts;
@@ -22,7 +23,12 @@ pub(super) fn files(e: &mut Export) -> Result<Vec<File>> {
     e.lack(cp > 1, "context parallelism: it belongs in the training script, not in the config");
     e.lack(replicas > 1 && shards > 1 && o.zero > 0, "replicated shards (HSDP) at this ZeRO stage");
     e.lack(tp > 1 && o.zero == 3, "tensor parallelism with ZeRO-3");
-    let decays = e.asks("decay", |o| o.decay) || e.asks("weight-decay", |o| o.weight_decay);
+    // A rule that somebody chose has all of its numbers.
+    let rule = (!o.optim.is_empty()).then(|| lion(o)).flatten();
+    let decays = match &rule {
+        Some(rule) => rule.decay.is_none(),
+        None => e.asks("decay", |o| o.decay) || e.asks("weight-decay", |o| o.weight_decay),
+    };
     if decays && o.decay == Decay::Matrices && o.weight_decay != 0.0 {
         let what = "weight decay of matrices only (--decay matrices): groups of parameters belong in the training script";
         e.lack(true, what);
@@ -58,7 +64,12 @@ pub(super) fn files(e: &mut Export) -> Result<Vec<File>> {
     if tp > 1 {
         config["tensor_parallel"] = json!({ "autotp_size": tp });
     }
-    if let Some(optimizer) = optimizer(e) {
+    let rate = rule.as_ref().map_or(1.0, |rule| rule.lr);
+    if let Some(Lion { betas, decay, lr }) = rule {
+        let decay = decay.unwrap_or(o.weight_decay);
+        let params = json!({ "lr": o.lr.peak() * lr, "betas": betas, "weight_decay": decay });
+        config["optimizer"] = json!({ "type": "Lion", "params": params });
+    } else if let Some(optimizer) = optimizer(e) {
         config["optimizer"] = optimizer;
     }
     if o.optimizer == Optimizer::Sgd && stage > 0 {
@@ -72,7 +83,7 @@ pub(super) fn files(e: &mut Export) -> Result<Vec<File>> {
         config["scheduler"] = if line {
             json!({ "type": "WarmupDecayLR", "params": {
                 "total_num_steps": fall.total, "warmup_num_steps": fall.warmup, "warmup_min_lr": 0.0,
-                "warmup_max_lr": fall.lr, "warmup_type": "linear",
+                "warmup_max_lr": fall.lr * rate, "warmup_type": "linear",
             }})
         } else {
             json!({ "type": "WarmupCosineLR", "params": {

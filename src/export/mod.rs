@@ -10,6 +10,7 @@ mod dtensor;
 mod hf;
 pub mod megatron;
 mod nanotron;
+mod rules;
 pub mod torch;
 mod torchtitan;
 
@@ -102,6 +103,7 @@ fn of_options(s: &Stored, o: &Options, to: Target, exact: bool) -> Result<Export
     for lack in spec::all().flat_map(|s| s.lacks).filter(|l| l.to.contains(&to)) {
         e.lack((lack.asked)(o), lack.what);
     }
+    rules::check(&mut e);
     let files = match to {
         Target::Megatron => megatron::files(&mut e)?,
         Target::Torchtitan => torchtitan::files(&mut e)?,

@@ -13,7 +13,7 @@ use shardc_ir::loss_scale::LossScaling;
 use shardc_ir::text::update::{BUILT_IN, Rules};
 use shardc_ir::types::DType;
 use shardc_passes::lora::Lora;
-use shardc_passes::optim::rules;
+use shardc_passes::optim::{place, rules};
 use shardc_passes::options::{Optimizer, Options};
 
 const OPTIMIZER: OptionSpec = OptionSpec { heading: "Optimizer", ..OptionSpec::NONE };
@@ -155,11 +155,6 @@ pub const OPTIONS: &[OptionSpec] = &[
                 some.then(|| trained(s, texts(&s.options))).flatten()
             }),
         ],
-        lacks: &[lack(
-            TRAINERS,
-            |o| !o.optim.is_empty(),
-            "update rules of groups of parameters (--optim, --optimizer lion, adafactor and muon)",
-        )],
         trains: true,
         ..OPTIMIZER
     },
@@ -463,7 +458,7 @@ fn texts(o: &Options) -> String {
         let (own, built_in) = (of(&o.optim_file), of(BUILT_IN));
         let (text, from) = match own.is_empty() {
             true => (built_in, "built in"),
-            false => (own, "--optim-file"),
+            false => (own, place(o)),
         };
         format!("@{name} {from}, {}", &hash(text.as_bytes())[..8])
     };

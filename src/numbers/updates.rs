@@ -1,4 +1,4 @@
-//! Updates of parameters on one rank in f64, written by hand: AdamW, SGD, Lion, Muon and Adafactor.
+//! Updates of parameters on one rank in f64, written by hand: AdamW, SGD, Lion and Muon.
 //! Of any other rule its text is run.
 
 use shardc_ir::diag::Result;

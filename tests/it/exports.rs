@@ -207,6 +207,53 @@ fn what_a_target_does_otherwise_is_refused() {
     }
 }
 
+/// A rule is written where a target has it, and else refused by its name: none becomes AdamW.
+#[test]
+fn update_rules_are_written_or_refused() {
+    let lab = Lab::new("exports-rules");
+    let model = lab.model("llama_mha");
+    let all = ["--decay", "all", "--weight-decay", "0.1", "--lr", "2e-4"];
+    for (i, (flags, written)) in [
+        (&["--optimizer", "lion"][..], &["deepspeed"][..]),
+        (&["--optim", "*=lion,beta2=0.98,decay=0.2,lr*=0.5"], &["deepspeed"]),
+        (&["--optim", "*=lion,state_dtype=bf16"], &[]),
+        (&["--optim", "hidden=lion"], &[]),
+        (&["--optimizer", "muon"], &[]),
+        (&["--optimizer", "adafactor"], &[]),
+        (&["--optim", "*.norm.weight=adamw,decay=0"], &[]),
+        (&["--optimizer", "sgd"], &["deepspeed", "megatron", "torchtitan"]),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let plan = format!("{i}.plan");
+        let base = ["compile", &model, "--seq", "16", "-o", &plan];
+        // Megatron-LM exempts norms, which SGD shows here.
+        let decays = if flags[1] == "sgd" { &["--weight-decay", "0"][..] } else { &all[..] };
+        lab.ok(&[&base, flags, decays].concat());
+        for to in ["megatron", "torchtitan", "deepspeed", "nanotron"] {
+            let args = ["export", &plan, "--to", to];
+            if written.contains(&to) {
+                let said = String::from_utf8(lab.ok(&args).stdout).expect("text");
+                assert!(!said.to_lowercase().contains("adamw"), "{flags:?} {to}: {said}");
+                continue;
+            }
+            let said = lab.refuses(&args, 4, "export");
+            let rule = flags[1].rsplit('=').next_back().unwrap_or("").split('=').next_back();
+            let named = flags[0] == "--optim" && said.contains(&format!("`{}`", flags[1]));
+            let by_name = said.to_lowercase().contains(rule.unwrap_or("?"));
+            assert!(named || by_name, "{flags:?} {to}: {said}");
+        }
+    }
+    let config = |i: usize| -> Json {
+        let out = lab.ok(&["export", &format!("{i}.plan"), "--to", "deepspeed"]).stdout;
+        serde_json::from_slice(&out).expect("JSON")
+    };
+    let of = |lr: f64, betas: [f64; 2], decay: f64| serde_json::json!({ "type": "Lion", "params": { "lr": lr, "betas": betas, "weight_decay": decay } });
+    assert_eq!(config(0)["optimizer"], of(2e-4, [0.9, 0.99], 0.1));
+    assert_eq!(config(1)["optimizer"], of(1e-4, [0.9, 0.98], 0.2));
+}
+
 /// Scaled rotary positions are exported where Megatron-LM has the same formula, of which it takes the factor alone.
 #[test]
 fn scaled_rotary_positions_are_exported_or_refused() {

@@ -11,11 +11,15 @@ use crate::proofs::proved;
 use safetensors::SafeTensors;
 use shardc_frontends::Model;
 use shardc_ir::func::{FuncKind, Role, RoleKind};
+use shardc_ir::interp::{Precision, call};
+use shardc_ir::mesh::Mesh;
+use shardc_ir::tensor::Tensor;
 use shardc_ir::text;
-use shardc_ir::text::update::BUILT_IN;
+use shardc_ir::text::update::{BUILT_IN, Update, built_in};
 use shardc_ir::types::DType;
 use shardc_passes::optim::groups;
 use shardc_passes::options::{Options, Order};
+use shardc_prove::field::prove_smaller;
 use shardc_prove::lemmas::Lemmas;
 use shardc_prove::{Verdict, by_form};
 use shardc_runtime::StepBatch;
@@ -112,6 +116,48 @@ fn rules_are_those_of_torch() {
     as_torch("deepseek_v3", "muon_heads", &by(&[MUON, HEADS_OF_MLA], &[], 0, 8));
 }
 
+/// Adafactor of three dims is torch's: rows and columns of each matrix, the sizes of updates and parameters of all.
+#[test]
+fn adafactor_of_three_dims_is_that_of_torch() {
+    let path = format!("{FIXTURES}/adafactor.json");
+    let text = std::fs::read_to_string(path).expect("what torch makes");
+    let json: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+    let number = |v: &serde_json::Value| v.as_f64().expect("a number");
+    let numbers = |v: &serde_json::Value| -> Vec<f64> {
+        v.as_array().expect("numbers").iter().map(number).collect()
+    };
+    let shape: Vec<usize> = numbers(&json["shape"]).into_iter().map(|n| n as usize).collect();
+    let rule = built_in().named("adafactor").find(|r| r.fits(&shape)).expect("one of three dims");
+    let given = [("decay".to_string(), json["decay"].to_string())].into();
+    let attrs = rule.attributes(&given, [1, 1], None, &shape).expect("attributes");
+    let u = Update { rule: rule.clone(), attrs, stack: false, lr: 1.0, group: 0 };
+    let f = u.func(&shape).unwrap_or_else(|d| panic!("{d}"));
+    let tensor = |shape: &[usize], data| Tensor { shape: shape.to_vec().into(), data };
+    let (mut p, mut states) = (
+        tensor(&shape, numbers(&json["before"])),
+        vec![tensor(&shape[..2], vec![0.0; 6]), tensor(&[shape[0], shape[2]], vec![0.0; 8])],
+    );
+    let near = |got: &Tensor, want: &serde_json::Value, what: &str| {
+        for (a, b) in got.data.iter().zip(numbers(want)) {
+            assert!((a - b).abs() <= 1e-12, "{what}: {a} and {b}");
+        }
+    };
+    let after = json["after"].as_array().expect("steps");
+    for (step, grad) in json["grads"].as_array().expect("steps").iter().enumerate() {
+        let mut args = vec![p, tensor(&shape, numbers(grad))];
+        args.append(&mut states);
+        args.extend([number(&json["lr"]), (step + 1) as f64].map(Tensor::scalar));
+        let args: Vec<Vec<Tensor>> = args.into_iter().map(|t| vec![t]).collect();
+        let made = call(&Mesh::default(), &f, &args, Precision::F64).expect("it runs");
+        let mut made = made.into_iter().map(|mut t| t.swap_remove(0));
+        p = made.next().expect("the parameter");
+        states = made.collect();
+        near(&p, &after[step], "the parameter");
+    }
+    near(&states[0], &json["row_var"], "rows");
+    near(&states[1], &json["col_var"], "columns");
+}
+
 /// Each family on a sample of layouts is torch's Muon, too.
 #[test]
 fn families_on_layouts_are_those_of_torch() {
@@ -188,6 +234,30 @@ fn layouts_change_no_rule() {
     proved("llama_bias_tied", &Options { schedule: order, ..by(&[MUON], PP2, 0, 2) });
 }
 
+/// What rules make of whole matrices, of their rows and of their heads is evaluated at the least sizes, too: states have
+/// dims of their own, and matrices are put one behind the other for their owners.
+#[test]
+fn updates_are_proved_at_the_least_sizes() {
+    const BOTH: Axes = &[("dp_shard", 2), ("tp", 2)];
+    let owners = format!("{MUON},spread=owners");
+    let cases = [
+        ("llama_gqa", by(&["*=adafactor"], BOTH, 1, 2)),
+        ("llama_gqa", by(&[&owners], BOTH, 1, 2)),
+        ("llama_deep", by(&[&owners], &[("dp_shard", 4), ("tp", 2)], 3, 1)),
+        ("gpt2", by(&[&owners], TP2, 0, 4)),
+        ("llama_gqa", by(&[MUON, HEADS], BOTH, 1, 2)),
+        ("qwen3", by(&[MUON], DP2, 3, 2)),
+    ];
+    for (i, (name, o)) in cases.into_iter().enumerate().filter(|(i, _)| taken(*i, 2)) {
+        let model = Fixture::open(name).model(&o);
+        let texts = texts(&model, &o, &compile(&model, &o));
+        let r = prove_smaller(&texts.subject(), texts.data);
+        assert_eq!(r.verdict(), Verdict::Proved, "{i}: {name} {:?}: {:?}", o.mesh, r.gaps);
+        let full = by_form(&texts.subject(), Lemmas::default());
+        assert!(r.shown["results on all ranks"] >= full.shown["updates"], "{name}: {:?}", r.shown);
+    }
+}
+
 /// Changes of a program that compute another update: none is proved.
 #[test]
 fn other_updates_are_refused() {
@@ -246,12 +316,24 @@ fn groups_that_mean_nothing_are_refused() {
         ("hidden=muon,lr*=1e-36", "out of the range of f32"),
         ("hidden=muon,spread=all", "spread is one of auto, owners and gather"),
         ("hidden=muon,state_dtype=u8", "`u8` is no state_dtype"),
+        ("hidden=muon,decay=x", "`x` is no decay of `@muon`: it is a word"),
+        ("*=adamw,decay=x", "`x` is no decay of `@adamw`: it is a word"),
+        ("hidden=muon,lr_at=warmup-cosine", "a group has no schedule of its own"),
+        ("*=adamw8bit", "no update rule is called `adamw8bit`"),
         ("hidden", "no update rule is named"),
     ] {
         let o = by(&[group], &[], 0, 8);
         let d = try_compile(&fx.model(&o), &o).expect_err(group);
         assert!(d.code == "update-rule" && d.message.contains(says), "{group}: {}", d.render());
         assert!(!d.help.is_empty(), "{}", d.render());
+        let said = d.render();
+        let more = match group {
+            "*.norm.weight=muon" => "it takes tensors of the dims [n,m]\n",
+            "hidden=muon,steps=0" => "steps are a whole number from 1 to 100",
+            "*=adamw8bit" => "states of 8 bits are not built: state_dtype=bf16",
+            _ => group.split(',').next().unwrap_or(""),
+        };
+        assert!(said.contains(more), "{group}: {said}");
     }
     let other = "update @other(%p: f32[*] param, %g: f32[*] grad, %m: f32[*] state[exp_avg] = 1) -> \
                  (f32[*] param, f32[*] state[exp_avg]) {\n  return sub %p, %g; %m\n}\n";
@@ -359,9 +441,10 @@ const PAPERS: &str = include_str!("optimizers/papers.ir");
 #[test]
 fn rules_of_papers_are_partitioned_and_proved() {
     let eight: Axes = &[("pp", 2), ("dp_shard", 2), ("tp", 2)];
-    let all = ["adan", "mars", "cautious", "adopt", "ademamix", "lamb"];
+    let all = ["adan", "mars", "cautious", "adopt", "ademamix", "lamb", "normuon", "schedule_free"];
     for (_, name) in all.into_iter().enumerate().filter(|(i, _)| taken(*i, 2)) {
-        let group = format!("*={name},eps=1e-5");
+        let on = if name == "normuon" { "hidden" } else { "*" };
+        let group = format!("{on}={name},eps=1e-5");
         let of = |mesh, zero| Options { optim_file: PAPERS.into(), ..by(&[&group], mesh, zero, 2) };
         let (_, one) = trained("llama_gqa", &of(&[], 0));
         let (_, all) = trained("llama_gqa", &of(eight, 3));

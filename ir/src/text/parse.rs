@@ -57,10 +57,9 @@ pub fn parse_source_on(text: &str, mesh: &Mesh) -> Result<Source, Diag> {
     let mut source = marks.unwrap_or_default().source(module);
     if !updates.is_empty() {
         // Messages count lines of the whole text.
-        let lines = "\n".repeat(program.lines().count());
+        source.updates = "\n".repeat(program.lines().count()) + updates;
         groups_of(updates)?;
-        Rules::parse(&(lines + &without_groups(updates)), "the model's text")?;
-        source.updates = updates.into();
+        Rules::parse(&without_groups(&source.updates), "the model's text")?;
     }
     Ok(source)
 }

@@ -46,7 +46,8 @@ pub fn print(m: &Module) -> String {
 /// A model as text: its program, and all else that a frontend knows of it.
 /// [`parse_source`](super::parse_source) gives it back. An empty mesh is left out.
 pub fn print_source(s: &Source) -> String {
-    print_marked(&s.module, Repeat::Fold, Some(Marks::of(s)), false) + &s.updates
+    print_marked(&s.module, Repeat::Fold, Some(Marks::of(s)), false)
+        + s.updates.trim_start_matches('\n')
 }
 
 /// The module as text.

@@ -9,7 +9,8 @@
 //! update @muon(…) … { … }
 //! ```
 
-use super::{Groups, allows, groups};
+use super::asked::allows;
+use super::{Groups, groups};
 use crate::globs::frozen;
 use crate::options::{Optimizer, Options};
 use shardc_ir::diag::Result;
@@ -19,9 +20,6 @@ use shardc_ir::source::Source;
 use shardc_ir::text::update::{Rule, Rules, built_in, groups_of, without_groups};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-
-/// What rules begin with that a model's text has.
-pub(super) const OF_MODEL: &str = "// Of the model's text.\n";
 
 /// Each group with the tensors of the checkpoint that it takes, and the rules by name; empty where AdamW or SGD alone
 /// updates all that is trained.
@@ -107,6 +105,7 @@ pub fn of_text(updates: &str, o: &Options) -> Result<Options> {
         return Ok(o);
     }
     (o.optim, o.optim_file) = (vec![], String::new());
+    o.given.retain(|flag| flag != "optim-file");
     for (k, text) in all.into_iter().enumerate() {
         match base(text).filter(|_| k == 0) {
             Some(optimizer) => o.optimizer = optimizer,
@@ -119,13 +118,25 @@ pub fn of_text(updates: &str, o: &Options) -> Result<Options> {
     let own: HashSet<&str> =
         rules.all().filter(|r| !is_built_in(r)).map(|r| r.name.as_str()).collect();
     for rule in rules.all().filter(|r| own.contains(r.name.as_str())) {
-        if o.optim_file.is_empty() {
-            o.optim_file = OF_MODEL.into();
-        }
         o.optim_file += rule.text();
         o.optim_file.push('\n');
     }
     Ok(o)
+}
+
+/// What is wrong with rules of a model's text for its parameters, by the lines of the whole text.
+///
+/// # Errors
+/// Those of [`groups`] that name a line.
+pub fn in_place(source: &Source, o: &Options) -> Result<()> {
+    let own = !source.updates.is_empty() && !o.optim_file.is_empty();
+    let of_model = own && super::place(o) == super::place(&Options::default());
+    let Some(f) = source.module.funcs.first().filter(|_| of_model) else { return Ok(()) };
+    let o = Options { optim_file: without_groups(&source.updates), ..o.clone() };
+    match groups(f, &source.weights, &frozen(&source.weights, &o)?, &o) {
+        Err(d) if d.render().contains(", line ") => Err(d),
+        _else => Ok(()),
+    }
 }
 
 /// The same unless flags say how parameters are updated; betas and epsilon of AdamW are those of flags, if given.

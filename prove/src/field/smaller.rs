@@ -2,8 +2,9 @@
 //! least sizes that divide as before.
 //!
 //! All dims that letters or roles tie have one size; a dim of several letters has their product. Numbers
-//! stay what they are (1/h is a number that the model has too), and so do layers, stages, microbatches, and
-//! the axes of rings and of products in steps, whose ranks the programs count.
+//! stay what they are (1/h is a number that the model has too), and so do layers, stages, microbatches,
+//! the axes of rings and of products in steps, whose ranks the programs count, and dims whose elements
+//! the programs count: what they put one behind the other, and choose by its number.
 
 mod sizes;
 
@@ -13,7 +14,7 @@ use crate::local::Fault;
 use crate::local::letters;
 use crate::ops::{Counts, law, sizes as sizes_of};
 use crate::{Recipe, Subject};
-use shardc_ir::func::{Func, Module, Node, RoleKind, Value};
+use shardc_ir::func::{Func, FuncKind, Module, Node, RoleKind, StateName, Value};
 use shardc_ir::mesh::{Atom, AtomSet, Mesh, PIPELINE};
 use shardc_ir::ops::Op;
 use shardc_ir::rule::Letter;
@@ -48,6 +49,8 @@ struct Net<'a> {
     multiples: Vec<(Size, usize)>,
     /// One that must be this number: its letter is cut to single elements.
     exact: Vec<(Size, usize)>,
+    /// Those that stay as they are: their elements are counted, or the text of a rule names them.
+    stays: Vec<Size>,
     /// Sizes in attributes: module, function, node, letter.
     attributes: Vec<([usize; 3], Letter, Size)>,
     /// What is chosen, by size that is not a product.
@@ -108,6 +111,7 @@ impl<'a> Net<'a> {
             quotients: vec![],
             multiples: vec![],
             exact: vec![],
+            stays: vec![],
             attributes: vec![],
             chosen: BTreeMap::new(),
         }
@@ -211,9 +215,16 @@ impl<'a> Net<'a> {
             let [dim, of] = [dim, of].map(|[i, d]| self.dim(module, f, n.ins[i], d));
             self.products.push((dim, by, vec![of]));
         }
+        let along = |v: Value| law.along(func.ty(v).rank()).map(|d| self.dim(module, f, v, d));
+        let counted = n.ins.iter().chain(&n.outs).filter(|_| law.stays()).filter_map(|&v| along(v));
+        self.stays.extend(counted.collect::<Vec<_>>());
+        // The textbook has the text of update rules, which says how many parts a dim has.
+        let cuts = all.iter().any(|x| x.0.single().is_none());
+        let is_text = cuts && func.kind == FuncKind::OptimizerStep;
         for (l, _) in sizes_of(op) {
             let own = known.get(&l).copied().ok_or("an attribute of a letter that no dim has")?;
             self.attributes.push((at, l, own));
+            self.stays.extend(is_text.then_some(own));
         }
         Ok(())
     }
@@ -224,7 +235,9 @@ impl<'a> Net<'a> {
 
     /// Ties what functions hand to each other and to the model; the rows of a microbatch, and tokens of a row.
     fn roles(&mut self, microbatches: usize) -> Result<(Size, Option<Size>), String> {
-        let mut known: BTreeMap<(u8, String), Vec<Size>> = BTreeMap::new();
+        // A state has dims of its own, as the sums of a matrix's rows.
+        type Key = (u8, Option<StateName>, String);
+        let mut known: BTreeMap<Key, Vec<Size>> = BTreeMap::new();
         let (mut batch, mut rows, mut seq): (Vec<Size>, Vec<Size>, Vec<Size>) =
             (vec![], vec![], vec![]);
         for module in [MODEL, PROGRAMS] {
@@ -251,7 +264,7 @@ impl<'a> Net<'a> {
                     };
                     if once && role.kind.input().is_some_and(|i| i.batch) {
                         batch.push(dims.remove(0));
-                        let row = (6, role.name.to_string());
+                        let row = (6, None, role.name.to_string());
                         let same = known.entry(row).or_insert(dims.clone()).clone();
                         self.all(&same, &dims)?;
                         continue;
@@ -260,15 +273,19 @@ impl<'a> Net<'a> {
                         rows.extend(own.batch.then(|| dims[0]));
                         seq.extend(own.tokens().map(|d| dims[d]));
                     }
-                    let key = (kind, role.name.to_string());
+                    let state = match role.kind {
+                        RoleKind::State(state) => Some(state),
+                        _other => None,
+                    };
+                    let key = (kind, state, role.name.to_string());
                     let same = known.entry(key).or_insert(dims.clone()).clone();
                     self.all(&same, &dims)?;
                 }
             }
         }
         // One row is of one shape, in a microbatch and in the batch.
-        for ((_, name), row) in known.iter().filter(|x| x.0.0 == 6) {
-            if let Some(own) = known.get(&(1, name.clone())) {
+        for ((.., name), row) in known.iter().filter(|x| x.0.0 == 6) {
+            if let Some(own) = known.get(&(1, None, name.clone())) {
                 self.all(own.get(1..).unwrap_or_default(), row)?;
             }
         }

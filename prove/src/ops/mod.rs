@@ -100,6 +100,11 @@ pub(crate) trait Law {
     /// Makes attributes and letters small that depend on sizes of other letters.
     fn shrink(&mut self, _small: &mut Small) {}
 
+    /// True if the dim of [`Law::along`] keeps its size in a plan made smaller, as its elements are counted.
+    fn stays(&self) -> bool {
+        false
+    }
+
     /// Sizes of a whole plan that letters do not tie.
     ///
     /// # Errors

@@ -128,8 +128,8 @@ impl Law for ops::Narrow {
         let end = end(self.start, small.is(p), self.step.0).unwrap_or(1);
         small.set(d, end + usize::from(rest));
     }
-    fn multiples(&self, _: &[&Type]) -> Result<Vec<Multiple>, String> {
-        Err(UNTIED.into())
+    fn stays(&self) -> bool {
+        true
     }
     fn function(&self, ins: &[&Type]) -> Result<Option<Fun>, String> {
         let ops::Narrow { sizes: _, start, dim, step } = self;
@@ -177,8 +177,8 @@ impl Law for ops::Pad {
         // Of more than one element one may be left out.
         small.set(d, (end + rest.clamp(-1, 1)).max(self.start.max(0) + 1) as usize);
     }
-    fn multiples(&self, _: &[&Type]) -> Result<Vec<Multiple>, String> {
-        Err(UNTIED.into())
+    fn stays(&self) -> bool {
+        true
     }
     /// All of the elements among zeros, or those that have a place.
     fn function(&self, ins: &[&Type]) -> Result<Option<Fun>, String> {
@@ -223,8 +223,8 @@ impl Law for ops::Concat {
         let all = (0..n).map(|i| small.is(small.letter(i, along))).sum();
         small.set(small.letter(n, along), all);
     }
-    fn multiples(&self, _: &[&Type]) -> Result<Vec<Multiple>, String> {
-        Err(UNTIED.into())
+    fn stays(&self) -> bool {
+        true
     }
     fn function(&self, ins: &[&Type]) -> Result<Option<Fun>, String> {
         let ops::Concat { sizes: _, dim } = self;

@@ -106,6 +106,43 @@ fn the_rule_in_the_text_is_what_is_proved() {
     }
 }
 
+/// What is wrong with a rule for a parameter is said by the line of the file that the user wrote, whichever it is; and a
+/// text is the model's because no flag gave it, whatever it says of itself.
+#[test]
+fn messages_of_rules_name_the_lines_of_the_file() {
+    let lab = Lab::new("lines-of-rules");
+    let model = format!("{FIXTURES}/llama_gqa");
+    let size = ["--seq", "16", "--global-batch", "8", "--mesh", "tp=2"];
+    let own = format!("// Of the model's text.\n\n{OWN}");
+    lab.write("own.ir", &own);
+    let flags = ["--optim-file", "own.ir", "--optim", "*.norm.weight=halves"];
+    lab.ok(&[&["compile", &model, "-o", "p"], &size[..], &flags].concat());
+    // Of another shape than the parameter.
+    let other =
+        |text: &str| text.replace("sub %p, mul[*,->*] scale[$by] %g, %lr", "reduce_sum[*->] %g");
+    let line = |text: &str| {
+        let at = text.lines().position(|l| l.contains("reduce_sum[*->] %g"));
+        format!("line {}", at.expect("a line") + 1)
+    };
+    lab.write("own.ir", other(&own));
+    let said = lab.refuses(
+        &[&["compile", &model, "-o", "q"], &size[..], &flags].concat(),
+        2,
+        "update-rule",
+    );
+    let want = line(&other(&own));
+    assert!(said.contains(&want) && said.contains("--optim-file"), "{want}: {said}");
+    let text = other(&read(&lab, "p/model.ir"));
+    lab.write("m.ir", &text);
+    let want = line(&text);
+    let said =
+        lab.refuses(&[&["compile", "m.ir", "-o", "q"], &size[4..]].concat(), 2, "update-rule");
+    assert!(said.contains(&want) && said.contains("the model's text"), "{want}: {said}");
+    lab.write("p/model.ir", &text);
+    let said = lab.refuses(&["prove", "p", "--text"], 2, "update-rule");
+    assert!(said.contains(&want) && said.contains("the model's text"), "{want}: {said}");
+}
+
 /// A row for each group, wherever a plan is reported.
 #[test]
 fn reports_have_a_row_for_each_group() {

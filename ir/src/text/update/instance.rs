@@ -76,6 +76,13 @@ impl Rule {
                     if is.is_empty() { word } else { is }
                 }
             };
+            let is = |text: &str| read(text, &all);
+            if let (Preset::Plain(own), Some(word)) = (default, word)
+                && matches!((is(own), is(word)), (Ok(Attr::Numbers(_)), Ok(Attr::Word(_))))
+            {
+                let what = format!("`{word}` is no {name} of `@{}`: it is a word", self.name);
+                return Err([what, format!("give a number: the rule has {name}={own}")]);
+            }
             let value = read(text, &all).map_err(|why| {
                 let line = self.origin.text[..*at].matches('\n').count() + 1;
                 let of = if word.is_none() { format!("@{}, line {line}", self.name) } else { format!("@{}", self.name) };
@@ -94,17 +101,31 @@ impl Rule {
         self.args.iter().any(|a| a.kind == ArgKind::Param && a.dims == Dims::Any)
     }
 
-    /// The dims of its parameters, as its text has them, with what must hold of them.
-    pub fn dims_text(&self) -> String {
-        let dims = self.args.iter().find(|a| a.kind == ArgKind::Param).map(|a| &a.dims);
-        let dims = match dims {
-            Some(Dims::Letters(l)) => l.iter().map(char::to_string).collect::<Vec<_>>().join(","),
-            _any => "*".into(),
+    /// The dims of the parameters of rules of one name, as their texts have them, with what must hold of them. What
+    /// holds for one of two rules of the same dims or else for the other holds.
+    pub fn dims_of_all(all: &[Arc<Rule>]) -> String {
+        let dims = |r: &Rule| match r.args.iter().find(|a| a.kind == ArgKind::Param)?.dims {
+            Dims::Letters(ref l) => Some(l.clone()),
+            Dims::Any => None,
         };
-        let fits = self
-            .fits
-            .map(|(a, below, b)| format!(" where {a} {} {b}", if below { "<=" } else { ">" }));
-        format!("[{dims}]{}", fits.unwrap_or_default())
+        let mut out: Vec<String> = vec![];
+        for r in all {
+            let own = dims(r);
+            let others = all.iter().filter(|o| dims(o) == own).map(|o| o.fits);
+            let fits = r.fits.filter(|&(a, below, b)| {
+                others.into_iter().all(|o| o.is_some() && o != Some((a, !below, b)))
+            });
+            let fits = fits
+                .map(|(a, below, b)| format!(" where {a} {} {b}", if below { "<=" } else { ">" }));
+            let letters = own.map_or("*".into(), |l| {
+                l.iter().map(char::to_string).collect::<Vec<_>>().join(",")
+            });
+            let text = format!("[{letters}]{}", fits.unwrap_or_default());
+            if !out.contains(&text) {
+                out.push(text);
+            }
+        }
+        out.join(", or ")
     }
 
     /// Whether it is a rule of matrices that are seen by heads.

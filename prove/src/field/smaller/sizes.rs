@@ -103,6 +103,30 @@ impl Net<'_> {
         }
     }
 
+    /// Gives a size this number, and those of which it is made what they were.
+    fn keep(
+        &mut self,
+        s: Size,
+        n: usize,
+        fixed: &mut BTreeSet<Size>,
+        deepest: usize,
+    ) -> Result<(), String> {
+        let root = self.root(s);
+        let round = "to find sizes that divide as before";
+        let deepest = deepest.checked_sub(1).ok_or(round)?;
+        if let Some(&(_, by, whole)) = self.quotient(root) {
+            return self.keep(whole, n.saturating_mul(by), fixed, deepest);
+        }
+        if let Some((_, _, of)) = self.product(root) {
+            for x in of.clone() {
+                self.keep(x, self.was[x], fixed, deepest)?;
+            }
+        } else if self.was[root] > 1 && fixed.insert(root) {
+            self.chosen.insert(root, n);
+        }
+        Ok(())
+    }
+
     /// Chooses sizes: two, or as many as pieces need; four of those that are to be longer.
     pub(super) fn choose(&mut self, long: &[Size]) -> Result<(), String> {
         let mut fixed = BTreeSet::new();
@@ -110,6 +134,9 @@ impl Net<'_> {
             let root = self.root(s);
             fixed.insert(root);
             self.chosen.insert(root, n);
+        }
+        for s in self.stays.clone() {
+            self.keep(s, self.was[s], &mut fixed, DEEPEST)?;
         }
         for s in long.iter().filter_map(|s| self.leaf(*s, &fixed, DEEPEST)).collect::<Vec<_>>() {
             self.chosen.insert(s, 4);
@@ -143,7 +170,8 @@ impl Net<'_> {
                 break;
             }
         }
-        let kept = self.exact.iter().all(|(s, n)| self.size(*s) == *n);
+        let kept = self.exact.iter().all(|(s, n)| self.size(*s) == *n)
+            && self.stays.iter().all(|s| self.size(*s) == self.was[*s]);
         match settled && kept {
             true => Ok(()),
             false => Err("to find sizes that divide as before".into()),

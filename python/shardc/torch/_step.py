@@ -78,6 +78,7 @@ class Step(Schedule):
         update = max(self.steps + 1 - self._scale.skipped - self._before, 0)
         lr = self.lr(self.steps + 1 - self._scale.skipped)
         out = self._run("step", self.steps + 1, {"lr": lr, "step": update, "loss_scale": self._scale.scale})
+        self._inputs.end()
         self.steps += 1
         if self._factor is not None:
             self._norm = out["grad_norm"] * self._scale.scale * self._factor
@@ -89,8 +90,10 @@ class Step(Schedule):
         """The loss of a batch, which changes nothing."""
         if not self._lists["evaluation"]:
             raise wrong("the plan has no evaluation", "call the step itself: it does not train", "no-evaluation")
-        self._inputs.begin(batch)
-        return self._run("evaluation", 0, {"loss_scale": self._scale.scale})
+        self._inputs.begin(batch, "evaluation")
+        out = self._run("evaluation", 0, {"loss_scale": self._scale.scale})
+        self._inputs.end()
+        return out
 
     def told(self, how: Mapping[str, Any], columns: Mapping[str, Tensor]) -> Shown:
         """Does a step as another program tells it, with all that inputs have; what this rank has to show of it."""

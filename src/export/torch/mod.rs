@@ -72,8 +72,8 @@ pub fn program(plan: &Plan, called: &str, hash: &str) -> Program {
     Program { files, refused, peak_bytes: peaks.into_iter().max().unwrap_or(0) }
 }
 
-/// Over the plan's peak so many percent are free.
-const FREE: usize = 5;
+/// Over the plan's peak so many percent are free: a percent less than what docs/torch.md says, which what is not counted takes.
+const FREE: usize = 4;
 
 /// The lines of functions, and the peaks that they have. They stand in the first order whose peaks are near those of the plan; if
 /// none is, in that of least.

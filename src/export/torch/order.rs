@@ -114,7 +114,7 @@ fn early<'a>(f: &Func, same: &ValueMap<Value>, mut lines: Vec<Line<'a>>) -> Vec<
             made.all(|v| !b.ins.contains(&v) && b.outs.iter().all(|o| same[*o] != v))
         };
         let stay = stays(a) || stays(b) || (exchanges(a) && exchanges(b));
-        layer(a) == layer(b) && !stay && apart(a, b) && apart(b, a)
+        !stay && apart(a, b) && apart(b, a)
     };
     // The last line that reads a value, whether one reads it that does not add it to a sum, and what exchanges make.
     let (mut last, mut read) = (f.per_value(None), f.per_value(false));
@@ -133,14 +133,17 @@ fn early<'a>(f: &Func, same: &ValueMap<Value>, mut lines: Vec<Line<'a>>) -> Vec<
         let l = &lines[at];
         let ends = l.ins.iter().any(|v| last[*v] == Some(at));
         if ends && !is_read(l) && !exchanges(l) && !l.ins.iter().any(|v| exchanged.contains(v)) {
-            let free = lines[..at].iter().rev().take_while(|b| swap(l, b)).count();
+            // What is of no layer passes those of all.
+            let own = |b: &Line| layer(l).is_none() || layer(b) == layer(l);
+            let free = lines[..at].iter().rev().take_while(|b| own(b) && swap(l, b)).count();
             lines[at - free..=at].rotate_right(1);
         }
     }
     for at in (0..lines.len()).rev() {
         let l = &lines[at];
         if is_product(l) && is_read(l) {
-            let free = lines[at + 1..].iter().take_while(|b| swap(l, b)).count();
+            let own = |b: &Line| layer(b) == layer(l);
+            let free = lines[at + 1..].iter().take_while(|b| own(b) && swap(l, b)).count();
             lines[at..=at + free].rotate_left(1);
         }
     }

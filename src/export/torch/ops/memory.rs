@@ -52,8 +52,8 @@ pub(in crate::export::torch) fn exchanged(seen: &Seen, l: &Line) -> Exchanged {
     let (going, ends, keeps) = match &l.n.op {
         // What is gathered along another dim than the first is put together.
         Op::AllGather(o) => (out, if o.dim > 0 { out } else { 0 }, true),
-        // What others send, and pieces that do not lie together.
-        Op::ReduceScatter(o) if o.dim > 0 => (2 * given, out, false),
+        // What others send, and pieces that do not lie together, which go before they are added.
+        Op::ReduceScatter(o) if o.dim > 0 => (2 * given, 0, false),
         Op::ReduceScatter(_) => (given, out, true),
         Op::AllToAll(_) | Op::Exchange(_) => (given + out, out, false),
         Op::Permute(_) => (out, 0, true),

@@ -5,9 +5,9 @@ use crate::commands::run::{self, Run, Start};
 use crate::data::{Data, Picks};
 use crate::plan_dir::Stored;
 use shardc_ir::diag::{Diag, Result};
-use shardc_ir::func::{RoleKind, inputs};
+use shardc_ir::func::{Func, RoleKind, inputs};
 use shardc_ir::loss_scale::{LossScale, LossScaling, ScaleState};
-use shardc_ir::plan::Mode;
+use shardc_ir::plan::{Mode, Plan};
 use shardc_ir::types::DType;
 use shardc_runtime::{Session, StepBatch, StepResult};
 use std::collections::BTreeMap;
@@ -37,6 +37,14 @@ fn tolerances(dtype: DType) -> (f64, f64, Option<f64>) {
         DType::F16 => (2e-3, 2e-2, None),
         _f32 => (1e-5, 1e-5, Some(1e-4)),
     }
+}
+
+/// The coarsest numbers that a plan has: Muon iterates in bf16 also where the model computes in f32.
+fn coarsest(plan: &Plan) -> DType {
+    let types = |f: &Func| -> Vec<DType> { f.values.ids().map(|v| f.ty(v).dtype).collect() };
+    let all: Vec<DType> = plan.module.funcs.iter().flat_map(types).collect();
+    let has = |t: &DType| all.contains(t);
+    [DType::BF16, DType::F16].into_iter().find(has).unwrap_or(DType::F32)
 }
 
 /// A scale of f16 at which gradients of random weights do not overflow.
@@ -72,7 +80,7 @@ pub fn compare(stored: &Stored, timeout: Duration) -> Result<Vec<Apart>> {
 fn both(stored: &Stored, own: &mut Session, torch: &mut Session) -> Result<Vec<Apart>> {
     let s = &stored.plan.settings;
     let (table, data) = (inputs(&stored.plan.module), Data::Random { vocab: s.vocab.min(1 << 20) });
-    let (loss, norm, tensor) = tolerances(stored.options.dtype);
+    let (loss, norm, tensor) = tolerances(coarsest(&stored.plan));
     let mut all: BTreeMap<&'static str, Apart> = BTreeMap::new();
     let mut add = |name: &'static str, of: &str, error: f64, tolerance: f64| {
         let known = all.entry(name).or_insert(Apart { name, error: 0.0, tolerance, worst: None });

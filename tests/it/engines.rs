@@ -308,11 +308,12 @@ fn both_engines_are_compared() {
     if !has_torch() {
         return skip(Tool::Torch, "verify on both engines");
     }
-    let rows: [(&str, &[&str]); 4] = [
+    let rows: [(&str, &[&str]); 5] = [
         ("gpt2", &["--mesh", "tp=2"]),
         ("llama_gqa", &["--mesh", "tp=2", "--dtype", "f16"]),
         ("qwen3_moe", &["--mesh", "dp=2", "--dtype", "bf16"]),
         ("qwen3_next", &["--mesh", "dp=2", "--zero", "3"]),
+        ("llama_gqa", &["--mesh", "dp=2", "--optimizer", "muon"]),
     ];
     for (i, (name, flags)) in rows.iter().enumerate().filter(|(i, _)| taken(*i, 2)) {
         let lab = Lab::new(&format!("engines-verify-{i}"));
@@ -320,7 +321,8 @@ fn both_engines_are_compared() {
         let base = ["compile", &model, "--seq", "16", "--global-batch", "8", "-o", "p"];
         lab.ok(&[&base[..], flags].concat());
         let out = ran(&lab, &["verify", "p", "--engine", "torch"]);
-        let single = !flags.contains(&"--dtype");
+        // Muon iterates in bf16.
+        let single = !flags.iter().any(|f| ["--dtype", "muon"].contains(f));
         for check in ["torch-loss", "torch-gradient-norm", "torch-gradients"] {
             let line = out.lines().find(|l| l.split_whitespace().next() == Some(check));
             assert_eq!(line.is_some(), single || check != "torch-gradients", "{name}: {out}");

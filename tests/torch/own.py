@@ -48,6 +48,15 @@ def rank(number):
         adamw.step()
     assert all(not torch.equal(begin[k], x) for k, x in own.items()), "a parameter has not moved"
     near(own, planned.parameters(), "parameters")
+    # The end of data is no rank's share of a batch.
+    refused("batch-shape", lambda: step({k: x[:4] for k, x in batch.items()}))
+    # The norm is that of all ranks, and is clipped as the plan clips.
+    assert torch.allclose(step.clip_grad_norm_(1e9), got["grad_norm"].clamp(max=0.5), rtol=1e-5)
+    before = {k: x.clone() for k, x in step.gradients().items()}
+    assert torch.allclose(step.clip_grad_norm_(0.125), got["grad_norm"].clamp(max=0.5), rtol=1e-5)
+    for k, x in step.gradients().items():
+        assert torch.allclose(x, before[k] * 0.125 / got["grad_norm"].clamp(max=0.5), rtol=1e-4, atol=1e-9), k
+    assert torch.allclose(step.clip_grad_norm_(0.25), torch.tensor(0.125), rtol=1e-4)
     # What is left of checkpoints.
     refused("torch", lambda: step.save(folder / "saved"))
     assert step.state_dict().keys() == own.keys()

@@ -53,17 +53,33 @@ class Inputs:
         self._fixed: Dict[Any, Tensor] = {}
         self._columns: Dict[str, Tensor] = {}
         self._before: Optional[Tensor] = None
+        # How many rows batches have, by what they are for; and this one.
+        self._rows: Dict[str, int] = {}
+        self._own = "step", 0
 
-    def begin(self, batch: Mapping[str, Tensor]) -> None:
-        """Takes the columns of a step."""
+    def begin(self, batch: Mapping[str, Tensor], what: str = "step") -> None:
+        """Takes the columns of a step, or of an evaluation."""
         self._columns, self._before = {}, None
         for row in self.table.values():
             if row["fill"] in ("tokens", "labels", "mask", "column"):
-                self._columns[row["name"]] = self._checked(row, self._column(row, batch))
+                x = self._checked(row, self._column(row, batch))
+                self._columns[row["name"]] = x
+                # Half of a batch may be all that a rank has of one: not where it has had all.
+                if not row["batch"]:
+                    continue
+                self._own = what, len(x)
+                before = self._rows.get(*self._own)
+                if len(x) != before:
+                    way = "leave out what is left of the data: DataLoader(…, drop_last=True); or pad it with rows whose labels are -100"
+                    raise wrong(f"{row['name']!r} has {len(x)} rows, and {before} in batches before", way)
         if self.settings.get("documents"):
             self._documents(self.settings["documents"])
         self._ahead()
         self._scored()
+
+    def end(self) -> None:
+        """A step or an evaluation has gone well."""
+        self._rows.setdefault(*self._own)
 
     def take(self, columns: Mapping[str, Tensor]) -> None:
         """Takes the columns of a step of which nothing is left to be made: all rows, one number behind the other."""

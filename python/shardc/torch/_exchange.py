@@ -16,13 +16,14 @@ from ._mesh import Exchange, Over
 class Pending:
     """A collective that was begun."""
 
-    def __init__(self, work: Sequence[Any], done: Callable[[], Any]) -> None:
+    def __init__(self, work: List[Any], done: Callable[[], Any]) -> None:
         self._work, self._done = work, done
 
     def wait(self) -> Any:
         """Its result, once it is there."""
-        for work in self._work:
-            work.wait()
+        # What is done has its operands no longer.
+        while self._work:
+            self._work.pop(0).wait()
         return self._done()
 
 
@@ -76,9 +77,15 @@ def reduce_scatter(x: Tensor, over: Over, dim: int, piece: int, size: int, wait:
     parts = parts.contiguous()
     if parts.device.type == "cpu":
         # gloo scatters by reducing all of it on all ranks: here each sends the others their pieces alone.
-        got = torch.empty_like(parts)
-        work = dist.all_to_all_single(got.view(-1), parts.view(-1), group=over.group, async_op=True)
-        return _result(work, lambda: (parts, got.sum(0).narrow(dim, 0, size))[1], wait)
+        got, sent = torch.empty_like(parts), [parts]
+        begun = [dist.all_to_all_single(got.view(-1), parts.view(-1), group=over.group, async_op=True)]
+        del parts
+
+        def summed() -> Tensor:
+            sent.clear()
+            return got.sum(0).narrow(dim, 0, size)
+
+        return _result(begun, summed, wait)
     out = torch.empty_like(parts[0])
     work = dist.reduce_scatter_tensor(out.view(-1), parts.view(-1), group=over.group, async_op=True)
     return _result(work, lambda: out.narrow(dim, 0, size), wait)

@@ -53,6 +53,12 @@ def _key(role: Tuple[str, str], microbatch: Optional[int]) -> Key:
     return (*role, microbatch if role[0] in _LOOPED else None)
 
 
+def _received(begun: Tuple[Any, Tensor]) -> Tensor:
+    work, x = begun
+    work.wait()
+    return x
+
+
 class Schedule:
     """A rank of a plan: its functions, its instructions, and values between them."""
 
@@ -150,14 +156,14 @@ class Schedule:
                 posted[_key(tuple(i[1]), i[2])] = receive(i)
             elif i[0] == "recv":
                 key = _key(tuple(i[1]), i[2])
-                work, x = posted.pop(key, None) or receive(i)
-                work.wait()
-                self._store[key] = x
+                self._store[key] = _received(posted.pop(key, None) or receive(i))
             elif i[0] == "send":
                 key = _key(tuple(i[1]), i[2])
                 x = self._store[key].contiguous()
                 work = dist.isend(x, self._peer(i[3]), self._links[i[3] > own], tag(True, i[3]))
                 sent.setdefault(i[3], []).append((work, x))
+                # A name of this loop would have its memory until the next transfer.
+                del work, x
                 if key in ends[0]:
                     del self._store[key]
             elif i[0] == "sent":

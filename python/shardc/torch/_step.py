@@ -45,6 +45,9 @@ class Step(Schedule):
             raise TypeError(f'optimizer is "{PLANNED}", or None for one of your own, not {optimizer!r}')
         # Whether somebody else updates parameters.
         self._gives = optimizer is None
+        # Of the gradients that are handed out: what they were multiplied by, and their norm over all ranks.
+        self._factor: Optional[Tensor] = None
+        self._norm: Optional[Tensor] = None
         if self._gives:
             self._hand_out(module, facts)
         super().__init__(module, facts)
@@ -75,7 +78,10 @@ class Step(Schedule):
         update = max(self.steps + 1 - self._scale.skipped - self._before, 0)
         lr = self.lr(self.steps + 1 - self._scale.skipped)
         out = self._run("step", self.steps + 1, {"lr": lr, "step": update, "loss_scale": self._scale.scale})
+        self._inputs.end()
         self.steps += 1
+        if self._factor is not None:
+            self._norm = out["grad_norm"] * self._scale.scale * self._factor
         if self._scale.how is not None:
             self._scale.update(math.isfinite(float(out["grad_norm"])))
         return out
@@ -84,8 +90,10 @@ class Step(Schedule):
         """The loss of a batch, which changes nothing."""
         if not self._lists["evaluation"]:
             raise wrong("the plan has no evaluation", "call the step itself: it does not train", "no-evaluation")
-        self._inputs.begin(batch)
-        return self._run("evaluation", 0, {"loss_scale": self._scale.scale})
+        self._inputs.begin(batch, "evaluation")
+        out = self._run("evaluation", 0, {"loss_scale": self._scale.scale})
+        self._inputs.end()
+        return out
 
     def told(self, how: Mapping[str, Any], columns: Mapping[str, Tensor]) -> Shown:
         """Does a step as another program tells it, with all that inputs have; what this rank has to show of it."""
@@ -189,6 +197,20 @@ class Step(Schedule):
             raise wrong("the optimizer of the plan uses gradients up", "load the step with optimizer=None", "torch")
         return {name: x.grad for name, x in self.parameters().items() if x.grad is not None}
 
+    def clip_grad_norm_(self, max_norm: float) -> Tensor:
+        """With `optimizer=None`, makes the norm of all gradients of the last step at most this; what it was before.
+
+        It is the norm over all ranks: `torch.nn.utils.clip_grad_norm_` would take that of this rank's pieces alone.
+        """
+        gradients, norm = self.gradients(), self._norm
+        if norm is None:
+            raise wrong("no step has left gradients", "call the step with a batch first", "torch")
+        by = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+        for g in gradients.values():
+            g.mul_(by)
+        self._norm = norm * by
+        return norm
+
     def _hand_out(self, module: Any, facts: Mapping[str, Any]) -> None:
         """Makes of updates of parameters the gradients that they would have used."""
         if facts["programs"]:
@@ -198,6 +220,7 @@ class Step(Schedule):
             )
 
         def sgd(p: Tensor, g: Tensor, lr: Tensor, scale: Tensor, applies: Optional[Tensor] = None, **how: Any) -> None:
+            self._factor = scale
             if applies is None or bool(applies):
                 p.grad = (g * scale).to(p.dtype)
 

@@ -7,7 +7,7 @@ use super::ops::strides::copied;
 use super::seen::{KEPT, Seen};
 use shardc_ir::func::{Func, Port, Role, RoleKind, Value, ValueMap, sent};
 use shardc_ir::plan::{Instr, Plan, RankClass, Transfer};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// A value between functions; of what is made for each microbatch with its number.
 type Key = (Role, Option<usize>);
@@ -56,6 +56,8 @@ struct Rank<'a> {
     /// Inputs that are the same in each step.
     fixed: BTreeMap<String, Storage>,
     begun: Vec<Begun>,
+    /// By who takes it what was sent, until that is waited for.
+    sent: BTreeMap<usize, VecDeque<Storage>>,
 }
 
 /// An exchange that goes on.
@@ -72,8 +74,8 @@ struct Begun {
 pub(super) fn peaks(plan: &Plan, seen: &[Seen]) -> Vec<usize> {
     let copied = &copied(&plan.module.mesh, seen)[..];
     let of = |c: &RankClass| {
-        let (heap, store, fixed, begun) = Default::default();
-        let mut rank = Rank { plan, seen, copied, heap, store, fixed, begun };
+        let (heap, store, fixed, begun, sent) = Default::default();
+        let mut rank = Rank { plan, seen, copied, heap, store, fixed, begun, sent };
         rank.keep(c);
         // From the second step on all is there that lasts.
         (0..2).for_each(|_| rank.step(c));
@@ -129,11 +131,20 @@ impl Rank<'_> {
                 Instr::Recv(t) if !self.store.contains_key(&self.role_of(t, false)) => {
                     self.receive(t);
                 }
-                // What is sent is gone soon.
-                Instr::Send(_) => ends.iter().for_each(|k| self.drop(k)),
-                Instr::Recv(_) | Instr::Sent { .. } => {}
+                Instr::Send(t) => {
+                    let held = self.heap.held(self.store[&self.role_of(t, true)]);
+                    self.sent.entry(t.with).or_default().push_back(held);
+                    ends.iter().for_each(|k| self.drop(k));
+                }
+                Instr::Sent { to } => {
+                    let oldest = self.sent.get_mut(to).and_then(VecDeque::pop_front);
+                    oldest.into_iter().for_each(|s| self.heap.left(s));
+                }
+                Instr::Recv(_) => {}
             }
         }
+        let left = std::mem::take(&mut self.sent).into_values().flatten();
+        left.for_each(|s| self.heap.left(s));
     }
 
     fn receive(&mut self, t: &Transfer) {
@@ -268,9 +279,8 @@ impl Rank<'_> {
                 None => Some(self.heap.made(self.bytes(seen.f, *v))),
             };
         }
-        let sizes = |v: &Value| self.bytes(seen.f, *v);
-        let goes_on = seen.goes_on(at).map(|until| (until, exchanged(seen, l, &sizes)));
-        let beside = goes_on.as_ref().map_or_else(|| beside(seen, l, &sizes), |e| e.1.going);
+        let goes_on = seen.goes_on(at).map(|until| (until, exchanged(seen, l)));
+        let beside = goes_on.as_ref().map_or_else(|| beside(seen, l), |e| e.1.going);
         self.heap.most = self.heap.most.max(before + beside).max(self.heap.live);
         if let Some((until, e)) = goes_on {
             // The result stands for as much of it.

@@ -4,7 +4,7 @@ use super::ops;
 use super::ops::memory::viewed;
 use super::ops::over;
 use super::ops::raised::{Call, Raised};
-use super::order::beside_products;
+use super::order::Order;
 use shardc_ir::func::{Func, Node, Port, Role, RoleKind, Value, ValueMap};
 use shardc_ir::mesh::Mesh;
 use shardc_ir::plan::Plan;
@@ -27,6 +27,7 @@ pub(super) struct Line<'a> {
 /// What is known of a function while it is written.
 pub(super) struct Seen<'a> {
     pub f: &'a Func,
+    pub mesh: &'a Mesh,
     pub lines: Vec<Line<'a>>,
     /// What a value is that an op passes on as it is.
     pub same: ValueMap<Value>,
@@ -176,9 +177,15 @@ pub(super) fn handed(plan: &Plan, seen: &[Seen]) -> BTreeSet<Role> {
 }
 
 impl<'a> Seen<'a> {
-    pub fn new(f: &'a Func, mesh: &Mesh, raised: &'a Raised, handed: &BTreeSet<Role>) -> Seen<'a> {
+    pub fn new(
+        f: &'a Func,
+        mesh: &'a Mesh,
+        raised: &'a Raised,
+        handed: &BTreeSet<Role>,
+        order: Order,
+    ) -> Seen<'a> {
         let same = same(f);
-        let mut lines = beside_products(f, &same, lines(f, &same, raised));
+        let mut lines = order.of(f, &same, lines(f, &same, raised));
         let (mut last, mut first) = (f.per_value(0), f.per_value(KEPT));
         for (i, l) in lines.iter().enumerate() {
             for v in &l.ins {
@@ -192,7 +199,12 @@ impl<'a> Seen<'a> {
         let bytes = |v: Value| f.ty(v).local_bytes(mesh);
         let most = f.values.ids().map(bytes).max().unwrap_or(0);
         let small = f.values.ids().map(|v| bytes(v) * SMALL <= most).collect();
-        Seen { f, lines, same, last, first, own, small }
+        Seen { f, mesh, lines, same, last, first, own, small }
+    }
+
+    /// What a rank has of a value.
+    pub fn bytes(&self, v: Value) -> usize {
+        self.f.ty(v).local_bytes(self.mesh)
     }
 
     /// The values that lines read and do not make, in the order of their uses.

@@ -7,6 +7,8 @@ use std::collections::BTreeMap;
 
 /// How far measured and said may be apart, of the measured.
 const APART: f64 = 0.03;
+/// By how much the plan's peak may be passed where no call of a library is at the peak.
+const OVER: f64 = 1.05;
 
 /// Of so many ranks, in one launch.
 fn as_said(ranks: usize, layouts: &[Layout], sample: usize) {
@@ -58,7 +60,10 @@ fn as_said(ranks: usize, layouts: &[Layout], sample: usize) {
             json["where"]
         );
         println!("{line}");
-        if (program - measured).abs() > APART * measured {
+        // A call of the package may take more than the plan has, a line of a program may not.
+        let place = json["where"].as_str().and_then(|w| w.split(" < ").nth(1)).expect("a place");
+        let over = place.starts_with("program.py:") && measured > OVER * plan;
+        if over || (program - measured).abs() > APART * measured {
             far.push(line);
         }
     }

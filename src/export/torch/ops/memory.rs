@@ -45,18 +45,15 @@ pub(in crate::export::torch) struct Exchanged {
 }
 
 /// What the functions of `_exchange.py` take over gloo.
-pub(in crate::export::torch) fn exchanged(
-    seen: &Seen,
-    l: &Line,
-    bytes: &dyn Fn(&Value) -> usize,
-) -> Exchanged {
+pub(in crate::export::torch) fn exchanged(seen: &Seen, l: &Line) -> Exchanged {
+    let bytes = |v: &Value| seen.bytes(*v);
     let given: usize = l.ins.iter().map(bytes).sum();
-    let out = made(seen, l, bytes);
+    let out = made(seen, l);
     let (going, ends, keeps) = match &l.n.op {
         // What is gathered along another dim than the first is put together.
         Op::AllGather(o) => (out, if o.dim > 0 { out } else { 0 }, true),
-        // What others send, and pieces that do not lie together.
-        Op::ReduceScatter(o) if o.dim > 0 => (2 * given, out, false),
+        // What others send, and pieces that do not lie together, which go before they are added.
+        Op::ReduceScatter(o) if o.dim > 0 => (2 * given, 0, false),
         Op::ReduceScatter(_) => (given, out, true),
         Op::AllToAll(_) | Op::Exchange(_) => (given + out, out, false),
         Op::Permute(_) => (out, 0, true),
@@ -66,18 +63,15 @@ pub(in crate::export::torch) fn exchanged(
 }
 
 /// Bytes of the results of a line that are not its operands.
-fn made(seen: &Seen, l: &Line, bytes: &dyn Fn(&Value) -> usize) -> usize {
-    l.outs.iter().filter(|v| seen.same[**v] == **v).map(bytes).sum()
+fn made(seen: &Seen, l: &Line) -> usize {
+    l.outs.iter().filter(|v| seen.same[**v] == **v).map(|v| seen.bytes(*v)).sum()
 }
 
 /// The most bytes that a line takes beside its operands, its results with them.
-pub(in crate::export::torch) fn beside(
-    seen: &Seen,
-    l: &Line,
-    bytes: &dyn Fn(&Value) -> usize,
-) -> usize {
+pub(in crate::export::torch) fn beside(seen: &Seen, l: &Line) -> usize {
+    let bytes = &|v: &Value| seen.bytes(*v);
     let ins = |i: usize| l.ins.get(i).map_or(0, bytes);
-    let out = made(seen, l, bytes);
+    let out = made(seen, l);
     let wide = |v: &Value| bytes(v) * DType::F32.bytes() / seen.f.ty(*v).dtype.bytes();
     // Indices are of 8 bytes, and there are two of each and a mark.
     let indices = |i: usize| l.ins.get(i).map_or(0, |v| wide(v) / 4 * 17);
@@ -90,7 +84,7 @@ pub(in crate::export::torch) fn beside(
         return out + indices + if call.is_of("rms_norm_grad(") { 3 * ins(3) } else { 0 };
     }
     if is_exchange(&l.n.op) {
-        let e = exchanged(seen, l, bytes);
+        let e = exchanged(seen, l);
         return e.going + e.ends;
     }
     let last = |i: usize| {
@@ -135,9 +129,9 @@ pub(in crate::export::torch) fn beside(
     {
         all_scores_grad(seen.f, l, bytes, 2 + usize::from(o.softcap.is_some())) - out
     } else if let Op::Scan(o) = op {
-        Walk::of(seen.f, l, bytes, o.behind()).forward() - out
+        Walk::of(seen, l, o.behind()).forward() - out
     } else if let Op::ScanGrad(o) = op {
-        Walk::of(seen.f, l, bytes, o.behind()).backward(out) - out
+        Walk::of(seen, l, o.behind()).backward(out) - out
     } else if matches!(op, Op::Attention(_)) {
         // Where values are narrower than keys, they and the output are padded.
         let padded = if last(2) < last(0) { padded(2) + padded_out } else { 0 };

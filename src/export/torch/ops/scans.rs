@@ -1,7 +1,6 @@
 //! What recurrences take of memory: `_scan.py` walks over chunks of tokens.
 
-use crate::export::torch::seen::Line;
-use shardc_ir::func::{Func, Value};
+use crate::export::torch::seen::{Line, Seen};
 use shardc_ir::ops::scan::Behind;
 
 /// Tokens of a chunk, as in `_scan.py`.
@@ -18,6 +17,8 @@ pub(super) struct Walk {
     state: usize,
     chunks: usize,
     starts: bool,
+    /// Whether rows and heads are put together as a copy: of one of either they are a view.
+    copies: bool,
     delta: bool,
     /// The outputs.
     out: usize,
@@ -25,8 +26,9 @@ pub(super) struct Walk {
 
 impl Walk {
     /// Of `scan(q, k, g, v, …)` or its gradient.
-    pub fn of(f: &Func, l: &Line, bytes: &dyn Fn(&Value) -> usize, behind: Behind) -> Walk {
-        let of = |i: usize| l.ins.get(i).map_or(0, bytes);
+    pub fn of(seen: &Seen, l: &Line, behind: Behind) -> Walk {
+        let f = seen.f;
+        let of = |i: usize| l.ins.get(i).map_or(0, |v| seen.bytes(*v));
         let size = f.ty(l.ins[0]).dtype.bytes().max(1);
         let last = |i: usize| f.ty(l.ins[i]).dims.last().map_or(1, |d| d.size).max(1);
         // Tokens are not split: of several pieces each is walked by itself.
@@ -37,6 +39,8 @@ impl Walk {
         // All heads of all rows and pieces, times a chunk's tokens.
         let numbers = of(0) / last(0) / tokens * c;
         let (k, v) = (last(0), last(3));
+        let shape = f.ty(l.ins[0]).chunks(seen.mesh);
+        let copies = shape[0] * pieces > 1 && shape[2] > 1;
         Walk {
             keys: numbers * k,
             values: numbers * v,
@@ -45,6 +49,7 @@ impl Walk {
             state: numbers / c * k * v,
             chunks,
             starts: behind.start.is_some(),
+            copies,
             delta: behind.beta.is_some(),
             out: of(3).max(size),
         }
@@ -52,7 +57,13 @@ impl Walk {
 
     /// A chunk, with its queries.
     fn chunk(&self) -> usize {
-        2 * self.keys + self.values + self.pairs + self.numbers * if self.delta { 3 } else { 2 }
+        let rates = self.numbers * usize::from(self.delta);
+        self.pairs + 2 * self.numbers + self.copied(2 * self.keys + self.values + rates)
+    }
+
+    /// What a chunk of operands takes of memory.
+    fn copied(&self, bytes: usize) -> usize {
+        if self.copies { bytes } else { 0 }
     }
 
     /// The most bytes at a time, results with them.
@@ -81,6 +92,6 @@ impl Walk {
                 (p + v) + products.max(states).max(solved).max(read)
             }
         };
-        results - starts * s + own * s + self.chunk() + v + most
+        results - starts * s + own * s + self.chunk() + self.copied(v) + most
     }
 }

@@ -250,7 +250,9 @@ mod tests {
             scope: "".into(),
         };
         let mut names = IndexVec::default();
-        (0..20).for_each(|i| drop(names.push(format!("{i}").into())));
+        for i in 0..20 {
+            names.push(format!("{i}").into());
+        }
         let outputs = outputs.iter().map(|&o| Id(o)).collect();
         Graph { names, nodes: nodes.iter().map(node).collect(), outputs, ..Graph::default() }
     }

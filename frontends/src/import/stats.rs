@@ -11,8 +11,6 @@ use shardc_ir::ops::{Abs, Cumsum, Pow, ReduceMax, ReduceMin, Rsqrt, Scale};
 
 /// Most elements of a dim that are multiplied one by one.
 const MOST: usize = 512;
-/// What is said of statistics that are not kept.
-const STATISTICS: &str = "batch-statistics";
 
 impl Lower<'_> {
     /// Data as floats.
@@ -214,9 +212,9 @@ impl Lower<'_> {
         let var = self.shifted(n, &var, self.number(n, "eps").unwrap_or(1e-5))?;
         let rstd = self.each(n, "rstd", Rsqrt {}.into(), &var)?;
         let y = self.both(n, Arithmetic::Mul, &y, &rstd)?;
-        if kept && !self.warnings.iter().any(|w| w.code == STATISTICS) {
+        if kept && !self.warnings.iter().any(|w| w.code == "batch-statistics") {
             let what = "batch normalisation takes statistics of each microbatch, and keeps none";
-            let warning = Diag::new(STATISTICS, what)
+            let warning = Diag::new("batch-statistics", what)
                 .at(format!("{}: {}", self.archive.path().display(), n.scope))
                 .why("evaluation normalises by its own rows, and saved weights have no running statistics")
                 .help("estimate them behind training: torch.optim.swa_utils.update_bn(rows, model)")

@@ -19,7 +19,7 @@ use shardc_ir::func::{Func, Node, Value};
 use shardc_ir::mesh::Mesh;
 use shardc_ir::ops::scan::DeltaRule;
 use shardc_ir::ops::{
-    Add, Cast, Concat, Dot, Equal, Expand, Literal, Mul, Narrow, Op, Reshape, Scale, Scan,
+    Add, Cast, Concat, Dot, Equal, Expand, Literal, Mul, Narrow, Op, Pad, Reshape, Scale, Scan,
 };
 use shardc_ir::rule::Letter;
 use shardc_ir::types::DType;
@@ -36,7 +36,7 @@ fn whole(n: &Node) -> Option<&Scan> {
 /// Cuts the tokens of every recurrence into so many pieces, and says whether there was any.
 ///
 /// # Errors
-/// `sequence-not-divisible` if tokens are no multiple of the pieces, `not-built` for more than 24.
+/// `not-built` for more than 24 pieces; `sequence-not-divisible` if tokens with segments are no multiple of the pieces.
 pub fn cut(mesh: &Mesh, f: &mut Func, pieces: usize) -> Result<bool> {
     if pieces == 1 || !f.nodes.iter().any(|n| whole(n).is_some()) {
         return Ok(false);
@@ -48,7 +48,7 @@ pub fn cut(mesh: &Mesh, f: &mut Func, pieces: usize) -> Result<bool> {
                 fits(f, &n, pieces)?;
                 let mut b = Builder::new(mesh, f);
                 b.scope = n.scope;
-                Cut { b, op: op.clone(), n: &n, pieces }.write();
+                Cut { b, op: op.clone(), n: &n, ins: n.ins.to_vec(), pieces }.write();
             }
             None => f.nodes.push(n),
         }
@@ -60,11 +60,12 @@ pub fn cut(mesh: &Mesh, f: &mut Func, pieces: usize) -> Result<bool> {
 fn fits(f: &Func, n: &Node, pieces: usize) -> Result<()> {
     let tokens = f.ty(n.ins[0]).dims[1].size;
     let at = format!("@{}, {}", f.name, f.scope_info(n.scope).path);
-    if tokens % pieces != 0 {
+    if tokens % pieces != 0 && whole(n).is_some_and(|op| op.segments) {
         let what = format!("{tokens} tokens of a recurrence are not {pieces} pieces alike");
         let d = Diag::new("sequence-not-divisible", what).at(at);
         let up = tokens.div_ceil(pieces) * pieces;
-        return Err(d.rule("seq % cp == 0 with recurrences").help(format!("use --seq {up}")));
+        let rule = "seq % cp == 0 with recurrences of documents or padding";
+        return Err(d.rule(rule).help(format!("use --seq {up}")));
     }
     if pieces > MOST {
         let what = format!("states of {pieces} ranks of cp are not exchanged, but of {MOST}");
@@ -79,6 +80,8 @@ struct Cut<'a, 'b> {
     b: Builder<'a>,
     op: Scan,
     n: &'b Node,
+    /// Its operands, of as many tokens as the pieces have.
+    ins: Vec<Value>,
     pieces: usize,
 }
 
@@ -94,8 +97,17 @@ impl Cut<'_, '_> {
     fn write(mut self) {
         let n = self.n;
         let behind = self.op.behind();
-        let [k, g, v] = [1, 2, 3].map(|i| n.ins[i]);
-        let more: Vec<Value> = n.ins[4..behind.start.unwrap_or(behind.end)].to_vec();
+        let tokens = self.b.ty(n.ins[0]).dims[1].size;
+        let full = tokens.div_ceil(self.pieces) * self.pieces;
+        if full > tokens {
+            for i in (0..4).chain(behind.beta) {
+                let among = Pad { dim: Narrow::along(1, 0, 1, 1).dim, ..Pad::new(0, full) };
+                self.ins[i] = self.b.push("filled", among, &[n.ins[i]]);
+            }
+            self.b.note("states: tokens that keep a state as it is, up to pieces of as many each");
+        }
+        let [k, g, v] = [1, 2, 3].map(|i| self.ins[i]);
+        let more: Vec<Value> = self.ins[4..behind.start.unwrap_or(behind.end)].to_vec();
         let left = self.scan("left", [k, k, g, v], &more, None);
         self.b.note("states: what each piece of the tokens leaves, of none before it");
         let map = self.map(&more);
@@ -130,13 +142,17 @@ impl Cut<'_, '_> {
         let before = self.b.push("before", Concat::along(1, self.pieces), &all);
         self.b.note("states: what stands before each piece, of those before it in their order");
         let op = self.op.clone().in_pieces(self.pieces, true);
-        let ins = [&n.ins[..4], &more, &[before]].concat();
+        let ins = [&self.ins[..4], &more, &[before]].concat();
         let made = self.b.push_n(&["scan", "states"], op, &ins);
+        let mut out = made[0];
+        if full > tokens {
+            out = self.b.push("scan", Narrow::along(1, 0, tokens, 1), &[out]);
+        }
         let end = self.piece("end", made[1], self.pieces - 1);
         let rule = RuleAttr::new("bcnkv->b(cn)kv", &[5]);
         let end = (Reshape { rule, sizes: sizes(&[('c', 1)]) }, end);
         // The values that there were, of these.
-        let made_by = self.b.f.nodes.iter().rposition(|x| x.outs.first() == Some(&made[0]));
+        let made_by = self.b.f.nodes.iter().rposition(|x| x.outs.first() == Some(&out));
         self.b.f.nodes[made_by.expect("it was pushed")].outs[0] = n.outs[0];
         self.b.f.nodes.push(Node::new(end.0, &[end.1], &[n.outs[1]], self.b.scope));
     }
@@ -162,7 +178,7 @@ impl Cut<'_, '_> {
     /// What pieces make of a state beside what they add: a matrix [b, c, n, k, k], or by the plain rule a number
     /// [b, c, n].
     fn map(&mut self, more: &[Value]) -> Value {
-        let (k, g) = (self.n.ins[1], self.n.ins[2]);
+        let (k, g) = (self.ins[1], self.ins[2]);
         let [rows, _, heads, width] = [0, 1, 2, 3].map(|d| self.b.ty(k).dims[d].size);
         let all = [('b', rows), ('c', self.pieces), ('n', heads)];
         let map = match self.op.delta {

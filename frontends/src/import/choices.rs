@@ -72,9 +72,35 @@ impl Lower<'_> {
         let k = k.filter(|&k| k > 0 && k <= x.shape[d]);
         let k =
             k.ok_or_else(|| self.refuse(n, "it takes more elements than there are, or none"))?;
-        if matches!(n.arg("largest"), Arg::Bool(false)) {
-            return Err(self.refuse(n, "the smallest elements").help("take those of the negative"));
+        let of = match n.arg("largest") {
+            Arg::Bool(false) => x.with(self.emit(n, "negative", Scale { by: -1.0 }, &[x.value])?),
+            _usual => x.clone(),
+        };
+        let at = self.largest(n, &of, d, k)?;
+        Ok(vec![Val::Data(self.at_places(n, &x, &at, d)?), Val::Data(at)])
+    }
+
+    /// All elements of a dim in their order, and the place of each: those of `sort`, or of `argsort` the places alone. Of
+    /// equal ones the one with the lower index comes first.
+    pub(super) fn sorted(&mut self, n: &Node, values: bool) -> Result<Vec<Val>> {
+        let x = self.float_data(n, "self")?;
+        let x = self.whole(n, &x)?;
+        let d = dim_of(self.int(n, "dim")?.unwrap_or(-1), x.shape.len(), self, n)?;
+        let of = match self.flag(n, "descending") {
+            true => x.clone(),
+            false => x.with(self.emit(n, "negative", Scale { by: -1.0 }, &[x.value])?),
+        };
+        let at = self.largest(n, &of, d, x.shape[d])?;
+        let mut all = vec![Val::Data(at.clone())];
+        if values {
+            all.insert(0, Val::Data(self.at_places(n, &x, &at, d)?));
         }
+        Ok(all)
+    }
+
+    /// The places of so many largest elements of a dim.
+    pub(super) fn largest(&mut self, n: &Node, x: &View, d: usize, k: usize) -> Result<View> {
+        let rank = x.shape.len();
         let from: String = (0..rank).map(letter).collect();
         let to: String = (0..rank).map(|i| if i == d { 'z' } else { letter(i) }).collect();
         let rule = self.rule(n, &format!("{from}->{to}"), &[x.value])?;
@@ -82,8 +108,7 @@ impl Lower<'_> {
         let at = self.emit(n, "chosen", TopK { rule, sizes }, &[x.value])?;
         let mut shape = x.shape.clone();
         shape[d] = k;
-        let at = View::plain(at, &shape);
-        Ok(vec![Val::Data(self.at_places(n, &x, &at, d)?), Val::Data(at)])
+        Ok(View::plain(at, &shape))
     }
 
     /// Along a dim the elements at the places of an index with the same other dims.

@@ -11,7 +11,7 @@ use shardc_ir::ops::{Dot, Narrow, Pad};
 use shardc_ir::rule::Letter;
 
 /// Most places of a window.
-const MOST: usize = 64;
+const MOST: usize = 128;
 
 /// A convolution along one dim.
 #[derive(Clone, Copy)]

@@ -4,7 +4,6 @@ use super::folded::{Folded, spread};
 use super::graph::{Arg, Elem, Node};
 use super::lower::{Lower, Val};
 use super::operands::dim_of;
-use super::room::{MAX_LISTED, rounded};
 use shardc_ir::diag::Result;
 
 /// What the names of functions of symbols begin with; their operands go by place.
@@ -15,7 +14,8 @@ pub(super) fn of_shape(op: &str) -> bool {
     let name = op.split('.').next().unwrap_or(op);
     name == "sym_size"
         || matches!(name, "zeros_like" | "ones_like" | "full_like")
-        || matches!(name, "new_zeros" | "new_ones" | "new_full")
+        || matches!(name, "new_zeros" | "new_ones" | "new_full" | "zero" | "fill")
+        || matches!(name, "empty_like" | "new_empty")
 }
 
 impl Lower<'_> {
@@ -171,6 +171,14 @@ impl Lower<'_> {
                 let (start, len, step) = self.range(n, x.shape[d])?;
                 x.slice(d, start, len, step)
             }
+            "copy" => {
+                let Some(src) = self.folded(n, "src", 1)? else { return Ok(None) };
+                self.fits(n, src.expand(&x.shape).and_then(|s| s.cast(x.elem)))?
+            }
+            "select_scatter" | "slice_scatter" => {
+                let Some(src) = self.folded(n, "src", 1)? else { return Ok(None) };
+                self.fold_within(n, &x, &src)?
+            }
             "repeat" => self.fold_repeat(n, x)?,
             "clamp" => self.fold_clamp(n, &x)?,
             "cumsum" => self.fits(n, x.cumsum(dim("dim", 0)?))?,
@@ -229,79 +237,6 @@ impl Lower<'_> {
         let keeps = |d: f64| f64::from(u8::from(if lower { d <= k } else { d >= k }));
         let keep = self.fits(n, columns.zip(&rows, Elem::Bool, |j, i| keeps(j - i)))?;
         self.fits(n, keep.choose(x, &Folded::full(x.elem, &[], 0.0)))
-    }
-
-    /// Tensors that are made of sizes.
-    fn fold_new(&mut self, n: &Node, name: &str) -> Result<Option<Folded>> {
-        let elem = |or| if let Arg::Elem(e) = n.arg("dtype") { *e } else { or };
-        let shape = |l: &Lower| -> Result<Vec<usize>> { l.sized(n, &l.ints(n, "size")?) };
-        let own = |l: &Lower| l.shape_of(n, "self");
-        let full = |e, s: &[usize], x| Ok(Some(Folded::full(e, s, x)));
-        match name {
-            "arange" => {
-                let number = |k: &str, or: f64| -> Result<f64> {
-                    Ok(self.folded(n, k, usize::MAX)?.and_then(|f| f.scalar()).unwrap_or(or))
-                };
-                let (start, end, step) =
-                    (number("start", 0.0)?, number("end", 0.0)?, number("step", 1.0)?);
-                let len = ((end - start) / step).ceil();
-                if !(0.0..=(MAX_LISTED as f64)).contains(&len) {
-                    return Err(self.refuse(n, "it is too long a range"));
-                }
-                let whole = [start, step].iter().all(|x| x.fract() == 0.0);
-                let x = (0..len as usize).map(|i| start + step * i as f64);
-                let e = elem(if whole { Elem::Int } else { Elem::Float });
-                self.fits(n, Folded::new(e, &[len as usize], x)).map(Some)
-            }
-            "linspace" => {
-                let number = |k: &str| Ok(self.folded(n, k, usize::MAX)?.and_then(|f| f.scalar()));
-                let (Some(start), Some(end)) = (number("start")?, number("end")?) else {
-                    return Ok(None);
-                };
-                let steps = self.int(n, "steps")?.and_then(|s| usize::try_from(s).ok());
-                let steps = steps.filter(|&s| s <= MAX_LISTED).unwrap_or(0);
-                let step = (end - start) / steps.saturating_sub(1).max(1) as f64;
-                let x = (0..steps).map(|i| start + step * i as f64);
-                self.fits(n, Folded::new(elem(Elem::Float), &[steps], x)).map(Some)
-            }
-            "eye" => {
-                let rows = self.int(n, "n")?.and_then(|s| usize::try_from(s).ok());
-                let rows = rows.ok_or_else(|| self.refuse(n, "it has no size"))?;
-                let columns = self.int(n, "m")?.and_then(|s| usize::try_from(s).ok());
-                let [a, b] = [rows, columns.unwrap_or(rows)].map(Folded::iota);
-                let (a, b) = (self.fits(n, a)?.unsqueeze(1), self.fits(n, b)?);
-                let one = |a: f64, b: f64| f64::from(u8::from(a == b));
-                self.fits(n, a.zip(&b, elem(Elem::Float), one)).map(Some)
-            }
-            "ones" => full(elem(Elem::Float), &shape(self)?, 1.0),
-            "zeros" => full(elem(Elem::Float), &shape(self)?, 0.0),
-            "new_ones" => full(elem(self.elem_of(n, "self")), &shape(self)?, 1.0),
-            "new_zeros" => full(elem(self.elem_of(n, "self")), &shape(self)?, 0.0),
-            "ones_like" => full(elem(self.elem_of(n, "self")), &own(self)?, 1.0),
-            "zeros_like" => full(elem(self.elem_of(n, "self")), &own(self)?, 0.0),
-            "full" | "full_like" | "scalar_tensor" | "new_full" => {
-                let to = match name {
-                    "full_like" => own(self)?,
-                    "scalar_tensor" => vec![],
-                    _ => shape(self)?,
-                };
-                let key = if name == "scalar_tensor" { "s" } else { "fill_value" };
-                let x = self.folded(n, key, usize::MAX)?.and_then(|f| Some((f.scalar()?, f.elem)));
-                let Some((x, e)) = x else { return Ok(None) };
-                let e = elem(match (name, e) {
-                    ("full_like" | "new_full", _) => self.elem_of(n, "self"),
-                    (_, Elem::Double) => Elem::Float,
-                    (_, e) => e,
-                });
-                let x = match e {
-                    Elem::Int => x.trunc(),
-                    Elem::Bool => f64::from(u8::from(x != 0.0)),
-                    _ => x,
-                };
-                full(e, &to, rounded(e, x))
-            }
-            _ => Ok(None),
-        }
     }
 
     /// The element type of an operand.

@@ -5,7 +5,7 @@ use super::graph::{Arg, Graph, Id, IntArg, Node};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Ops whose result shares the memory of their first operand, or may.
-const VIEWS: &[&str] = &[
+pub(super) const VIEWS: &[&str] = &[
     "_unsafe_view",
     "alias",
     "broadcast_tensors",
@@ -40,12 +40,12 @@ const VIEWS: &[&str] = &[
 ];
 
 /// The name of an op without its overload.
-fn base(op: &str) -> &str {
+pub(super) fn base(op: &str) -> &str {
     op.split('.').next().unwrap_or(op)
 }
 
 /// The same op that makes a new value, of one that writes into its operand.
-fn pure(op: &str) -> Option<String> {
+pub(super) fn pure(op: &str) -> Option<String> {
     let (name, overload) = op.split_once('.')?;
     let plain = name.strip_suffix('_').filter(|p| !p.ends_with('_'))?;
     // What is named otherwise where nothing is written: `pow.Scalar` is of a number.

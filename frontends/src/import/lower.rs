@@ -326,7 +326,7 @@ impl<'a> Lower<'a> {
     }
 
     pub(super) fn node(&mut self, n: &Node) -> Result<()> {
-        if checks(n) {
+        if checks(n) || self.counts_batches(n) {
             return Ok(());
         }
         let row = table::row(&n.op);

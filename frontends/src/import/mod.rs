@@ -16,6 +16,7 @@ mod draft;
 mod drop;
 mod einsum;
 mod emit;
+mod filled;
 mod fold;
 mod folded;
 mod graph;
@@ -52,6 +53,8 @@ mod table;
 mod ties;
 mod unread;
 mod view;
+mod within;
+mod writes;
 mod written;
 mod zip;
 
@@ -132,6 +135,7 @@ impl Opened {
         let archive = Archive::open(path)?;
         let mut graph = archive.graph()?;
         inplace::undo(&mut graph);
+        writes::replace(&mut graph);
         Ok(Opened { archive, graph, dropout: Dropout::Nothing })
     }
 

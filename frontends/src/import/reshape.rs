@@ -202,10 +202,18 @@ impl Lower<'_> {
         if thin.is_empty() {
             return Ok(x.clone());
         }
-        let keep: Vec<usize> = (0..x.shape.len()).filter(|d| !thin.contains(d)).collect();
+        // What does not change along a dim has none of the value's dims in another shape either.
+        let real: Vec<usize> = (0..x.dims.len()).filter(|&d| x.dims[d] != Dim::Virtual).collect();
+        let dims = real.iter().map(|&d| x.dims[d]).collect();
+        let shape = real.iter().map(|&d| x.shape[d]).collect();
+        let small = View { value: x.value, dims, shape };
+        let keep: Vec<usize> = real.into_iter().filter(|d| !thin.contains(d)).collect();
         let sizes: Vec<usize> = keep.iter().map(|&d| x.shape[d]).collect();
-        let mut y = self.reshaped(n, x, &sizes)?;
-        thin.iter().for_each(|&d| y = y.unsqueeze(d));
+        let mut y = self.reshaped(n, &small, &sizes)?;
+        for d in (0..x.dims.len()).filter(|d| !keep.contains(d)) {
+            y.dims.insert(d, Dim::Virtual);
+            y.shape.insert(d, x.shape[d]);
+        }
         Ok(y)
     }
 

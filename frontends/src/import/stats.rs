@@ -6,8 +6,8 @@ use super::operands::dim_of;
 use super::room;
 use super::table::Arithmetic;
 use super::view::{View, letter};
-use shardc_ir::diag::Result;
-use shardc_ir::ops::{Abs, Cumsum, Pow, ReduceMax, ReduceMin, Rsqrt, Scale, TopK};
+use shardc_ir::diag::{Diag, Result};
+use shardc_ir::ops::{Abs, Cumsum, Pow, ReduceMax, ReduceMin, Rsqrt, Scale};
 
 /// Most elements of a dim that are multiplied one by one.
 const MOST: usize = 512;
@@ -59,14 +59,8 @@ impl Lower<'_> {
             true => x.clone(),
             false => x.with(self.emit(n, "negative", Scale { by: -1.0 }, &[x.value])?),
         };
-        let from: String = (0..rank).map(letter).collect();
-        let to: String = (0..rank).map(|i| if i == d { 'z' } else { letter(i) }).collect();
-        let rule = self.rule(n, &format!("{from}->{to}"), &[of.value])?;
-        let sizes = shardc_ir::attr::Sizes([super::reshape::sized('z', 1)].into_iter().collect());
-        let at = self.emit(n, "chosen", TopK { rule, sizes }, &[of.value])?;
-        let mut shape = x.shape.clone();
-        shape[d] = 1;
-        let at = View::plain(at, &shape);
+        let at = self.largest(n, &of, d, 1)?;
+        let mut shape = at.shape.clone();
         let mut all = vec![at.clone()];
         if value {
             all.insert(0, self.at_places(n, &x, &at, d)?);
@@ -176,17 +170,14 @@ impl Lower<'_> {
         self.by_channel(n, y)
     }
 
-    /// The norm of a batch by statistics that the archive keeps; those of the batch itself are refused.
+    /// The norm of a batch: by statistics that the archive keeps or, in training, by those of the rows of a microbatch on all
+    /// ranks.
     pub(super) fn batch_norm(&mut self, n: &Node) -> Result<Vec<Val>> {
-        let train = ["training", "train"].iter().any(|k| self.flag(n, k));
-        if train || *n.arg("running_mean") == Arg::None {
-            let what = "batch normalisation keeps running statistics that the step would write";
-            return Err(self
-                .refuse(n, what)
-                .help("call eval() for the statistics that were kept")
-                .help(super::table::nearest(&n.op)));
-        }
         let x = self.data(n, "input")?;
+        let kept = *n.arg("running_mean") != Arg::None;
+        if self.is_training(n) || !kept {
+            return self.norm_of_batch(n, &x, kept);
+        }
         let more = x.shape.len().saturating_sub(2);
         let channel = |l: &mut Self, name: &str| -> Result<View> {
             let v = l.data(n, name)?;
@@ -198,6 +189,50 @@ impl Lower<'_> {
         let rstd = self.each(n, "rstd", Rsqrt {}.into(), &var)?;
         let y = self.both(n, Arithmetic::Mul, &y, &rstd)?;
         self.by_channel(n, y)
+    }
+
+    fn is_training(&self, n: &Node) -> bool {
+        ["training", "train"].iter().any(|k| self.flag(n, k))
+    }
+
+    /// The norm of a batch by its own statistics; that those which are kept stay as they are is said once.
+    fn norm_of_batch(&mut self, n: &Node, x: &View, kept: bool) -> Result<Vec<Val>> {
+        let x = self.whole(n, x)?;
+        let dims: Vec<usize> = (0..x.shape.len()).filter(|&d| d != 1).collect();
+        let count: f64 = dims.iter().map(|&d| x.shape[d] as f64).product();
+        if x.shape.len() < 2 || count < 2.0 {
+            return Err(self.refuse(n, "statistics of fewer than 2 elements of a channel"));
+        }
+        let mean = self.sum_over(n, &x, &dims, true)?;
+        let mean = self.scaled(n, &mean, 1.0 / count)?;
+        let y = self.both(n, Arithmetic::Sub, &x, &mean)?;
+        let square = self.both(n, Arithmetic::Mul, &y, &y)?;
+        let var = self.sum_over(n, &square, &dims, true)?;
+        let var = self.scaled(n, &var, 1.0 / count)?;
+        let var = self.shifted(n, &var, self.number(n, "eps").unwrap_or(1e-5))?;
+        let rstd = self.each(n, "rstd", Rsqrt {}.into(), &var)?;
+        let y = self.both(n, Arithmetic::Mul, &y, &rstd)?;
+        if kept && !self.warnings.iter().any(|w| w.code == "batch-statistics") {
+            let what = "batch normalisation takes statistics of each microbatch, and keeps none";
+            let warning = Diag::new("batch-statistics", what)
+                .at(format!("{}: {}", self.archive.path().display(), n.scope))
+                .why("evaluation normalises by its own rows, and saved weights have no running statistics")
+                .help("estimate them behind training: torch.optim.swa_utils.update_bn(rows, model)")
+                .help("or export after eval(), for the statistics that were kept");
+            self.warnings.push(warning);
+        }
+        self.by_channel(n, y)
+    }
+
+    /// A count of the batches that a norm has seen, which nothing reads but the archive's next step.
+    pub(super) fn counts_batches(&self, n: &Node) -> bool {
+        let norm =
+            |o: &Node| o.scope == n.scope && o.op.starts_with("batch_norm") && self.is_training(o);
+        let read = |o: &Node| o.ids().iter().any(|id| n.outs.contains(id));
+        &*n.op == "add_.Tensor"
+            && self.written(n).is_some_and(|b| b.ends_with("num_batches_tracked"))
+            && self.g.nodes.iter().any(norm)
+            && !self.g.nodes.iter().any(read)
     }
 
     /// Times a weight and plus a bias of each channel, where there are such.

@@ -19,7 +19,7 @@ impl Lower<'_> {
         if let Some(buffer) = self.written(n) {
             // A module that keeps numbers from step to step is refused for what it does with them.
             let own = self.g.nodes.iter().filter(|o| o.scope == n.scope && !o.op.contains("_."));
-            let unread = |o: &&Node| table::row(&o.op).is_none() || o.op.starts_with("batch_norm");
+            let unread = |o: &&Node| table::row(&o.op).is_none();
             if let Some(other) = own.into_iter().find(unread) {
                 return self
                     .refuse(other, "shardc does not import this op")
@@ -65,7 +65,7 @@ impl Lower<'_> {
     }
 
     /// The buffer that an op in place writes into.
-    fn written(&self, n: &Node) -> Option<&str> {
+    pub(super) fn written(&self, n: &Node) -> Option<&str> {
         let Some((_, Arg::Value(id))) = n.args.first().filter(|_| n.op.contains("_.")) else {
             return None;
         };

@@ -7,6 +7,7 @@
 //! of some degree / 2^61. It says nothing of other sizes.
 
 mod cost;
+mod evaluate;
 pub(crate) mod functions;
 mod inputs;
 pub(crate) mod ranks;
@@ -23,6 +24,7 @@ use crate::textbook::Textbook;
 use crate::whole::Whole;
 use crate::{Report, Subject, Verdict, experts, local};
 use cost::{AT_ONCE, LARGEST, UNCHANGED, cost};
+pub use evaluate::evaluate;
 use functions::{Begins, oracle, seed};
 use inputs::Inputs;
 use ranks::{Pieces, Ranks};

@@ -110,12 +110,15 @@ impl Head<'_> {
     fn sizes(&self) -> [usize; 3] {
         [self.x[0].shape[1], self.x[0].shape[3], self.x[3].shape[3]]
     }
-    /// a of a token: of e^g nothing is known but that it is a function of g; 0 where a document begins.
+    /// a of a token: of e^g nothing is known but that it is a function of g, which is 1 at 0; 0 where a document begins.
     fn decay(&self, t: usize) -> u64 {
         let of = self.of.segments().map(|i| self.x[i]);
         match of.is_some_and(|s| t > 0 && s.integer(&[self.b, t]) != s.integer(&[self.b, t - 1])) {
             true => 0,
-            false => oracle(seed("e^g"), &[self.x[2].at(&[self.b, t, self.n])]),
+            false => match self.x[2].at(&[self.b, t, self.n]) {
+                0 => 1,
+                g => oracle(seed("e^g"), &[g]),
+            },
         }
     }
     fn beta(&self, t: usize) -> u64 {
@@ -325,3 +328,6 @@ fn tokens(ins: &[&Type]) -> Result<usize, String> {
 fn scan_of(k: &ops::ScanGrad) -> Scan {
     Scan::of(&k.forward(), 0)
 }
+
+#[cfg(test)]
+mod tests;

@@ -8,6 +8,7 @@
 //! | composition | scan(x ++ y, S) is (o_x ++ o_y, e_y), where (o_x, e_x) = scan(x, S) and (o_y, e_y) = scan(y, e_x) |
 //! | affine | end(x, S) = Φ(x) S + end(x, 0), where Φ(x) = end(x with values 0, I); by the plain rule Φ(x) is a number times I |
 //! | documents | where the segment of the first token of y is not that of the last of x, scan(y, e_x) is scan(y, 0) |
+//! | filling | scan(x ++ z, S) is (o_x ++ o_z, e_x), if keys, values and decays g of z are 0 |
 //!
 //! By induction over pieces the state before piece r + 1 is Φ_r S_r + E_r. An exchange that is written otherwise stays, and is
 //! no form of its model.
@@ -15,7 +16,7 @@
 use super::sizes;
 use shardc_ir::func::{Func, Module, Node, Value};
 use shardc_ir::ops::{
-    Add, Cast, Concat, Dot, Equal, Literal, Mul, Narrow, Op, Reshape, Scale, Scan,
+    Add, Cast, Concat, Dot, Equal, Literal, Mul, Narrow, Op, Pad, Reshape, Scale, Scan,
 };
 use shardc_ir::types::{DType, Type};
 use std::collections::{BTreeMap, BTreeSet};
@@ -33,8 +34,14 @@ pub fn joined(laid: &Module) -> (Module, usize) {
         let op = Scan { pieces: Default::default(), start: x.start.is_some(), ..op.clone() };
         let mut ins = own.ins.to_vec();
         ins.pop();
+        let (mut out, scope) = (own.outs[0], own.scope);
+        if let Some((at, real)) = &x.filled {
+            // The recurrence makes the outputs of these tokens alone, in the place of the node that takes them.
+            ins.clone_from(real);
+            out = f.nodes[*at].outs[0];
+            f.nodes[*at].outs[0] = own_value(f, out);
+        }
         ins.extend(x.start);
-        let (out, scope) = (own.outs[0], own.scope);
         let end = match x.end {
             Some((at, end)) => {
                 // The recurrence makes it now.
@@ -66,6 +73,8 @@ struct Exchange {
     start: Option<Value>,
     /// The node that makes the last state, and this.
     end: Option<(usize, Value)>,
+    /// The node that takes the outputs of the tokens that are not filled up, and the operands without those.
+    filled: Option<(usize, Vec<Value>)>,
 }
 
 struct Reader<'a> {
@@ -193,7 +202,43 @@ impl<'a> Reader<'a> {
         if let Some(map) = map {
             self.is_map(op, own, map).then_some(())?;
         }
-        Some(Exchange { start, end: self.end(n.outs[1], pieces) })
+        let filled = self.filled(op, n.outs[0], own);
+        let end = self.end(n.outs[1], pieces);
+        // States behind pieces that something else reads are not there any more.
+        let alone = match end {
+            None => self.readers(n.outs[1]) == 0,
+            Some((at, _)) => {
+                let last = self.f.nodes[at].ins[0];
+                self.readers(n.outs[1]) == 1 && self.readers(last) == 1
+            }
+        };
+        alone.then_some(Exchange { start, end, filled })
+    }
+
+    /// How many nodes and results read a value.
+    fn readers(&self, v: Value) -> usize {
+        let nodes = self.f.nodes.iter().filter(|n| n.ins.contains(&v)).count();
+        nodes + self.f.results.iter().filter(|r| r.value == v).count()
+    }
+
+    /// Whether all operands are filled up by zeros, which keep a state, behind as many tokens; and nothing reads outputs but
+    /// those of these.
+    fn filled(&self, op: &Scan, out: Value, own: &[Value]) -> Option<(usize, Vec<Value>)> {
+        let real: Vec<Value> = own.iter().map(|v| self.among_zeros(*v)).collect::<Option<_>>()?;
+        let tokens = self.size(*real.first()?, 1);
+        let alike = !op.segments && real.iter().all(|v| self.size(*v, 1) == tokens);
+        let at = self.f.nodes.iter().position(|n| n.ins.contains(&out))?;
+        let takes = self.f.nodes[at].op == Narrow::along(1, 0, tokens, 1).into();
+        (alike && takes && self.readers(out) == 1).then_some((at, real))
+    }
+
+    /// What stands first among zeros, along the dim of tokens.
+    fn among_zeros(&self, v: Value) -> Option<Value> {
+        let n = self.maker(v)?;
+        let Op::Pad(Pad { start: 0, dim, step, .. }) = &n.op else { return None };
+        let x = *n.ins.first()?;
+        let first = Narrow::along(1, 0, 1, 1);
+        (*dim == first.dim && *step == first.step && self.size(x, 1) < self.size(v, 1)).then_some(x)
     }
 
     /// The state before all pieces.

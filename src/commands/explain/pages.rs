@@ -9,7 +9,7 @@ macro_rules! pages {
 /// Code and page of every diagnostic, by code.
 pub const PAGES: &[(&str, &str)] = pages! {
     "activation" "adapter" "archive" "archive-version" "arguments" "arity" "assumed-sizes" "attribute" "audit"
-    "batch-not-divisible" "batch-shape" "c-compiler" "chat-bos" "chat-mask" "checkpoint" "cluster" "collective" "config"
+    "batch-not-divisible" "batch-shape" "batch-statistics" "c-compiler" "chat-bos" "chat-mask" "checkpoint" "cluster" "collective" "config"
     "config-file" "cross-node"
     "cuda-compile" "cuda-driver" "cuda-limit" "data" "deadlock" "device" "dropout-ignored"
     "evaluated-shape" "expert-width-not-divisible" "experts-mesh" "experts-need-1d" "experts-not-divisible" "export"

@@ -1,7 +1,7 @@
 //! What is said of archives that cannot be imported: the cause, and the road from there.
 
+use super::file;
 use super::files::{Scratch, edited, import, nodes, refused};
-use super::{ROWS, file};
 use crate::lab::Lab;
 use serde_json::{Value, json};
 use shardc_frontends::import::Imported;
@@ -72,18 +72,23 @@ fn tied_weights_of_a_strict_export() {
     assert!(d.help.iter().any(|h| h.contains("tied: export with strict=False")), "{d}");
 }
 
-/// The write into a buffer is part of what is not read.
+/// What a step does not keep is said; another write into a buffer is refused.
 #[test]
-fn batch_norm_is_called_so() {
-    let d = refused(
-        shardc_frontends::import::Opened::read(&file("normed.pt2")).expect("an archive").import(
-            shardc_frontends::import::Sizes { rows: ROWS, seq: 1 },
-            shardc_ir::plan::Mode::Train,
-            shardc_frontends::import::Raise::default(),
-        ),
-    );
-    assert!(d.code == "import-op" && d.message.starts_with("`batch_norm.default`"), "{d}");
-    assert!(d.help.iter().any(|h| h.contains("a norm over what one row has")), "{d}");
+fn batch_norm_keeps_no_statistics() {
+    let lab = Lab::new("imports-statistics");
+    let archive = file("normed.pt2").display().to_string();
+    let out = lab.ok(&["compile", &archive, "-o", "plan"]);
+    let said = String::from_utf8_lossy(&out.stderr);
+    assert!(said.contains("warning[batch-statistics]") && said.contains("update_bn"), "{said}");
+    assert_eq!(said.matches("[batch-statistics]").count(), 1, "{said}");
+    let scratch = Scratch::new("statistics");
+    let d = refused(edited(&scratch, "normed.pt2", |j| {
+        let text = j["graph_module"]["graph"]["nodes"].to_string();
+        let other = text.replace("num_batches_tracked", "running_mean");
+        assert_ne!(text, other);
+        j["graph_module"]["graph"]["nodes"] = serde_json::from_str(&other).expect("JSON");
+    }));
+    assert!(d.code == "import-op" && d.message.contains("it writes into the buffer"), "{d}");
 }
 
 #[test]

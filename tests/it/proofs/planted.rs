@@ -2,6 +2,7 @@
 
 mod lemmas;
 mod reported;
+mod states;
 mod types;
 
 use super::{BALANCE, Case, DP2_TP2, grid, ring};

@@ -1,5 +1,5 @@
 // The places of the k largest of n elements, largest first; of equal ones the first. Order is total:
-// by the bits of the f32, NaN outside of the infinities.
+// by the bits of the f32, NaN outside of the infinities; both zeros are equal.
 //
 // Bytes: x once (k times from the L1 cache), out once. Launch: ceil(rows / 4) blocks of 128 threads,
 // a warp for a row.
@@ -16,7 +16,7 @@ struct Params {
 
 // Larger for larger elements, and for earlier ones of the same value.
 DEVICE u64 rank_of(float x, int place) {
-    const int bits = (int)__float_as_uint(x);
+    const int bits = (int)__float_as_uint(x + 0.0f);
     const u32 ordered = (u32)(bits ^ (int)((u32)(bits >> 31) >> 1)) ^ 0x80000000u;
     return (u64)ordered << 32 | (0xffffffffu - (u32)place);
 }

@@ -69,7 +69,7 @@ fn fits(f: &Func, n: &Node, pieces: usize) -> Result<()> {
     }
     if pieces > MOST {
         let what = format!("states of {pieces} ranks of cp are not exchanged, but of {MOST}");
-        let help = "use a mesh with cp=16: tp splits heads, dp rows";
+        let help = format!("use a mesh with cp={MOST} at most: tp splits heads, dp rows");
         return Err(Diag::new("not-built", what).at(at).help(help));
     }
     Ok(())

@@ -22,7 +22,8 @@ pub(crate) unsafe fn top_k(k: &TopK, memory: &[*mut f32], threads: usize) {
         // SAFETY: by the caller: `x` has n elements and `out` k places, which hold numbers of
         // elements up to the place that is being looked for.
         unsafe {
-            let score = |e: usize| number(element(x, k.elem, e * k.x_stride), k.elem);
+            // Both zeros are 0, as they are equal.
+            let score = |e: usize| number(element(x, k.elem, e * k.x_stride), k.elem) + 0.0;
             let place = |i: usize| out.add(i * k.out_stride);
             let held = |i: usize| score(*place(i) as usize);
             for e in 0..k.n {

@@ -26,6 +26,8 @@ const FEW: usize = 10;
 /// although formulas are believed to be too high, while nothing has fitted.
 const LATE: usize = 1;
 const HOPES: usize = 2;
+/// Layouts of a family that are compiled first, until one fits.
+const FIRSTS: usize = 2;
 /// Most layouts of the budget that are for fewer layers of the fastest plan that computes some again.
 const FOR_LAYERS: usize = 3;
 /// Layouts that are looked at to find faster ones than those that fit.
@@ -223,15 +225,20 @@ impl<'a> Search<'a> {
         guesses.another(with(Recompute::Layers(of(n)?, of(layers)?))).ok()
     }
 
-    /// Compiles of each family of layouts the fastest that seems to fit: plans of one are faster than their formula, and
-    /// what is known of one plan of a family orders the others.
+    /// Compiles of each family of layouts the fastest that seems to fit, and another one if it does not: plans of one are
+    /// faster than their formula, and what is known of one plan of a family orders the others.
     fn compile_families(&mut self, guesses: &mut Guesses, say: &mut dyn FnMut(Progress)) {
         for of in FAMILIES {
-            let first = guesses.first(of, |g| self.seems_to_fit(g));
-            let new = first.filter(|g| !self.firsts.contains(&g.candidate));
-            if let Some(g) = new.filter(|_| self.goes_on()) {
+            for _ in 0..FIRSTS {
+                let first = guesses.first(of, |g| self.seems_to_fit(g));
+                let new = first.filter(|g| !self.firsts.contains(&g.candidate));
+                let Some(g) = new.filter(|_| self.goes_on()) else { break };
+                let fitted = self.fits.len();
                 self.firsts.push(g.candidate);
                 self.compile_all(vec![g], say);
+                if self.fits.len() > fitted {
+                    break;
+                }
             }
         }
     }

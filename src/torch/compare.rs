@@ -39,7 +39,8 @@ fn tolerances(dtype: DType) -> (f64, f64, Option<f64>) {
     }
 }
 
-/// The coarsest numbers that a plan has: Muon iterates in bf16 also where the model computes in f32.
+/// The coarsest numbers that a plan has: Muon iterates in bf16 also where the model computes in f32. Losses and gradients
+/// behind an update are those of such numbers.
 fn coarsest(plan: &Plan) -> DType {
     let types = |f: &Func| -> Vec<DType> { f.values.ids().map(|v| f.ty(v).dtype).collect() };
     let all: Vec<DType> = plan.module.funcs.iter().flat_map(types).collect();
@@ -80,7 +81,7 @@ pub fn compare(stored: &Stored, timeout: Duration) -> Result<Vec<Apart>> {
 fn both(stored: &Stored, own: &mut Session, torch: &mut Session) -> Result<Vec<Apart>> {
     let s = &stored.plan.settings;
     let (table, data) = (inputs(&stored.plan.module), Data::Random { vocab: s.vocab.min(1 << 20) });
-    let (loss, norm, tensor) = tolerances(coarsest(&stored.plan));
+    let (dtype, updated) = (stored.options.dtype, coarsest(&stored.plan));
     let mut all: BTreeMap<&'static str, Apart> = BTreeMap::new();
     let mut add = |name: &'static str, of: &str, error: f64, tolerance: f64| {
         let known = all.entry(name).or_insert(Apart { name, error: 0.0, tolerance, worst: None });
@@ -93,13 +94,17 @@ fn both(stored: &Stored, own: &mut Session, torch: &mut Session) -> Result<Vec<A
         let batch = StepBatch { columns, observe: true };
         let lr = stored.options.lr.at(step);
         let (a, b) = (own.step(&batch, lr, step)?, torch.step(&batch, lr, step)?);
+        // Before the first update there are only the model's own numbers.
+        let coarse = step > 1 && updated != dtype;
+        let (loss, norm, tensor) = tolerances(if coarse { updated } else { dtype });
+        let behind = |name, later| if coarse { later } else { name };
         // Of a step that overflows on both there are no numbers.
         if a.skipped && b.skipped {
             continue;
         }
         for (name, of, scalar) in [
-            ("loss", (|r| r.loss) as fn(&StepResult) -> Option<f32>, loss),
-            ("gradient-norm", |r| r.grad_norm, norm),
+            (behind("loss", "updated-loss"), (|r| r.loss) as fn(&StepResult) -> Option<f32>, loss),
+            (behind("gradient-norm", "updated-gradient-norm"), |r| r.grad_norm, norm),
         ] {
             let (x, y) = (of(&a).map(f64::from), of(&b).map(f64::from));
             let error = x.zip(y).map_or(f64::INFINITY, |(x, y)| (x - y).abs() / x.abs().max(1e-30));

@@ -239,10 +239,17 @@ fn update_rules_are_written_or_refused() {
                 continue;
             }
             let said = lab.refuses(&args, 4, "export");
-            let rule = flags[1].rsplit('=').next_back().unwrap_or("").split('=').next_back();
-            let named = flags[0] == "--optim" && said.contains(&format!("`{}`", flags[1]));
-            let by_name = said.to_lowercase().contains(rule.unwrap_or("?"));
-            assert!(named || by_name, "{flags:?} {to}: {said}");
+            let rule = match (flags[0], flags[1]) {
+                ("--optim", rule) => rule.to_string(),
+                (_, "muon") => "hidden=muon".into(),
+                (_, "sgd") => "sgd".into(),
+                (_, name) => format!("*={name}"),
+            };
+            let named = match &*rule {
+                "sgd" => said.to_lowercase().contains("sgd"),
+                rule => said.contains(&format!("the update rule `{rule}`: ")),
+            };
+            assert!(named, "{flags:?} {to}: {said}");
         }
     }
     let config = |i: usize| -> Json {

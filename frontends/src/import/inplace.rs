@@ -5,7 +5,7 @@ use super::graph::{Arg, Graph, Id, IntArg, Node};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Ops whose result shares the memory of their first operand, or may.
-pub(super) const VIEWS: &[&str] = &[
+const VIEWS: &[&str] = &[
     "_unsafe_view",
     "alias",
     "broadcast_tensors",
@@ -13,16 +13,18 @@ pub(super) const VIEWS: &[&str] = &[
     "chunk",
     "contiguous",
     "detach",
-    "detach_",
     "diagonal",
     "dropout",
+    "einsum",
     "expand",
     "expand_as",
     "flatten",
     "lift_fresh_copy",
+    "mT",
     "narrow",
     "numpy_T",
     "permute",
+    "pixel_shuffle",
     "reshape",
     "select",
     "slice",
@@ -35,8 +37,10 @@ pub(super) const VIEWS: &[&str] = &[
     "type_as",
     "unbind",
     "unflatten",
+    "unfold",
     "unsqueeze",
     "view",
+    "view_as",
 ];
 
 /// The name of an op without its overload.
@@ -44,15 +48,36 @@ pub(super) fn base(op: &str) -> &str {
     op.split('.').next().unwrap_or(op)
 }
 
+/// True if an op writes no number, and turns what it names (`t_`): a view of the same memory under another name.
+pub(super) fn renames(op: &str) -> bool {
+    base(op).strip_suffix('_').is_some_and(|name| VIEWS.contains(&name))
+}
+
+/// The operand whose memory a result shares, or may share.
+pub(super) fn shares(n: &Node, k: usize) -> Option<Id> {
+    let name = base(&n.op);
+    if !VIEWS.contains(&name) && !renames(&n.op) {
+        return None;
+    }
+    match n.args.iter().find(|a| matches!(a.1, Arg::Value(_) | Arg::Values(_)))? {
+        (_, Arg::Value(id)) => Some(*id),
+        // Of several operands it is a product.
+        (_, Arg::Values(all)) if name == "einsum" && all.len() > 1 => None,
+        (_, Arg::Values(all)) => *all.get(k)?,
+        _number => None,
+    }
+}
+
 /// The same op that makes a new value, of one that writes into its operand.
 pub(super) fn pure(op: &str) -> Option<String> {
     let (name, overload) = op.split_once('.')?;
     let plain = name.strip_suffix('_').filter(|p| !p.ends_with('_'))?;
     // What is named otherwise where nothing is written: `pow.Scalar` is of a number.
-    if plain == "pow" {
-        return Some(format!("pow.Tensor_{overload}"));
+    match plain {
+        "pow" => Some(format!("pow.Tensor_{overload}")),
+        "transpose" => Some("transpose.int".into()),
+        _other => Some(format!("{plain}.{overload}")),
     }
-    Some(format!("{plain}.{overload}"))
 }
 
 fn operands(n: &Node) -> Vec<Id> {
@@ -82,13 +107,10 @@ pub(super) fn undo(g: &mut Graph) {
         for &id in &all {
             last.insert(of(&root, id), i);
         }
-        if VIEWS.contains(&base(&n.op)) {
-            let lists = n.args.iter().any(|a| matches!(a.1, Arg::Values(_)));
-            for (k, &o) in n.outs.iter().enumerate() {
-                if let Some(&id) = all.get(if lists { k } else { 0 }) {
-                    let id = of(&root, id);
-                    root.insert(o, id);
-                }
+        for (k, &o) in n.outs.iter().enumerate() {
+            if let Some(id) = shares(n, k) {
+                let id = of(&root, id);
+                root.insert(o, id);
             }
         }
     }
@@ -98,10 +120,10 @@ pub(super) fn undo(g: &mut Graph) {
     for (i, n) in g.nodes.iter_mut().enumerate() {
         let Some(Arg::Value(id)) = n.args.first().map(|a| &a.1) else { continue };
         let own = of(&root, *id);
-        let unread = match &*n.op {
-            // It writes no number: views of the same memory keep their gradients.
-            "detach_.default" => named.get(id) == Some(&i) && !g.outputs.contains(id),
-            _ => last.get(&own) == Some(&i) && !kept.contains(&own),
+        let unread = match renames(&n.op) {
+            // It writes no number: views of the same memory stay as they are, and keep their gradients.
+            true => named.get(id) == Some(&i) && !g.outputs.contains(id),
+            false => last.get(&own) == Some(&i) && !kept.contains(&own),
         };
         let unread = unread && !n.outs.iter().any(|o| g.halved.contains(o));
         if let Some(op) = pure(&n.op).filter(|_| unread) {
@@ -148,6 +170,14 @@ mod tests {
         let stop = ("detach_.default", &[1u32][..], 7);
         assert_eq!(ops(graph(&[sum, view, stop, late]))[2], "detach.default");
         assert_eq!(ops(graph(&[sum, stop, read]))[1], "detach_.default");
+        // Turned, it is the same memory.
+        let turn = ("t_.default", &[1u32][..], 7);
+        assert_eq!(ops(graph(&[sum, view, turn, late]))[2], "t.default");
+        assert_eq!(ops(graph(&[sum, turn, read]))[1], "t_.default");
+        for name in ["unfold.default", "mT.default", "view_as.default"] {
+            let same = (name, &[1u32][..], 4);
+            assert_eq!(ops(graph(&[sum, same, write, late]))[2], "mul_.Tensor", "{name}");
+        }
         // Names that only look so.
         assert_eq!(ops(graph(&[("__and__.Tensor", &[0, 0], 1)]))[0], "__and__.Tensor");
     }

@@ -1,6 +1,6 @@
 //! Extremes, variances and norms along dims, and norms over groups of channels.
 
-use super::graph::{Arg, Node};
+use super::graph::{Arg, Id, Node};
 use super::lower::{Lower, Val};
 use super::operands::dim_of;
 use super::room;
@@ -203,6 +203,12 @@ impl Lower<'_> {
         if x.shape.len() < 2 || count < 2.0 {
             return Err(self.refuse(n, "statistics of fewer than 2 elements of a channel"));
         }
+        if kept && self.reads_statistics_behind(n) {
+            let what = "statistics that it keeps and that are read behind it";
+            return Err(self
+                .refuse(n, what)
+                .help("norms in eval() before those in train(), or apart"));
+        }
         let mean = self.sum_over(n, &x, &dims, true)?;
         let mean = self.scaled(n, &mean, 1.0 / count)?;
         let y = self.both(n, Arithmetic::Sub, &x, &mean)?;
@@ -224,15 +230,36 @@ impl Lower<'_> {
         self.by_channel(n, y)
     }
 
-    /// A count of the batches that a norm has seen, which nothing reads but the archive's next step.
+    /// True if what a norm in training writes is read afterwards, by other ops or by itself in evaluation.
+    fn reads_statistics_behind(&self, n: &Node) -> bool {
+        let kept = ["running_mean", "running_var"].map(|k| n.arg(k).clone());
+        let is_kept = |id: &Id| kept.contains(&Arg::Value(*id));
+        let here = self.g.nodes.iter().position(|o| o.outs == n.outs);
+        let behind = self.g.nodes.iter().skip(here.map_or(0, |i| i + 1));
+        let writes = |o: &Node| o.op.starts_with("batch_norm") && self.is_training(o);
+        behind.filter(|o| !writes(o)).any(|o| o.ids().iter().any(is_kept))
+            || self.g.outputs.iter().any(is_kept)
+    }
+
+    /// A count of the batches that a norm has seen, which nothing reads but the archive's next step, and the norm's next
+    /// use.
     pub(super) fn counts_batches(&self, n: &Node) -> bool {
         let norm =
             |o: &Node| o.scope == n.scope && o.op.starts_with("batch_norm") && self.is_training(o);
-        let read = |o: &Node| o.ids().iter().any(|id| n.outs.contains(id));
+        let counts = |o: &&Node| &*o.op == "add_.Tensor" && o.scope == n.scope;
+        let before = |o: &&Node| o.ids().first().copied();
+        // From one use of the norm to the next, each counts what the one before has made.
+        let mut first = n;
+        while let Some(o) =
+            self.g.nodes.iter().filter(counts).find(|o| o.outs.first().copied() == before(&first))
+        {
+            first = o;
+        }
+        let read = |o: &&Node| o.ids().iter().any(|id| n.outs.contains(id));
         &*n.op == "add_.Tensor"
-            && self.written(n).is_some_and(|b| b.ends_with("num_batches_tracked"))
+            && self.written(first).is_some_and(|b| b.ends_with("num_batches_tracked"))
             && self.g.nodes.iter().any(norm)
-            && !self.g.nodes.iter().any(read)
+            && self.g.nodes.iter().filter(read).all(|o| counts(&o))
     }
 
     /// Times a weight and plus a bias of each channel, where there are such.

@@ -3,6 +3,7 @@
 use super::compare::Order;
 use super::compose;
 use super::graph::Node;
+use super::inplace::{pure, renames};
 use super::lower::{Lower, Val};
 use super::recur::Cell;
 use shardc_ir::diag::Result;
@@ -271,6 +272,11 @@ pub(super) fn nearest(op: &str) -> String {
     let name = op.rsplit("higher_order.").next().unwrap_or(op);
     if let Some((_, by)) = COMPOSED.iter().find(|c| name.trim_start_matches('_').starts_with(c.0)) {
         return format!("use in its place: {by}");
+    }
+    if pure(op).is_some_and(|plain| renames(op) || row(&plain).is_some()) {
+        return "it writes into a tensor, or a part of one, that is read by other names: write into a \
+                copy (`x = x.clone()`), or make a new tensor (torch.where, torch.cat)"
+            .into();
     }
     let near = names::nearest(op, TABLE.iter().map(|r| r.0), 2);
     match near.is_empty() {

@@ -3,7 +3,7 @@
 //! and buffers stays as it is, and is refused, as is a write behind a view whose part is not known here.
 
 use super::graph::{Arg, Graph, Id, Node};
-use super::inplace::{VIEWS, base, pure};
+use super::inplace::{base, pure, renames, shares};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Views that never copy: what is taken again of the new tensor is what the old view shows.
@@ -13,6 +13,7 @@ const SHARED: &[&str] = &[
     "detach",
     "diagonal",
     "expand",
+    "mT",
     "narrow",
     "permute",
     "select",
@@ -23,8 +24,10 @@ const SHARED: &[&str] = &[
     "t",
     "transpose",
     "unbind",
+    "unfold",
     "unsqueeze",
     "view",
+    "view_as",
 ];
 
 /// A value and the memory that it shows.
@@ -57,7 +60,7 @@ fn written(n: &Node) -> Option<Id> {
 /// Replaces writes into parts by new tensors; if one of them is not understood, none.
 pub(super) fn replace(g: &mut Graph) {
     let inputs: BTreeSet<Id> = g.inputs.iter().map(|i| i.id).collect();
-    let own = |n: &Node| pure(&n.op).is_some() && base(&n.op) != "detach_";
+    let own = |n: &Node| pure(&n.op).is_some() && !renames(&n.op);
     if !g.nodes.iter().any(own) {
         return;
     }
@@ -153,12 +156,11 @@ impl Writes<'_> {
 
     /// A node that writes into nothing; what it makes may show memory of its operand.
     fn keep(&mut self, n: Node) -> Option<()> {
-        if let Some(of) = written(&n).filter(|_| VIEWS.contains(&base(&n.op))) {
+        for (k, &o) in n.outs.iter().enumerate() {
+            let Some(of) = shares(&n, k) else { continue };
             let root = self.root(of);
-            for (k, &o) in n.outs.iter().enumerate() {
-                let age = self.age(root);
-                self.all.insert(o, Shown { root, by: Some((n.clone(), k)), age, now: o });
-            }
+            let age = self.age(root);
+            self.all.insert(o, Shown { root, by: Some((n.clone(), k)), age, now: o });
         }
         let n = self.read(n)?;
         self.out.push(n);

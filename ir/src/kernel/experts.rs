@@ -8,7 +8,7 @@ use super::{Block, Elem, Extents, View};
 use crate::ops::grouped_dot::BLOCK;
 
 /// For every index of `extents`, the places of the `k` largest of `n` elements, largest first; of
-/// equal ones the first. Elements are compared as [`f32::total_cmp`] does.
+/// equal ones the first. Elements are compared as [`f32::total_cmp`] does, but that both zeros are equal.
 #[derive(Clone, PartialEq, Debug)]
 pub struct TopK {
     pub extents: Extents,

@@ -75,8 +75,10 @@ impl OpDef for TopK {
         let mut rows = out.shape.clone();
         rows[to] = rows[to].min(1);
         each_index(&rows, |row| {
-            let element =
-                |e: usize| x.at(&at.iter().map(|p| p.map_or(e, |p| row[p])).collect::<Shape>());
+            // Both zeros are 0, as they are equal.
+            let element = |e: usize| {
+                x.at(&at.iter().map(|p| p.map_or(e, |p| row[p])).collect::<Shape>()) + 0.0
+            };
             let mut order: Vec<usize> = (0..n).collect();
             order.sort_by(|&a, &b| element(b).total_cmp(&element(a)));
             for (k, &e) in order.iter().take(out.shape[to]).enumerate() {

@@ -45,8 +45,10 @@ class Step(Schedule):
             raise TypeError(f'optimizer is "{PLANNED}", or None for one of your own, not {optimizer!r}')
         # Whether somebody else updates parameters.
         self._gives = optimizer is None
-        # Of the gradients that are handed out: what they were multiplied by, and their norm over all ranks.
+        # Of the gradients that are handed out: what they were multiplied by, if this rank has any, and their norm over
+        # all ranks before that and since they were clipped.
         self._factor: Optional[Tensor] = None
+        self._plain: Optional[Tensor] = None
         self._norm: Optional[Tensor] = None
         if self._gives:
             self._hand_out(module, facts)
@@ -80,8 +82,8 @@ class Step(Schedule):
         out = self._run("step", self.steps + 1, {"lr": lr, "step": update, "loss_scale": self._scale.scale})
         self._inputs.end()
         self.steps += 1
-        if self._factor is not None:
-            self._norm = out["grad_norm"] * self._scale.scale * self._factor
+        if self._gives:
+            self._plain, self._norm = out["grad_norm"] * self._scale.scale, None
         if self._scale.how is not None:
             self._scale.update(math.isfinite(float(out["grad_norm"])))
         return out
@@ -200,11 +202,18 @@ class Step(Schedule):
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
         """With `optimizer=None`, makes the norm of all gradients of the last step at most this; what it was before.
 
-        It is the norm over all ranks: `torch.nn.utils.clip_grad_norm_` would take that of this rank's pieces alone.
+        It is the norm over all ranks: `torch.nn.utils.clip_grad_norm_` would take that of this rank's pieces alone. To be
+        called on all ranks.
         """
         gradients, norm = self.gradients(), self._norm
-        if norm is None:
+        if self._plain is None:
             raise wrong("no step has left gradients", "call the step with a batch first", "torch")
+        if norm is None:
+            # A rank that trains nothing knows it from others.
+            factor = torch.zeros((), device=device) if self._factor is None else self._factor.clone()
+            if self.mesh.ranks > 1:
+                dist.all_reduce(factor, dist.ReduceOp.MAX)
+            norm = self._plain * factor
         by = (max_norm / (norm + 1e-6)).clamp(max=1.0)
         for g in gradients.values():
             g.mul_(by)

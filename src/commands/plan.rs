@@ -59,7 +59,7 @@ pub struct Plan {
     /// Number of fitting plans to find
     #[arg(long, default_value_t = 10)]
     pub top: usize,
-    /// Number of layouts to compile, fitting or not: the same number finds the same plans [default: 24, or 2 for each
+    /// Number of layouts to compile, fitting or not: the same number finds the same plans [default: 40, or 4 for each
     /// plan of --top]
     #[arg(long, value_name = "LAYOUTS", value_parser = whole)]
     pub budget: Option<usize>,

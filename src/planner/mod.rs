@@ -39,8 +39,8 @@ use trials::Search;
 use what_if::Ifs;
 
 /// Layouts that are compiled, fitting or not, unless another number is asked for; and as many for each plan that is.
-pub const BUDGET: usize = 24;
-pub const EACH: usize = 2;
+pub const BUDGET: usize = 40;
+pub const EACH: usize = 4;
 /// Tokens of a sequence, and of a step, that are planned unless others are asked for; and ranks that share a sequence.
 pub const SEQ: usize = 8192;
 const TOKENS: usize = 1 << 20;

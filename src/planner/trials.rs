@@ -22,12 +22,10 @@ use std::time::Instant;
 const AT_ONCE: usize = 2;
 /// Plans for which numbers of compilations are at least.
 const FEW: usize = 10;
-/// The same of layouts that need too much by formulas that plans like them have corrected; and of those that may fit
-/// although formulas are believed to be too high, while nothing has fitted.
+/// The same of layouts that need too much by formulas that plans like them have corrected.
 const LATE: usize = 1;
-const HOPES: usize = 2;
-/// Layouts of a family that are compiled first, until one fits.
-const FIRSTS: usize = 2;
+/// Layouts of which none has fitted, before formulas are no more believed to be too high.
+const HOPES: usize = 10;
 /// Most layouts of the budget that are for fewer layers of the fastest plan that computes some again.
 const FOR_LAYERS: usize = 3;
 /// Layouts that are looked at to find faster ones than those that fit.
@@ -222,23 +220,21 @@ impl<'a> Search<'a> {
             return None;
         }
         let of = |n: usize| u16::try_from(n).ok();
-        guesses.another(with(Recompute::Layers(of(n)?, of(layers)?))).ok()
+        let fewer = with(Recompute::Layers(of(n)?, of(layers)?));
+        // What takes longer with fewer of them was compiled before.
+        let known = self.fits.iter().any(|c| c.guess.candidate == fewer);
+        guesses.another(fewer).ok().filter(|_| !known)
     }
 
-    /// Compiles of each family of layouts the fastest that seems to fit, and another one if it does not: plans of one are
-    /// faster than their formula, and what is known of one plan of a family orders the others.
+    /// Compiles of each family of layouts the fastest that seems to fit: plans of one are faster than their formula, and
+    /// what is known of one plan of a family orders the others.
     fn compile_families(&mut self, guesses: &mut Guesses, say: &mut dyn FnMut(Progress)) {
         for of in FAMILIES {
-            for _ in 0..FIRSTS {
-                let first = guesses.first(of, |g| self.seems_to_fit(g));
-                let new = first.filter(|g| !self.firsts.contains(&g.candidate));
-                let Some(g) = new.filter(|_| self.goes_on()) else { break };
-                let fitted = self.fits.len();
+            let first = guesses.first(of, |g| self.seems_to_fit(g));
+            let new = first.filter(|g| !self.firsts.contains(&g.candidate));
+            if let Some(g) = new.filter(|_| self.goes_on()) {
                 self.firsts.push(g.candidate);
                 self.compile_all(vec![g], say);
-                if self.fits.len() > fitted {
-                    break;
-                }
             }
         }
     }
@@ -307,7 +303,7 @@ impl<'a> Search<'a> {
         if theirs.is_some_and(|bytes| bytes > self.asked.memory) {
             return false;
         }
-        let many = self.compiled >= HOPES * self.asked.top.max(FEW);
+        let many = self.compiled >= HOPES;
         let margin = if self.fits.is_empty() && many { 1.0 } else { MARGIN };
         let known = |of: &Likeness| self.ratios.get(of);
         let [same, schedule, any] = self.likenesses(g);

@@ -14,6 +14,7 @@ use shardc_ir::plan::{Plan, calls};
 use shardc_ir::types::DType;
 use shardc_passes::options::Options;
 use shardc_runtime::cuda;
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 /// Models that are measured: as those of a processor, then sequences of a step and the element type. Each has more work
@@ -101,13 +102,20 @@ fn flops(plan: &Plan, d: &Device) -> f64 {
     calls(&plan.classes[plan.class_of(0)].step).map(|c| of(c.func)).sum()
 }
 
-/// The known machine whose chip the device's name has, and whose memory is nearest.
+/// The known machine whose chip the device's name has, with most of its words, and whose memory is nearest. A name says
+/// of a card that it is one, and which number it has.
 fn alike(title: &str, memory: u64) -> Option<Device> {
     let title = title.to_lowercase();
     let words: Vec<&str> = title.split(|c: char| !c.is_ascii_alphanumeric()).collect();
-    let own = |d: &Device| words.contains(&d.name.split('-').next().unwrap_or_default());
+    let said = |p: &&str| *p == "pcie" || p.len() == 4 && p.parse::<u32>().is_ok();
+    let own = |d: &Device| {
+        let mut parts = d.name.split('-');
+        parts.next().is_some_and(|p| words.contains(&p))
+            && parts.filter(said).all(|p| words.contains(&p))
+    };
+    let shared = |d: &Device| d.name.split('-').filter(|p| words.contains(p)).count();
     let all = Device::known().into_iter().filter(|d| d.is_gpu() && own(d));
-    all.min_by_key(|d| d.memory.abs_diff(memory))
+    all.min_by_key(|d| (Reverse(shared(d)), d.memory.abs_diff(memory)))
 }
 
 /// Before anything is measured: what the driver says, what a known machine has between devices, and priors.
@@ -182,7 +190,11 @@ mod tests {
         assert_eq!(of("NVIDIA H200", 140).as_deref(), Some("h200"));
         assert_eq!(of("NVIDIA A100-SXM4-40GB", 39).as_deref(), Some("a100-40"));
         assert_eq!(of("Tesla V100-SXM2-32GB", 32).as_deref(), Some("v100-32"));
-        assert_eq!(of("NVIDIA GeForce RTX 4090", 24), None);
+        assert_eq!(of("NVIDIA H100 PCIe", 79).as_deref(), Some("h100-pcie"));
+        assert_eq!(of("NVIDIA L40S", 44).as_deref(), Some("l40s"));
+        assert_eq!(of("NVIDIA GeForce RTX 4090", 24).as_deref(), Some("rtx-4090"));
+        assert_eq!(of("NVIDIA GeForce RTX 4080", 16), None);
+        assert_eq!(of("NVIDIA RTX 6000 Ada Generation", 48), None);
     }
 
     /// What no device shows comes from the machine that it is like, and the file says so.

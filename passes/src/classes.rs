@@ -22,28 +22,73 @@ pub(crate) fn lists(m: &Module, s: &Schedule, mode: Mode) -> Result<(Index, Vec<
     Ok((index, lists))
 }
 
+/// Which arenas are as small as a search finds them.
+#[derive(Clone, Copy, PartialEq)]
+enum Smallest {
+    Each,
+    /// The fullest; no other is fuller.
+    Fullest,
+}
+
 /// Places everything in the memory of every rank of the pipeline. With `early`, receives are posted before the
 /// work that precedes them, where the rank that needs most memory does not come to need more for it.
 pub(crate) fn classes(
     m: &Module,
     s: &Schedule,
-    (index, lists): (Index, Vec<Lists>),
+    lists: (Index, Vec<Lists>),
     early: bool,
 ) -> Vec<RankClass> {
+    placed(m, s, lists, early, Smallest::Each)
+}
+
+/// Bytes of the fullest of these arenas, sooner known than all of them: there is no search for places in others.
+///
+/// # Errors
+/// As of [`rank_classes`].
+pub fn peak_bytes(m: &Module, s: &Schedule, mode: Mode, early: bool) -> Result<usize> {
+    let placed = placed(m, s, lists(m, s, mode)?, early, Smallest::Fullest);
+    Ok(placed.iter().map(|c| c.memory.peak_bytes).max().unwrap_or(0))
+}
+
+fn placed(
+    m: &Module,
+    s: &Schedule,
+    (index, lists): (Index, Vec<Lists>),
+    early: bool,
+    smallest: Smallest,
+) -> Vec<RankClass> {
     let all: Vec<(usize, Lists)> = lists.into_iter().enumerate().collect();
-    let place = |rank: usize, lists: &Lists| {
-        memory(m, s.microbatches, s.stages_of(rank), index.funcs(s, rank), lists)
+    let place = |rank: usize, lists: &Lists, enough: usize| {
+        memory(m, s.microbatches, s.stages_of(rank), index.funcs(s, rank), lists, enough)
     };
+    let early = early && all.len() > 1;
     // The arenas of two ranks have nothing to do with each other.
-    let placed = threads::all(&all, usize::MAX, |(rank, lists)| place(*rank, lists));
-    if !early || all.len() == 1 {
+    if smallest == Smallest::Each && !early {
+        return threads::all(&all, usize::MAX, |(rank, lists)| place(*rank, lists, 0));
+    }
+    let first = threads::all(&all, usize::MAX, |(rank, lists)| place(*rank, lists, usize::MAX));
+    // The fullest arena has at least as many bytes as are alive at once in any.
+    let least = first.iter().map(|c| c.memory.live_bytes).max().unwrap_or(0);
+    let both: Vec<(RankClass, &(usize, Lists))> = first.into_iter().zip(&all).collect();
+    let placed = threads::all(&both, usize::MAX, |(class, (rank, lists))| {
+        if class.memory.peak_bytes <= least { class.clone() } else { place(*rank, lists, least) }
+    });
+    if !early {
         return placed;
     }
     let limit = placed.iter().map(|c| c.memory.peak_bytes).max().unwrap_or(0);
     let both: Vec<(&RankClass, &(usize, Lists))> = placed.iter().zip(&all).collect();
+    let enough = if smallest == Smallest::Each { 0 } else { least };
     threads::all(&both, usize::MAX, |(class, (rank, lists))| {
-        let place = |step| place(*rank, &Lists { step, evaluation: lists.evaluation.clone() });
-        early::post(class, &lists.step, limit, place).unwrap_or_else(|| (*class).clone())
+        let again = |step| {
+            let lists = Lists { step, evaluation: lists.evaluation.clone() };
+            place(*rank, &lists, enough)
+        };
+        let posted = early::post(class, &lists.step, limit, again);
+        posted.unwrap_or_else(|| match class.memory.peak_bytes <= least {
+            true if smallest == Smallest::Each => place(*rank, lists, 0),
+            _as_small_as_found => (*class).clone(),
+        })
     })
 }
 

@@ -4,7 +4,7 @@ use crate::autodiff::chunks::chunk_loss;
 use crate::autodiff::differentiate::differentiate;
 use crate::autodiff::split::{split, split_forward};
 use crate::checks::{differentiable, trains};
-use crate::classes::{classes, lists};
+use crate::classes::{classes, lists, peak_bytes};
 use crate::depends::active;
 use crate::experts::lay_out;
 use crate::globs;
@@ -75,22 +75,9 @@ pub(crate) struct State<'a> {
     pub warnings: Vec<Diag>,
     lists: Option<(Index, Vec<Lists>)>,
     classes: Vec<RankClass>,
-    /// What the passes from `bucket-grads` to `memory` will leave, where a trial has run them already.
-    ahead: Option<Ahead>,
+    /// What the passes from `bucket-grads` to `overlap` will leave, where a trial has run them already.
+    ahead: Option<Module>,
     pub plan: Option<Plan>,
-}
-
-/// A module whose values have places, and those places.
-struct Ahead {
-    m: Module,
-    classes: Vec<RankClass>,
-}
-
-impl Ahead {
-    /// Bytes of the largest arena.
-    fn peak(&self) -> usize {
-        self.classes.iter().map(|c| c.memory.peak_bytes).max().unwrap_or(0)
-    }
 }
 
 /// A function that takes parameters that are laid out, whole.
@@ -367,38 +354,39 @@ impl<'a> State<'a> {
             return Ok(false);
         }
         let schedule = self.schedule()?;
-        let mut before: Option<Ahead> = None;
+        let mut before: Option<(Module, usize)> = None;
         for left in TRIES {
             let mut some = self.m.clone();
             if !early_sums(&mut some, &schedule, left) {
                 break;
             }
             let most = match &before {
-                Some(known) => known.peak(),
+                Some(known) => known.1,
                 // What has not the functions of its schedule is refused where its lists are made.
                 None if lists(&self.m, &schedule, self.o.mode).is_err() => break,
-                None => before.insert(self.placed(self.m.clone())?).peak(),
+                None => before.insert(self.ahead(self.m.clone())?).1,
             };
-            let placed = self.placed(some.clone())?;
-            if placed.peak() <= most {
+            let (ahead, peak) = self.ahead(some.clone())?;
+            if peak <= most {
                 self.m = some;
-                self.ahead = Some(placed).filter(|_| self.trial);
+                self.ahead = Some(ahead).filter(|_| self.trial);
                 return Ok(true);
             }
         }
-        self.ahead = before.filter(|_| self.trial);
+        self.ahead = before.filter(|_| self.trial).map(|(ahead, _)| ahead);
         Ok(false)
     }
 
-    /// A module as the passes from `bucket-grads` on place it.
-    fn placed(&mut self, m: Module) -> Result<Ahead> {
+    /// A module as the passes from `bucket-grads` to `overlap` leave it, and the bytes of its fullest arena.
+    fn ahead(&mut self, m: Module) -> Result<(Module, usize)> {
         let own = std::mem::replace(&mut self.m, m);
         self.bucket_grads()?;
         self.group()?;
         self.overlap()?;
-        self.memory()?;
         let m = std::mem::replace(&mut self.m, own);
-        Ok(Ahead { m, classes: std::mem::take(&mut self.classes) })
+        let schedule = self.schedule()?;
+        let peak = peak_bytes(&m, &schedule, self.o.mode, self.overlaps())?;
+        Ok((m, peak))
     }
 
     /// True if what this pass leaves is there already.
@@ -431,9 +419,10 @@ impl<'a> State<'a> {
     }
 
     pub fn memory(&mut self) -> Changed {
-        if let Some(Ahead { m, classes }) = self.ahead.take() {
-            (self.m, self.classes) = (m, classes);
-            return Ok(true);
+        let ahead = self.ahead.take();
+        let changed = ahead.is_some();
+        if let Some(m) = ahead {
+            self.m = m;
         }
         let schedule = self.schedule()?;
         let lists = match self.lists.take() {
@@ -441,7 +430,7 @@ impl<'a> State<'a> {
             None => lists(&self.m, &schedule, self.o.mode)?,
         };
         self.classes = classes(&self.m, &schedule, lists, self.overlaps());
-        Ok(false)
+        Ok(changed)
     }
 
     pub fn verify(&mut self) -> Changed {

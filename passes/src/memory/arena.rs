@@ -49,15 +49,20 @@ struct Block {
 /// Most values that are listed at the peak.
 const LISTED: usize = 10;
 
-/// Fills in the offsets of both lists.
-pub(super) fn arena(m: &Module, l: &Frames, lists: Lists) -> (Vec<Instr>, Vec<Instr>, Found) {
+/// Fills in the offsets of both lists. There is no search for better ones in an arena of at most `enough` bytes.
+pub(super) fn arena(
+    m: &Module,
+    l: &Frames,
+    lists: Lists,
+    enough: usize,
+) -> (Vec<Instr>, Vec<Instr>, Found) {
     let Lists { mut step, mut evaluation } = lists;
     let base = padded(l.whole);
     let lists = [&step[..], &evaluation[..]];
     let mut blocks = lists.map(|list| blocks(l, list));
     let mut peak = (l.whole, None);
     for (which, all) in blocks.iter_mut().enumerate() {
-        let placed = place(l, lists[which], all, base, peak.0);
+        let placed = place(l, lists[which], all, base, peak.0.max(enough));
         if let Some((end, at)) = placed.filter(|p| p.0 > peak.0) {
             peak = (end, Some((which, at)));
         }

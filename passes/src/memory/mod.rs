@@ -26,18 +26,20 @@ use shardc_ir::plan::{Memory, RankClass};
 
 /// Plans the arena of a rank of the pipeline: its functions in the order in which they feed each
 /// other, and its lists, whose offsets it fills in. If the frames leave gaps, they are cut into smaller ones,
-/// more of them, which fit better: what a call needs for itself by layers, then everything by values.
+/// more of them, which fit better: what a call needs for itself by layers, then everything by values. There is no
+/// search for better places in an arena of at most `enough` bytes.
 pub fn memory(
     m: &Module,
     microbatches: usize,
     stages: Vec<usize>,
     funcs: Vec<usize>,
     lists: &Lists,
+    enough: usize,
 ) -> RankClass {
     let mut lives = Lifetimes::of(m, microbatches, &funcs, lists);
     let mut lay = |way| layout::layout(&mut lives, way);
     let plan = |layout: Frames| {
-        let (step, evaluation, found) = arena::arena(m, &layout, lists.clone());
+        let (step, evaluation, found) = arena::arena(m, &layout, lists.clone(), enough);
         let memory = Memory {
             places: layout.places,
             workspaces: layout.workspaces,
@@ -56,7 +58,8 @@ pub fn memory(
     };
     let mut best = plan(lay(WAYS[0]));
     for way in &WAYS[1..] {
-        if best.memory.peak_bytes <= best.memory.live_bytes + best.memory.live_bytes * SLACK / 100 {
+        let live = best.memory.live_bytes;
+        if best.memory.peak_bytes <= enough.max(live + live * SLACK / 100) {
             break;
         }
         let other = plan(lay(*way));

@@ -44,8 +44,9 @@ use report::Report;
 use shardc_frontends::{Balance, Facts, Shape};
 use shardc_ir::diag::{Diag, Result, count};
 use shardc_ir::documents::Documents;
+use shardc_ir::func::Value;
 use shardc_ir::hardware::Hardware;
-use shardc_ir::mesh::{AtomSet, Mesh};
+use shardc_ir::mesh::{Atom, AtomSet, Mesh};
 use shardc_ir::names::glob;
 use shardc_ir::ops::Op;
 use shardc_ir::plan::Plan;
@@ -55,7 +56,9 @@ use shardc_passes::options::{Buffers, Options};
 use shardc_passes::pipeline::{self, Manager, Propagated, Source, Watch};
 use shardc_passes::shard::auto::Price;
 use shardc_passes::shard::experts::{ExpertRole, ranks_of};
+use shardc_passes::shard::propagate::{Cause, Origin};
 use shardc_passes::shard::zero::Accumulate;
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::Instant;
 use terminal::note;
@@ -378,6 +381,41 @@ fn chosen(p: &Price, o: &Options, compared: Option<[(f64, usize); 2]>) -> String
     text
 }
 
+/// Most values that are named.
+const NAMED: usize = 4;
+
+/// What `--shard` splits of a model without a recipe, and what is split because of that.
+fn spread(p: &Propagated, o: &Options) -> Option<String> {
+    if o.shard.is_empty() || o.auto {
+        return None;
+    }
+    let (mesh, f) = (&p.sharded.mesh, p.sharded.funcs.first()?);
+    let by_rows = |a: Atom| mesh.names(AtomSet::one(a), "*").starts_with("dp");
+    let values = |asked: bool| {
+        let is = |c: &&Cause| matches!(c.from, Origin::Annotation { .. }) == asked;
+        let own = p.causes.iter().filter(|c| !by_rows(c.atom)).filter(is).map(|c| c.value);
+        own.collect::<BTreeSet<Value>>()
+    };
+    let (asked, all) = (values(true), values(false));
+    let also: Vec<Value> = all.difference(&asked).copied().collect();
+    let names = |of: &[Value]| {
+        let names: Vec<String> = of.iter().take(NAMED).map(|v| f.name(*v).to_string()).collect();
+        let more = of.len() - names.len();
+        let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+        names.join(", ") + &more
+    };
+    let asked = names(&Vec::from_iter(asked));
+    Some(match also.first() {
+        _ if asked.is_empty() => return None,
+        None => format!("--shard splits {asked}, and nothing else is split because of that"),
+        Some(one) => format!(
+            "--shard splits {asked}; because of that {} are split, too: shardc explain PLAN {} says how",
+            names(&also),
+            f.name(*one)
+        ),
+    })
+}
+
 fn finish(
     input: Input,
     o: &Options,
@@ -429,7 +467,9 @@ fn finish(
     warnings.extend(across_nodes(&stored));
     warnings.extend(roomy_buffers(&stored));
     let propagated = compiled.propagated;
-    let notes = propagated.price.map(|p| chosen(&p, o, compared)).into_iter().collect();
+    let spread = facts.is_none().then(|| spread(&propagated, o)).flatten();
+    let notes =
+        propagated.price.map(|p| chosen(&p, o, compared)).into_iter().chain(spread).collect();
     let mut done = Output { stored, report, propagated, warnings, notes };
     done.store_report();
     Ok(done)

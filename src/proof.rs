@@ -130,9 +130,16 @@ pub fn found_again(s: &Stored) -> Option<Result<Option<String>>> {
             Some(stored) if stored.to_string() != now => {
                 Some(format!("recorded: {stored}; now: {now}"))
             }
-            None if report.verdict() != Verdict::Proved => {
-                Some(format!("from.ir is not known to compute model.ir: {now}; see shardc prove"))
-            }
+            None if report.verdict() != Verdict::Proved => Some(match report.refuted.first() {
+                Some(r) => {
+                    let [has, should] = sides(r);
+                    let what = format!("from.ir does not compute model.ir: {} differs", r.what);
+                    format!("{what}\n   in the plan  {has}\n   should be    {should}")
+                }
+                None => {
+                    format!("from.ir is not known to compute model.ir: {now}; see shardc prove")
+                }
+            }),
             _same => None,
         }
     }))
@@ -150,6 +157,17 @@ impl std::fmt::Display for Outcome {
             Outcome::NotTried { why } => write!(f, "not proved: {why}"),
         }
     }
+}
+
+/// What a plan computes somewhere, and what it should: lines of the programs and of the model, or where something has
+/// none its term.
+pub fn sides(x: &Refuted) -> [String; 2] {
+    [(&x.plan_place, &x.plan), (&x.textbook_place, &x.textbook)].map(|(place, term)| {
+        match place.as_deref().and_then(|p| p.split_once(": ")) {
+            Some((place, line)) => format!("`{line}`, in {place}"),
+            None => term.clone(),
+        }
+    })
 }
 
 /// Proves a plan that was compiled.
@@ -174,12 +192,10 @@ pub fn of_compiled(s: &Stored, how: Prove) -> Result<Outcome> {
     let help =
         "this is a bug of shardc: report it with the command; --prove no compiles without a proof";
     if let Some(r) = report.refuted.first() {
-        let mut d =
-            Diag::new("refuted", format!("the plan does not compute its model: {}", r.what))
-                .why(format!("plan: {}", r.plan))
-                .why(format!("textbook: {}", r.textbook));
-        d.place.clone_from(&r.plan_place);
-        return Err(d.help(help));
+        let [has, should] = sides(r);
+        let what = format!("the plan does not compute its model: {} differs", r.what);
+        let d = Diag::new("refuted", what).why(format!("in the plan: {has}"));
+        return Err(d.why(format!("should be: {should}")).help(help));
     }
     let unsure = report.unsure.into_iter().map(|r| Gap {
         op: "sum of products".into(),

@@ -461,6 +461,17 @@ pub fn wrapped(head: &str, text: &str) -> String {
     out + "\n"
 }
 
+/// Bytes to three digits, for rows that are to be short.
+pub fn brief(n: usize) -> String {
+    let text = bytes(n);
+    match text.split_once(' ') {
+        Some((x, unit)) if x.len() > 4 && x.contains('.') => {
+            format!("{} {unit}", x[..4].trim_end_matches('.'))
+        }
+        _short => text,
+    }
+}
+
 fn class_report(
     plan: &Plan,
     experts: &Experts,

@@ -7,14 +7,17 @@
 //! Names and words of files are part of what is said. A terminal obeys control characters, so none of
 //! them is written as it is ([`escaped`]); colours are those that [`Shown::own`] has.
 
-use comfy_table::{ContentArrangement, Table, presets};
+use comfy_table::{CellAlignment, ColumnConstraint, ContentArrangement, Table, presets};
 use rustix::termios::tcgetwinsize;
+use serde::Serialize;
 use serde_json::{Value as Json, json};
 use shardc_ir::diag::{self, Diag, Exit, Result, Spot, one_line};
 use shardc_ir::files;
 use std::borrow::Cow;
 use std::fmt::Display;
-use std::io::{ErrorKind, IsTerminal as _, Write as _};
+use std::io::{ErrorKind, IsTerminal, Write as _};
+use std::os::fd::AsFd;
+use std::path::Path;
 use std::sync::{Mutex, Once, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -71,39 +74,48 @@ pub fn escaped(text: &str) -> Cow<'_, str> {
 
 /// A result as it is printed.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Shown(String);
+pub struct Shown {
+    text: String,
+    /// It is a file, whose lines stay as they are however wide a terminal is.
+    file: bool,
+}
 
 impl Shown {
     /// A text that this command makes of nothing but its own words: colours in it stay.
     pub fn own(text: String) -> Shown {
-        Shown(text)
+        Shown { text, file: false }
+    }
+
+    /// A text that may be the contents of a file: a script, a program, flags.
+    pub fn file(text: &str) -> Shown {
+        Shown { file: true, ..text.into() }
     }
 
     /// The same with a text of any words behind it.
     pub fn then(mut self, text: &str) -> Shown {
-        self.0.push_str(&escaped(text));
+        self.text.push_str(&escaped(text));
         self
     }
 }
 
 impl std::fmt::Display for Shown {
     fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
-        f.write_str(&self.0)
+        f.write_str(&self.text)
     }
 }
 
 impl<T: AsRef<str>> From<T> for Shown {
     fn from(text: T) -> Shown {
-        Shown(escaped(text.as_ref()).into_owned())
+        Shown { text: escaped(text.as_ref()).into_owned(), file: false }
     }
 }
 
 /// The line of JSON that a command prints. It begins with the schema that it follows, of which
 /// `docs/schemas/NAME.json` has the fields: `shardc/NAME/1`, or what the fields say as `$schema`.
-pub fn json_line(name: &str, of: Json) -> String {
+pub fn json_line(name: &str, of: impl Serialize) -> String {
     let mut all = serde_json::Map::new();
     all.insert("$schema".into(), format!("shardc/{name}/1").into());
-    match of {
+    match serde_json::to_value(of).expect("plain data") {
         Json::Object(fields) => all.extend(fields),
         other => {
             all.insert("value".into(), other);
@@ -173,7 +185,11 @@ pub fn rest() {
 
 /// Writes one message, if it can be written.
 fn say(text: String, object: impl FnOnce(&str) -> Json) {
-    let line = if talks().json { object(&text).to_string() } else { text };
+    let line = match columns(&std::io::stderr()) {
+        _ if talks().json => object(&text).to_string(),
+        Some(width) => fitted(&text, width).trim_end().to_string(),
+        None => text,
+    };
     rest();
     // One write: lines of several processes and threads stay whole.
     let _ = std::io::stderr().write_all(format!("{}\n", escaped(&line)).as_bytes());
@@ -202,8 +218,7 @@ pub fn rewrite(text: impl Display) {
     if !is_rewritten() {
         return note(text);
     }
-    let size = rustix::termios::tcgetwinsize(std::io::stderr());
-    let width = size.map_or(80, |s| usize::from(s.ws_col)).max(usize::from(MIN_WIDTH)) - 1;
+    let width = columns(&std::io::stderr()).unwrap_or(PROSE) - 1;
     let text = text.to_string();
     let line: String = escaped(&one_line(&text)).chars().take(width).collect();
     let mut doing = DOING.lock().unwrap_or_else(|e| e.into_inner());
@@ -259,7 +274,7 @@ pub fn fail(d: &Diag) -> i32 {
 /// # Errors
 /// `io`, with [`Exit::ReaderGone`] if the reader has gone away (`| head`).
 pub fn print(text: impl Into<Shown>) -> Result<()> {
-    let Shown(text) = text.into();
+    let Shown { text, .. } = text.into();
     rest();
     let mut out = std::io::stdout().lock();
     written(out.write_all(text.as_bytes()).and_then(|()| out.flush()))
@@ -305,12 +320,76 @@ pub fn usage(e: &clap::Error) -> Result<i32> {
     Ok(e.exit_code())
 }
 
-/// Prints the result of a command, which ends if that cannot be written.
+/// Columns that lines may have: those that COLUMNS says, or of a terminal; as many as there are of anything else.
+fn columns(of: &(impl IsTerminal + AsFd)) -> Option<usize> {
+    let said = std::env::var("COLUMNS").ok().and_then(|n| n.parse().ok());
+    let own = || tcgetwinsize(of).ok().filter(|_| of.is_terminal()).map(|size| size.ws_col);
+    said.or_else(own).filter(|n| *n > 0).map(|n| usize::from(n.max(MIN_WIDTH)))
+}
+
+/// A line in lines of at most so many columns, if its words are no longer; all but the first are indented.
+fn wrapped(line: &str, width: usize, indent: usize) -> String {
+    let (mut out, mut at) = (String::new(), 0);
+    // Nothing stands in the line yet; nothing but spaces does.
+    let (mut begins, mut blank) = (true, true);
+    for word in line.split(' ') {
+        let own = word.chars().count();
+        if !blank && at + 1 + own > width {
+            out.truncate(out.trim_end().len());
+            out += &format!("\n{:indent$}", "");
+            (at, begins, blank) = (indent, true, true);
+        }
+        if !std::mem::take(&mut begins) {
+            out.push(' ');
+            at += 1;
+        }
+        out += word;
+        (at, blank) = (at + own, blank && own == 0);
+    }
+    out
+}
+
+/// A text in lines that a terminal has room for. What goes on in the next line stands below the last column of its
+/// line, if that has columns. Lines with colours, and of a program with carets below it, stay as they are.
+fn fitted(text: &str, width: usize) -> String {
+    let one = |line: &str| {
+        let stays = line.contains('\u{1b}') || line.starts_with("    |");
+        if stays || line.chars().count() <= width {
+            return line.to_string() + "\n";
+        }
+        let begins = line.len() - line.trim_start().len();
+        let last = line.trim_end().rfind("  ").filter(|at| *at > begins);
+        let last = last.map(|at| line[..at].chars().count() + 2).filter(|at| *at <= width * 3 / 4);
+        wrapped(line, width, last.unwrap_or(begins + 2)) + "\n"
+    };
+    text.lines().map(one).collect()
+}
+
+/// Prints the result of a command, which ends if that cannot be written. On a terminal its lines are as wide as that.
 pub fn show(text: impl Into<Shown>) {
-    if let Err(d) = print(text) {
+    let mut shown = text.into();
+    if let Some(width) = columns(&std::io::stdout()).filter(|_| !shown.file && !talks().json) {
+        shown.text = fitted(&shown.text, width);
+    }
+    if let Err(d) = print(shown) {
         let status = fail(&d);
         files::abandon();
         std::process::exit(status);
+    }
+}
+
+/// Prints a text that is a whole file: a script, a program, flags. As JSON it is the field of an object.
+pub fn show_file(text: &str) {
+    match talks().json {
+        true => show(json_line("text", json!({ "text": text }))),
+        false => show(Shown::file(text)),
+    }
+}
+
+/// Says which file or folder a command has written, to programs: a note says it to people.
+pub fn show_written(path: &Path) {
+    if talks().json {
+        show(json_line("written", json!({ "written": path.display().to_string() })));
     }
 }
 
@@ -323,14 +402,21 @@ const MIN_WIDTH: u16 = 40;
 pub fn table() -> Table {
     let mut t = Table::new();
     t.load_preset(presets::NOTHING);
-    let out = std::io::stdout();
-    if let Some(size) = out.is_terminal().then(|| tcgetwinsize(&out).ok()).flatten()
-        && size.ws_col > 0
-    {
-        let width = size.ws_col.saturating_sub(INDENT).max(MIN_WIDTH);
+    if let Some(width) = columns(&std::io::stdout()) {
+        let width = (width as u16).saturating_sub(INDENT).max(MIN_WIDTH);
         t.set_content_arrangement(ContentArrangement::Dynamic).set_width(width);
     }
     t
+}
+
+/// Sets columns of numbers to the right. However narrow the table is, they are not broken.
+pub fn numbers(t: &mut Table, columns: impl IntoIterator<Item = usize>) {
+    for i in columns {
+        if let Some(c) = t.column_mut(i) {
+            c.set_cell_alignment(CellAlignment::Right);
+            c.set_constraint(ColumnConstraint::ContentWidth);
+        }
+    }
 }
 
 /// Columns of prose.
@@ -338,24 +424,7 @@ const PROSE: usize = 80;
 
 /// Prose in lines of at most 80 columns, if its words are no longer; what goes on in the next line is indented.
 pub fn prose(text: &str) -> String {
-    let mut out = String::new();
-    for line in text.lines() {
-        let mut width = 0;
-        for word in line.split(' ') {
-            let own = word.chars().count();
-            if width > 0 && width + 1 + own > PROSE {
-                out += "\n  ";
-                width = 2;
-            } else if width > 0 {
-                out.push(' ');
-                width += 1;
-            }
-            out += word;
-            width += own;
-        }
-        out.push('\n');
-    }
-    out
+    text.lines().map(|line| wrapped(line, PROSE, 2) + "\n").collect()
 }
 
 /// What training prints on standard output as it goes on.
@@ -398,7 +467,7 @@ impl Progress {
 
 #[cfg(test)]
 mod tests {
-    use super::{Doing, PATIENCE, Shown};
+    use super::{Doing, PATIENCE, Shown, fitted, prose};
     use std::time::{Duration, Instant};
 
     #[test]
@@ -421,14 +490,28 @@ mod tests {
         let all =
             Shown::own(format!("{red}F0")).then(&format!("of a {red}file\u{7f}\u{9b}31m\r\n"));
         let said = "\u{1b}[31mF0of a \\u001b[31mfile\\u007f\\u009b31m\\u000d\n";
-        assert_eq!(all, Shown(said.into()));
-        assert_eq!(Shown::from("left\u{202e}right"), Shown("left\\u202eright".into()));
+        assert_eq!(all.to_string(), said);
+        assert_eq!(Shown::from("left\u{202e}right").to_string(), "left\\u202eright");
+    }
+
+    #[test]
+    fn lines_are_as_wide_as_a_terminal() {
+        let text =
+            "what    takes the sum of two parts\n  a b\n\u{1b}[31mred, and no wider than it is\n";
+        let want = "what    takes the sum of\n        two parts\n  a b\n\u{1b}[31mred, and no wider than it is\n";
+        assert_eq!(fitted(text, 24), want);
+        assert_eq!(
+            fitted("  = help: use another word\n", 15),
+            "  = help: use\n    another\n    word\n"
+        );
+        assert_eq!(fitted("averylongword and\n", 8), "averylongword\n  and\n");
+        assert_eq!(prose("a b"), "a b\n");
     }
 
     #[test]
     fn json_says_the_same() {
         let name = "a\u{1b}]0;b\u{7}\u{7f}\u{9b}\u{2066}";
-        let Shown(line) = Shown::from(super::json_line("x", serde_json::json!(name)));
+        let line = Shown::from(super::json_line("x", name)).to_string();
         let back: serde_json::Value = serde_json::from_str(&line).expect("JSON");
         assert!(!line.trim_end().contains(shardc_ir::diag::is_hidden), "{line}");
         assert_eq!(back["value"], name);

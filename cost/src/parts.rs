@@ -1,11 +1,12 @@
 //! Where the time of a step goes.
 
+use serde::Serialize;
 use std::ops::{Add, AddAssign, Mul};
 
 macro_rules! parts {
     ($($(#[$about:meta])* $name:ident,)*) => {
         /// Seconds by what they are spent on. What is exchanged counts where nothing hides it.
-        #[derive(Clone, Copy, PartialEq, Debug, Default)]
+        #[derive(Clone, Copy, PartialEq, Debug, Default, Serialize)]
         pub struct Parts { $($(#[$about])* pub $name: f64,)* }
 
         impl Parts {

@@ -43,6 +43,7 @@ use shardc_ir::schedule::Schedule;
 use shardc_ir::text::update::Update;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use term::{Store, Term};
 use textbook::Textbook;
 use whole::Whole;
 
@@ -92,6 +93,7 @@ pub enum Verdict {
 pub struct Report {
     /// Obligations that were shown, by kind.
     pub shown: BTreeMap<&'static str, usize>,
+    /// The smallest difference first.
     pub refuted: Vec<Refuted>,
     /// Equations whose sides have other forms, and are too large to compute whether they differ.
     pub unsure: Vec<Refuted>,
@@ -143,9 +145,25 @@ fn decide(subject: &Subject, lemmas: Lemmas, compute: bool) -> Report {
     if compute && refuted.is_empty() {
         unequal = judged(&mut w, subject, unequal, &mut shown, &mut gaps, &mut unsure);
     }
+    unequal.sort_by_cached_key(|x| extent(&w.s, x.2));
     refuted.extend(unequal.into_iter().map(|x| x.1));
     let (lemmas, nodes, terms) = (w.s.used.clone(), w.nodes, w.s.len());
     Report { shown, refuted, unsure, gaps, lemmas, nodes, terms }
+}
+
+/// Most terms that are counted of a difference.
+const COUNTED: usize = 10_000;
+
+/// Of how many terms that is made in which two sides differ: what is wrong in one place is seen best where this is least.
+fn extent(s: &Store, [a, b]: [Term; 2]) -> usize {
+    let (a, b) = s.differ(a, b);
+    let (mut seen, mut open) = (BTreeSet::new(), vec![a, b]);
+    while let Some(t) = open.pop().filter(|_| seen.len() < COUNTED) {
+        if seen.insert(t) {
+            open.extend(s.made_of(t));
+        }
+    }
+    seen.len()
 }
 
 /// Equal numbers may have two normal forms, so what differs is computed, the smallest first. Where one

@@ -45,7 +45,7 @@ def _path(plan: AnyPlan) -> str:
 
 
 def plan(model: Model, **options: Any) -> answers.Planned:
-    """Layouts of a model for so many GPUs, fastest first: `shardc.plan("my-model", gpus=64, device="h100-sxm")`.
+    """Layouts of a model for so many GPUs, fastest first: `shardc.plan("my-model", gpus=64, machine="h100-sxm")`.
 
     Options are flags of `shardc plan`.
     """
@@ -100,9 +100,9 @@ def diff(before: AnyPlan, after: AnyPlan, **options: Any) -> answers.Diff:
 
 
 def export(plan: AnyPlan, to: str, output: Union[str, "os.PathLike[str]", None] = None, **options: Any) -> str:
-    """A plan as flags or files of other software; what `shardc export` prints."""
+    """A plan as flags or files of other software; what `shardc export` prints, which is nothing with an output."""
     words = ["export", _path(plan), "--to", to, *([] if output is None else ["-o", str(output)])]
-    return run([*words, *flags(options)])
+    return json.loads(run([*words, *flags(options)])).get("text", "")
 
 
 def report(plan: AnyPlan, output: Union[str, "os.PathLike[str]"], **options: Any) -> None:

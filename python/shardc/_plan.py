@@ -106,7 +106,7 @@ class Plan:
 
         Raises ShardcError where DTensor cannot say it: shards in an order other than the mesh's, or uneven ones.
         """
-        found = json.loads(run(["export", str(self.path), "--to", "dtensor"]))
+        found = json.loads(json.loads(run(["export", str(self.path), "--to", "dtensor"]))["text"])
         mesh = tuple(zip(found["mesh_dim_names"], found["mesh_shape"]))
         ranks = [tuple(own) for own in found["ranks_of_class"]]
         return [

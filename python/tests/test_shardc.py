@@ -48,16 +48,16 @@ class Questions(unittest.TestCase):
         self.assertEqual(shardc.prove(one.path).verdict, "proved")
         self.assertEqual({o.option for o in shardc.diff(one, two).options}, {"mesh", "microbatch"})
         self.assertTrue(shardc.diff(one, one).same)
-        price = shardc.price(one, device="h100-sxm")
+        price = shardc.price(one, machine="h100-sxm")
         self.assertGreater(price.step_s, 0)
         self.assertEqual(price.options.training.zero, 0)
         config = json.loads((LLAMA / "config.json").read_text())
-        found = shardc.plan(config, gpus=2, device="h100-sxm", budget=2, **SIZE)
+        found = shardc.plan(config, gpus=2, machine="h100-sxm", budget=2, **SIZE)
         self.assertLessEqual(found.compiled, 2)
         self.assertEqual(found.plans[0].step_s, min(p.step_s for p in found.plans))
         self.assertIn("placements", shardc.export(one, "dtensor"))
         with self.assertRaises(shardc.ShardcError) as raised:
-            shardc.plan(LLAMA, gpus=0, device="h100-sxm")
+            shardc.plan(LLAMA, gpus=0, machine="h100-sxm")
         self.assertEqual(raised.exception.exit_status, 2)
 
     def test_an_audit_answers(self):

@@ -23,11 +23,11 @@ pub mod transport;
 
 mod attention;
 mod batch;
-mod course;
+mod call_plan;
 mod engine;
 mod exchange;
 mod experts;
-mod flight;
+mod flight_recorder;
 mod grouped;
 mod hub;
 mod map;
@@ -45,7 +45,7 @@ mod wiring;
 pub use attention::QUERIES;
 
 pub use batch::{Columns, Numbers, complete};
-pub use flight::{Done, Timing};
+pub use flight_recorder::{Done, Timing};
 pub use product::processor;
 
 pub use options::{First, LoadFn, Options, Wanted, fresh};

@@ -4,10 +4,10 @@ mod asked;
 mod call;
 
 use crate::batch::{self, StepData};
-use crate::course::Courses;
+use crate::call_plan::CallPlans;
 use crate::engine::{Engine, OnHost, out_of_arena};
 use crate::exec::Executor;
-use crate::flight::{Done, Flight, Timing};
+use crate::flight_recorder::{Done, FlightRecorder, Timing};
 use crate::holdings::{self, Holding, Sink, Task};
 use crate::options::{First, LoadFn, Options, Wanted};
 use crate::region::{Region, copy, dense_block};
@@ -45,11 +45,11 @@ pub(crate) struct Rank {
     wiring: Arc<Wiring>,
     program: Program,
     engine: Box<dyn Engine>,
-    flight: Arc<Flight>,
+    recorder: Arc<FlightRecorder>,
     /// When the session began, if times are noted.
     clock: Option<Instant>,
     timings: Vec<Timing>,
-    courses: Courses,
+    call_plans: CallPlans,
 }
 
 /// A failure of this rank's own.
@@ -93,7 +93,7 @@ impl Rank {
         program: Program,
         transport: Box<dyn Transport>,
         (how, began): (Options, Instant),
-        flight: Arc<Flight>,
+        recorder: Arc<FlightRecorder>,
         load: &LoadFn,
     ) -> Result<Rank> {
         let rank = transport.rank();
@@ -103,9 +103,19 @@ impl Rank {
         let engine = engine(&how, transport, bytes)?;
         let coords = wiring.mesh().coords(rank);
         let (clock, timings) = (how.trace.then_some(began), vec![]);
-        let courses = Courses::default();
-        let mut r =
-            Rank { rank, class, coords, wiring, program, engine, flight, clock, timings, courses };
+        let call_plans = CallPlans::default();
+        let mut r = Rank {
+            rank,
+            class,
+            coords,
+            wiring,
+            program,
+            engine,
+            recorder,
+            clock,
+            timings,
+            call_plans,
+        };
         r.fill(load)?;
         r.prepare()?;
         Ok(r)
@@ -221,7 +231,7 @@ impl Rank {
         let text = text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
         let who = self.wiring.rank_text(self.rank);
         let cause = Diag::new("rank-failed", format!("{who} panicked: {text}"))
-            .at(self.flight.whereabouts(&self.wiring, self.rank, &[], None))
+            .at(self.recorder.whereabouts(&self.wiring, self.rank, &[], None))
             .help("this is a bug of shardc: report it with the plan and these 2 lines");
         Failed { own: true, cause }
     }
@@ -230,16 +240,16 @@ impl Rank {
         let w = self.wiring.clone();
         let wrote = batch::write(&w, self.class, &mut *self.engine, &self.coords, data);
         wrote.map_err(own)?;
-        self.flight.step(if data.evaluate { 0 } else { data.step });
+        self.recorder.step(if data.evaluate { 0 } else { data.step });
         let mut pieces = vec![];
         let class = &w.plan.classes[self.class];
         let list = if data.evaluate { &class.evaluation } else { &class.step };
         let outputs: Vec<(usize, Port)> = w.results(RoleKind::is_shown).enumerate().collect();
         for (i, instr) in list.iter().enumerate() {
             let start = self.now();
-            self.flight.microbatch(instr.microbatch());
+            self.recorder.microbatch(instr.microbatch());
             if !matches!(instr, Instr::Call(_)) {
-                self.flight.begin(Done::Instr(i), None);
+                self.recorder.begin(Done::Instr(i), None);
             }
             match instr {
                 Instr::Call(c) => {
@@ -266,7 +276,7 @@ impl Rank {
                     done.map_err(|cause| Failed { own: false, cause })?;
                 }
             }
-            self.flight.end();
+            self.recorder.end();
             self.note(Done::Instr(i), start);
         }
         self.engine.wait().map_err(own)?;

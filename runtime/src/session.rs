@@ -1,8 +1,8 @@
 //! A running plan: one thread per rank of this process, alive from step to step.
 
 mod array;
-mod crew;
 mod remote;
+mod status;
 mod worker;
 
 pub use crate::batch::StepData;
@@ -11,20 +11,20 @@ pub use remote::{Given, Remote, RemoteFailed, Shown};
 
 use crate::alarm::Alarm;
 use crate::batch::{self, Columns, Numbers};
-use crate::control::{Control, Witness};
-use crate::flight::{Flight, Timing};
+use crate::control::{Control, StatusSource};
+use crate::flight_recorder::{FlightRecorder, Timing};
 use crate::holdings::Task;
 use crate::options::{LoadFn, Options};
 use crate::rank::{Command, Failed, Order, Rank, Reply};
 use crate::transport::Transport;
 use crate::wiring::{Port, Wiring, whole};
 use array::batch_of;
-use crew::Crew;
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::func::{Fill, InputRow, Role, RoleKind};
 use shardc_ir::kernel::Program;
 use shardc_ir::loss_scale::ScaleState;
 use shardc_ir::plan::{Plan, TokenOrder};
+use status::RankStatus;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::mpsc::RecvTimeoutError;
@@ -97,7 +97,7 @@ pub struct Process {
 pub struct Session {
     wiring: Arc<Wiring>,
     workers: Vec<Worker>,
-    crew: Arc<Crew>,
+    status: Arc<RankStatus>,
     control: Option<Control>,
     timeout: Duration,
     table: Vec<InputRow>,
@@ -137,10 +137,10 @@ impl Session {
         let wiring = Arc::new(Wiring::new(plan)?);
         let table = batch::check_inputs(&wiring)?;
         let Process { ends, alarm, control, records } = process;
-        let flights = ends.iter().map(|e| (e.rank(), Arc::new(Flight::new()))).collect();
-        let crew = Arc::new(Crew { wiring: wiring.clone(), flights, alarm, records });
+        let recorders = ends.iter().map(|e| (e.rank(), Arc::new(FlightRecorder::new()))).collect();
+        let status = Arc::new(RankStatus { wiring: wiring.clone(), recorders, alarm, records });
         if let Some(c) = &control {
-            c.watch(crew.clone());
+            c.watch(status.clone());
             c.expect(Reply::largest(plan));
             // Times of all processes begin together.
             c.barrier();
@@ -149,13 +149,14 @@ impl Session {
         let made: Mutex<Vec<(usize, Result<Rank>)>> = Mutex::new(vec![]);
         let ranks = ends.len();
         std::thread::scope(|s| {
-            for (end, (rank, flight)) in ends.into_iter().zip(&crew.flights) {
-                let (wiring, flight, rank, made) = (wiring.clone(), flight.clone(), *rank, &made);
+            for (end, (rank, recorder)) in ends.into_iter().zip(&status.recorders) {
+                let (wiring, recorder, rank, made) =
+                    (wiring.clone(), recorder.clone(), *rank, &made);
                 let options = options.clone();
                 let thread = std::thread::Builder::new().name(rank_thread(rank));
                 let make = move || {
                     let r = lower(&wiring.plan, rank).and_then(|program| {
-                        Rank::new(wiring, program, end, (options, began), flight, load)
+                        Rank::new(wiring, program, end, (options, began), recorder, load)
                     });
                     made.lock().unwrap_or_else(PoisonError::into_inner).push((rank, r));
                 };
@@ -169,23 +170,23 @@ impl Session {
             made.into_iter().map(|(rank, r)| Ok((rank, r?))).collect::<Result<_>>()?;
         let workers: Result<Vec<Worker>> = ready.into_iter().map(|r| start(r, ranks)).collect();
         let (timeout, queues) = (options.timeout, options.devices.is_some());
-        Ok(Session::with(crew, workers?, control, table, (timeout, queues)))
+        Ok(Session::with(status, workers?, control, table, (timeout, queues)))
     }
 
     fn with(
-        crew: Arc<Crew>,
+        status: Arc<RankStatus>,
         workers: Vec<Worker>,
         control: Option<Control>,
         table: Vec<InputRow>,
         (timeout, queues): (Duration, bool),
     ) -> Session {
-        let wiring = crew.wiring.clone();
+        let wiring = status.wiring.clone();
         let scale = ScaleState::new(wiring.plan.settings.loss_scaling);
         let touched = vec![0; wiring.plan.classes.len()];
         Session {
             wiring,
             workers,
-            crew,
+            status,
             control,
             timeout,
             table,
@@ -468,8 +469,8 @@ impl Session {
         let cause = match self.control {
             // The others say themselves where they are.
             Some(_) if failed.cause.place.is_some() => failed.cause,
-            Some(_) => failed.cause.at(self.crew.whereabouts()),
-            None => self.crew.explain(rank, failed.cause),
+            Some(_) => failed.cause.at(self.status.whereabouts()),
+            None => self.status.explain(rank, failed.cause),
         };
         self.failed = Some(cause.clone());
         Err(cause)

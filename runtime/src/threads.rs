@@ -85,7 +85,7 @@ impl<M: Mover> Threads<M> {
     }
 
     /// Who tells whether a rank has failed, and why.
-    pub(crate) fn witness(&self) -> impl Fn() -> Result<()> + Send + Sync + use<M> {
+    pub(crate) fn failure_check(&self) -> impl Fn() -> Result<()> + Send + Sync + use<M> {
         let hub = self.hub.clone();
         move || hub.check()
     }

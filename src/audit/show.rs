@@ -3,9 +3,8 @@
 use super::Audit;
 use super::compare::{Cited, Finding};
 use crate::commands::price::time;
-use crate::report::bytes;
+use crate::report::{brief, bytes};
 use crate::terminal;
-use comfy_table::CellAlignment;
 use serde_json::{Value as Json, json};
 use shardc_ir::diag::count;
 
@@ -131,11 +130,7 @@ impl Audit {
                 brief(r.sent_bytes),
             ]);
         }
-        for column in [5, 6] {
-            t.column_mut(column)
-                .into_iter()
-                .for_each(|c| c.set_cell_alignment(CellAlignment::Right));
-        }
+        terminal::numbers(&mut t, [5, 6]);
         t.lines().map(|l| l.strip_prefix(' ').unwrap_or(&l).trim_end().to_string() + "\n").collect()
     }
 
@@ -158,17 +153,6 @@ impl Audit {
             "findings": self.findings,
             "parameters": self.rows,
         })
-    }
-}
-
-/// Bytes to three digits, so that a row fits a line.
-fn brief(n: usize) -> String {
-    let text = bytes(n);
-    match text.split_once(' ') {
-        Some((x, unit)) if x.len() > 4 && x.contains('.') => {
-            format!("{} {unit}", x[..4].trim_end_matches('.'))
-        }
-        _short => text,
     }
 }
 

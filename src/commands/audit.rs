@@ -46,8 +46,8 @@ pub struct Audit {
     #[arg(long, value_name = "FILE.toml")]
     pub rules: Option<PathBuf>,
     /// Also estimate memory and the time of a step on this machine: a name, or a TOML file like those in cost/hardware
-    #[arg(long, value_name = "NAME|FILE.toml")]
-    pub device: Option<String>,
+    #[arg(long, alias = "device", value_name = "NAME|FILE.toml")]
+    pub machine: Option<String>,
     /// Also write a page for a browser
     #[arg(short, long, value_name = "FILE.html")]
     pub output: Option<PathBuf>,
@@ -93,7 +93,7 @@ pub fn audit(what: &Audit, as_json: bool) -> Result<i32> {
         let text = files::read_text(file, MAX)?;
         job.table = forks::with(job.table, &text, &file.display().to_string())?;
     }
-    let machine = what.device.as_deref().map(device).transpose()?;
+    let machine = what.machine.as_deref().map(device).transpose()?;
     let done = audit::audit(job, &place, machine.as_ref())?;
     if let Some(to) = &what.output {
         page::write(&done, to)?;

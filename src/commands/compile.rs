@@ -12,8 +12,7 @@ use crate::report::{
 use crate::rules;
 use crate::search::advice::advise;
 use crate::shell::word;
-use crate::terminal::{self, Volume, detail, doing, json_line, note, talks};
-use comfy_table::CellAlignment;
+use crate::terminal::{self, Shown, Volume, detail, doing, json_line, note, talks};
 use serde_json::json;
 use shardc_ir::diag::{Diag, Result, count};
 use shardc_ir::plan::{MemoryClass, Plan};
@@ -69,7 +68,7 @@ pub fn compile(
         }
         show(json_line("compile", report));
     } else if let Some(text) = ran.dump {
-        show(text);
+        show(Shown::file(&text));
     } else {
         // Of a plan that is written the folder is the result.
         if out.is_none() || talks().volume > Volume::Quiet {
@@ -147,11 +146,7 @@ fn human(stored: &Stored, r: &Report) -> String {
     for (name, n) in rows {
         t.add_row([format!("  {name}"), bytes(n), format!("{n} B")]);
     }
-    for i in 1..3 {
-        if let Some(c) = t.column_mut(i) {
-            c.set_cell_alignment(CellAlignment::Right);
-        }
-    }
+    terminal::numbers(&mut t, [1, 2]);
     let parameters: usize = plan.weights.iter().map(|w| w.shape.iter().product::<usize>()).sum();
     let mut total: BTreeMap<(usize, &str, &str), (usize, f64)> = BTreeMap::new();
     let phases = ["forward", "backward", "step"];

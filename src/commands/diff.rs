@@ -12,7 +12,6 @@ use crate::plan_dir;
 use crate::report::bytes;
 use crate::terminal::{self, Volume, doing, json_line, talks};
 use clap::Args;
-use comfy_table::CellAlignment;
 use serde_json::json;
 use shardc_ir::diag::{Result, count};
 use shardc_passes::options::ShardRule;
@@ -28,8 +27,8 @@ pub struct Diff {
     /// Another plan
     pub after: PathBuf,
     /// Also compare estimated times, on this machine: a name, or a TOML file like those in cost/hardware
-    #[arg(long, value_name = "NAME|FILE.toml")]
-    pub device: Option<String>,
+    #[arg(long, alias = "device", value_name = "NAME|FILE.toml")]
+    pub machine: Option<String>,
 }
 
 /// Compares two plans.
@@ -37,7 +36,7 @@ pub struct Diff {
 /// # Errors
 /// `device`, and those of reading the plans.
 pub fn diff(what: &Diff, json: bool) -> Result<i32> {
-    let device = what.device.as_deref().map(device).transpose()?;
+    let device = what.machine.as_deref().map(device).transpose()?;
     doing("reading the plans");
     let [before, after] = [&what.before, &what.after].map(|dir| plan_dir::read(dir));
     let (before, after) = (before?, after?);
@@ -297,11 +296,7 @@ fn table(rows: &[[String; 5]]) -> String {
     for r in rows {
         t.add_row(r);
     }
-    for column in [1, 2, 3] {
-        if let Some(c) = t.column_mut(column) {
-            c.set_cell_alignment(CellAlignment::Right);
-        }
-    }
+    terminal::numbers(&mut t, 1..4);
     trimmed(&t)
 }
 

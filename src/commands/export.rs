@@ -1,9 +1,8 @@
 //! `shardc export`: a plan as flags or files of other software.
 
-use super::show;
 use crate::export::{Target, export as exported};
 use crate::plan_dir;
-use crate::terminal::{doing, note};
+use crate::terminal::{doing, note, show_file, show_written};
 use clap::Args;
 use shardc_ir::diag::{Diag, Result, count};
 use shardc_ir::files::{self as disk, Place, Staged, io_error, make};
@@ -43,7 +42,7 @@ pub fn export(what: &Export) -> Result<i32> {
             let what = format!("{} files ({}, …) cannot be printed", all.len(), names.join(", "));
             return Err(Diag::new("flag", what).help("give -o a new folder"));
         };
-        show(String::from_utf8_lossy(&one.bytes));
+        show_file(&String::from_utf8_lossy(&one.bytes));
         return Ok(0);
     };
     let staged = new_folder(dir)?;
@@ -54,6 +53,7 @@ pub fn export(what: &Export) -> Result<i32> {
         disk::create(&path, |out| out.write_all(&f.bytes).map_err(failed))?;
     }
     staged.publish()?;
+    show_written(dir);
     note(format!("wrote {} to {}", count(all.len(), "file", "files"), dir.display()));
     Ok(0)
 }

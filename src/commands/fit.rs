@@ -1,8 +1,8 @@
 //! `shardc fit`: a machine's constants from step times of a user's own runs.
 
-use super::measure::said;
+use super::measure::tell;
 use super::price::{in_file, machines, read_rows};
-use crate::terminal::{note, notes};
+use crate::terminal::note;
 use clap::Args;
 use shardc_cost::device::Device;
 use shardc_cost::fit::{self, RUNS};
@@ -19,9 +19,9 @@ pub struct Fit {
     #[arg(value_name = "RUNS.csv")]
     pub runs: PathBuf,
     /// Machine that the rows may name beside the known ones: a TOML file like those in cost/hardware
-    #[arg(long, value_name = "NAME|FILE.toml")]
-    pub device: Option<String>,
-    /// The machine file to write, for --device of price and plan
+    #[arg(long, alias = "device", value_name = "NAME|FILE.toml")]
+    pub machine: Option<String>,
+    /// The machine file to write, for --machine of price and plan
     #[arg(short, long)]
     pub output: PathBuf,
 }
@@ -36,7 +36,7 @@ const DEVICE: FileFormat =
 /// `rows`, `device`, `output`.
 pub fn fit(what: &Fit) -> Result<i32> {
     DEVICE.check(&what.output)?;
-    let machines = machines(what.device.as_deref())?;
+    let machines = machines(what.machine.as_deref())?;
     let read = |row: &shardc_cost::table::Row| Ok((row.run(&machines)?, row.measured()?));
     let runs: Result<Vec<(Run, f64)>> =
         read_rows(&what.runs).and_then(|rows| rows.iter().map(read).collect());
@@ -56,7 +56,7 @@ pub fn fit(what: &Fit) -> Result<i32> {
     let to = &what.output;
     let failed = |e| io_error("cannot write the file", to, &e);
     files::replace(to, &DEVICE, |f| f.write_all(text.as_bytes()).map_err(failed))?;
-    notes(said(&fitted));
+    tell(&fitted, to, Some([before, after]));
     note(format!(
         "mean error of the {rows}: {:.1} %, {:.1} % before; wrote {}",
         100.0 * after,

@@ -1,9 +1,9 @@
 //! `shardc import`: an archive of `torch.export` in, the text of a model out.
 
 use super::passes::write_program;
-use super::{show, warn};
+use super::warn;
 use crate::shell::word;
-use crate::terminal::note;
+use crate::terminal::{note, show_file, show_written};
 use clap::{Args, ValueEnum};
 use shardc_frontends::import::{DEFAULT, Opened, Raise, Sizes};
 use shardc_ir::diag::{Result, count};
@@ -67,10 +67,11 @@ pub fn import(how: &Import) -> Result<i32> {
     warn(&m.warnings);
     let text = text::print_source(&m.source);
     let Some(out) = &how.output else {
-        show(text);
+        show_file(&text);
         return Ok(0);
     };
     write_program(out, &text)?;
+    show_written(out);
     let parameters: usize =
         m.source.weights.iter().map(|w| w.shape.iter().product::<usize>()).sum();
     let lines = count(m.source.module.funcs[0].nodes.len(), "op", "ops");

@@ -17,7 +17,7 @@ pub use summary::{layers as layers_of, order, trimmed};
 pub use timeline::{measured, read as read_trace, unit};
 
 use crate::plan_dir::Stored;
-use crate::terminal::{Shown, json_line, warn};
+use crate::terminal::{Shown, json_line, note, warn};
 use serde_json::json;
 use shardc_ir::diag::{Diag, Result, count};
 use shardc_ir::func::Module;
@@ -90,7 +90,9 @@ pub fn inspect(s: &Stored, what: &Inspect, json: bool) -> Result<Shown> {
         let (times, svg) = (what.times.as_deref(), what.svg.as_deref());
         return timeline::timeline(s, timeline::Asked { times, svg, class: what.class, json });
     }
-    uncoloured(s, what, json).map(Shown::from)
+    let listed = what.summary || what.ranks.is_some() || what.collectives || what.instructions;
+    let text = uncoloured(s, what, json)?;
+    Ok(if listed { text.into() } else { Shown::file(&text) })
 }
 
 /// What has no colours: all but the timeline.
@@ -162,9 +164,13 @@ fn uncoloured(s: &Stored, what: &Inspect, json: bool) -> Result<String> {
     Ok(rank.map_or(String::new(), |r| r.header()) + &program)
 }
 
-/// A warning where a plan's programs are not those that its model compiles to.
-pub fn other_programs(stored: &Module, again: &Module) -> Vec<Diag> {
-    let differ = text::print(stored) != text::print(again);
+/// A warning where a plan's programs are not those that its model compiles to, or a note where they need not be.
+pub fn other_programs(s: &Stored, again: &Module) {
+    if let Some(from) = &s.from {
+        let why = "why, and what passes leave, is said of its model, compiled without that";
+        return note(format!("this plan was made with --from {}: {why}", from.pass));
+    }
+    let differ = text::print(&s.plan.module) != text::print(again);
     let what =
         "this plan's programs differ from those that its model.ir and options.toml compile to";
     let d = || {
@@ -172,7 +178,7 @@ pub fn other_programs(stored: &Module, again: &Module) -> Vec<Diag> {
             .why("what passes leave, and why, is made again from model.ir")
             .help("without --phase, shardc inspect shows the stored programs; shardc verify says where they differ")
     };
-    differ.then(d).into_iter().collect()
+    warn(&Vec::from_iter(differ.then(d)));
 }
 
 /// The module as a pass leaves it: stored, or made again from the source.
@@ -185,7 +191,7 @@ fn module(s: &Stored, phase: Option<&str>) -> Result<Module> {
             found = Some(m.clone());
         }
     })?;
-    warn(&other_programs(&s.plan.module, &again.stored.plan.module));
+    other_programs(s, &again.stored.plan.module);
     known.push("kernels".into());
     found.ok_or_else(|| {
         Diag::new("unknown-pass", format!("no phase is called `{phase}`"))

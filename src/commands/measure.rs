@@ -1,16 +1,18 @@
 //! `shardc measure`: this machine as a device file.
 
 use super::run::{On, Products};
+use super::show;
 use crate::machine;
 use crate::measure::{measure as of_processor, of_device};
 use crate::signals;
-use crate::terminal::{note, notes};
+use crate::terminal::{json_line, note, notes, talks};
 use clap::Args;
-use shardc_cost::device::{Device, Provenance};
+use serde::Serialize;
+use shardc_cost::device::{Device, Fit, Provenance};
 use shardc_cost::fit::{NAMES, constant};
 use shardc_ir::diag::{Diag, Result, count};
 use shardc_ir::files::{self, FileFormat, io_error};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// What is measured.
 #[derive(Args, Debug)]
@@ -28,7 +30,7 @@ pub struct Measure {
     /// Machine that a GPU is like in what is not measured: links and peaks [default: by the GPU's name and memory]
     #[arg(long, value_name = "NAME|FILE.toml")]
     pub like: Option<String>,
-    /// The machine file to write, for --device of price and plan
+    /// The machine file to write, for --machine of price and plan
     #[arg(short, long)]
     pub output: PathBuf,
 }
@@ -75,7 +77,7 @@ pub fn measure(what: &Measure) -> Result<i32> {
     let to = &what.output;
     let failed = |e| io_error("cannot write the file", to, &e);
     files::replace(to, &DEVICE, |f| f.write_all(text.as_bytes()).map_err(failed))?;
-    notes(said(&device));
+    tell(&device, to, None);
     note(format!("wrote {}", to.display()));
     Ok(0)
 }
@@ -105,8 +107,28 @@ fn goes_together(what: &Measure) -> Result<()> {
     }
 }
 
+/// What a machine's file has that was not known before, as programs read it.
+#[derive(Serialize)]
+struct Machine<'a> {
+    written: String,
+    constants: &'a Fit,
+    /// Of the runs that it was fitted to: before, and with these constants.
+    mean_error: Option<[f64; 2]>,
+}
+
+/// Says what the constants of a machine are that was written to a file.
+pub(super) fn tell(d: &Device, to: &Path, mean_error: Option<[f64; 2]>) {
+    match talks().json {
+        true => {
+            let written = to.display().to_string();
+            show(json_line("machine", Machine { written, constants: &d.fit, mean_error }));
+        }
+        false => notes(said(d)),
+    }
+}
+
 /// The constants, each with where it is from.
-pub(super) fn said(d: &Device) -> Vec<String> {
+fn said(d: &Device) -> Vec<String> {
     let line = |name: &&str| {
         let c = *constant(&mut d.fit.clone(), name);
         let from = match c.from {

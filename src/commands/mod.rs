@@ -33,7 +33,7 @@ use crate::plan_dir::bare;
 use crate::process::most_memory;
 use crate::proof::Prove;
 use crate::report::bytes;
-use crate::terminal::{Talk, Volume, detail, doing, rest, show, talk, warn};
+use crate::terminal::{Shown, Talk, Volume, detail, doing, note, rest, show, talk, warn};
 use clap::{Parser, Subcommand, ValueEnum};
 use shardc_ir::diag::{Diag, Result};
 use std::path::{Path, PathBuf};
@@ -162,9 +162,9 @@ pub enum Command {
         /// The command
         of: Option<String>,
     },
-    /// Fit a machine's constants to step times of your own runs, and write a machine file for --device
+    /// Fit a machine's constants to step times of your own runs, and write a machine file for --machine
     Fit(fit::Fit),
-    /// Measure kernels and exchanges on this machine, and write a machine file for --device
+    /// Measure kernels and exchanges on this machine, and write a machine file for --machine
     Measure(measure::Measure),
     /// Find layouts of a model that fit a machine, with the estimated time of a step and where it goes
     Plan(Box<plan::Plan>),
@@ -205,12 +205,25 @@ pub fn run(cli: Cli) -> Result<i32> {
         _ => Volume::Normal,
     };
     talk(Talk { volume, json: cli.format == Format::Json });
+    renamed(&cli.command);
     let status = command(cli)?;
     rest();
     let memory =
         most_memory().map_or(String::new(), |n| format!(", at most {} of memory", bytes(n)));
     detail(format!("took {:.2} s{memory}", since.elapsed().as_secs_f64()));
     Ok(status)
+}
+
+/// Says what a flag is called that was typed as it was called before.
+fn renamed(command: &Command) {
+    use Command::{Audit, Diff, Fit, Plan, Price, Report};
+    let words = std::env::args_os().map(|word| word.to_string_lossy().into_owned());
+    let mut own = words.take_while(|word| word != "--");
+    if matches!(command, Audit(_) | Diff(_) | Fit(_) | Plan(_) | Price(_) | Report(_))
+        && own.any(|word| word == "--device" || word.starts_with("--device="))
+    {
+        note("--device of a machine is called --machine now; --device is for cpu and cuda");
+    }
 }
 
 fn command(cli: Cli) -> Result<i32> {
@@ -242,7 +255,7 @@ fn command(cli: Cli) -> Result<i32> {
         }
         Command::Run { plan, how } => run::run(&plan, *how, json),
         Command::LaunchScript(how) => {
-            show(launch_script::launch_script(&how, json)?);
+            show(Shown::file(&launch_script::launch_script(&how, json)?));
             Ok(0)
         }
         Command::Diff(what) => diff::diff(&what, json),

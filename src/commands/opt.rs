@@ -3,7 +3,7 @@
 use super::passes::{MAX_TEXT, attempt, carried, find, read, write_program};
 use super::show;
 use crate::flags::Flags;
-use crate::terminal::json_line;
+use crate::terminal::{Shown, json_line};
 use clap::Args;
 use serde_json::json;
 use shardc_ir::diag::{Diag, Result};
@@ -61,7 +61,7 @@ pub fn opt(how: &Opt, json: bool) -> Result<i32> {
             let phase = done.phase.name();
             show(json_line("opt", json!({ "pass": name, "phase": phase, "text": text })));
         }
-        None => show(text),
+        None => show(Shown::file(&text)),
     }
     Ok(0)
 }

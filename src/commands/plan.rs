@@ -19,7 +19,6 @@ use crate::signals;
 use crate::terminal::{self, json_line, note};
 use clap::builder::PossibleValuesParser;
 use clap::{Args, ValueEnum};
-use comfy_table::CellAlignment;
 use serde_json::{Value, json};
 use shardc_cost::device::Device;
 use shardc_ir::diag::{Diag, Result, count};
@@ -38,8 +37,8 @@ pub struct Plan {
     #[arg(long)]
     pub gpus: usize,
     /// Machine that the ranks run on: a name, or a TOML file like those in cost/hardware
-    #[arg(long, value_name = "NAME|FILE.toml")]
-    pub device: String,
+    #[arg(long, alias = "device", value_name = "NAME|FILE.toml")]
+    pub machine: String,
     /// Sequences per step over all ranks [default: about a million tokens]
     #[arg(long, value_parser = whole)]
     pub global_batch: Option<usize>,
@@ -102,7 +101,7 @@ fn bad(flag: &str, given: &str, help: &str) -> Diag {
 impl Plan {
     /// The machine with its other numbers, and what no plan has.
     fn machine(&self) -> Result<(Device, Ifs)> {
-        let (mut d, mut ifs, mut changed) = (device(&self.device)?, Ifs::default(), vec![]);
+        let (mut d, mut ifs, mut changed) = (device(&self.machine)?, Ifs::default(), vec![]);
         for given in &self.what_if {
             if ifs.take(given)? {
                 continue;
@@ -355,8 +354,12 @@ fn is_front(all: &[Compiled], c: &Compiled) -> bool {
 fn table(asked: &Asked, found: &Found) -> String {
     let mut t = terminal::table();
     let target = asked.target.filter(|_| found.fits.iter().any(|c| c.in_target.is_some()));
-    let theirs = target.map(|to| format!("in {}", to.software()));
-    let head = ["", "step", "MFU", "tokens/s", "memory"].map(String::from).into_iter();
+    let theirs = target.map(|to| to.software().to_string());
+    let step = match found.band {
+        None => "step (guess)".to_string(),
+        Some(b) => format!("step ±{:.0} %", 100.0 * b.width),
+    };
+    let head = ["".into(), step, "MFU".into(), "tokens/s".into(), "memory".into()].into_iter();
     let rest = ["layout", "where the time goes"].map(String::from);
     t.set_header(head.chain(theirs).chain(rest));
     let ifs = asked.ifs.words().join(", ");
@@ -369,10 +372,7 @@ fn table(asked: &Asked, found: &Found) -> String {
         let tied = if is_tie(found, c) { "~" } else { " " };
         let mut row = vec![
             format!("{}{front}{tied}", i + 1),
-            match found.band {
-                None => format!("{} (guess)", time(c.seconds)),
-                Some(b) => format!("{} ±{:.0} %", time(c.seconds), 100.0 * b.width),
-            },
+            time(c.seconds),
             format!("{:.1} %", 100.0 * c.mfu),
             format!("{:.0}", c.tokens_per_s),
             bytes(c.peak),
@@ -385,11 +385,7 @@ fn table(asked: &Asked, found: &Found) -> String {
     for b in &found.beyond {
         t.add_row(lines::beyond(found, b, target.is_some()));
     }
-    for column in (1..5).chain(target.map(|_| 5)) {
-        if let Some(c) = t.column_mut(column) {
-            c.set_cell_alignment(CellAlignment::Right);
-        }
-    }
+    terminal::numbers(&mut t, 1..5 + usize::from(target.is_some()));
     let rows: Vec<String> = t.lines().map(|l| l.trim_end().to_string()).collect();
     let counted = format!(
         "a step: {} of {}, in {}\n{} legal, {} may fit in {}, all priced in closed form; {} \
@@ -455,8 +451,6 @@ fn shares(c: &Compiled) -> String {
 
 fn to_json(asked: &Asked, found: &Found, what: &Plan) -> Value {
     let one = |c: &Compiled| {
-        let parts: serde_json::Map<String, Value> =
-            c.parts.list().into_iter().map(|(n, s)| (n.to_string(), json!(s))).collect();
         json!({
             "layout": c.guess.candidate.words(),
             "mesh": mesh_text(&c.options),
@@ -474,7 +468,7 @@ fn to_json(asked: &Asked, found: &Found, what: &Plan) -> Value {
             "extrapolated": true,
             "executable": !asked.ifs.is_any(),
             "as_compiled": { "step_s": c.plain.0, "peak_bytes": c.plain.1 },
-            "parts": parts,
+            "parts": c.parts,
         })
     };
     json!({

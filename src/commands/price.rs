@@ -8,7 +8,7 @@ use super::show;
 use crate::machine::{device, gradients, precision, sizes};
 use crate::plan_dir::{self, Stored};
 use crate::report::{Chosen, beside_words};
-use crate::terminal::{json_line, note, prose};
+use crate::terminal::{json_line, note, prose, show_file, show_written};
 use against::Against;
 use clap::Args;
 use launches::each;
@@ -32,8 +32,8 @@ pub struct Price {
     pub plan: Option<PathBuf>,
     /// Machine that the ranks run on: a name, or a TOML file like those in cost/hardware; of --rows, one more that
     /// rows may name
-    #[arg(long, value_name = "NAME|FILE.toml", required_unless_present = "rows")]
-    pub device: Option<String>,
+    #[arg(long, alias = "device", value_name = "NAME|FILE.toml", required_unless_present = "rows")]
+    pub machine: Option<String>,
     /// List every launch and exchange of the plan, with its sizes
     #[arg(long)]
     pub launches: bool,
@@ -64,21 +64,22 @@ const PRICES: FileFormat =
 /// `rows`, `device`, `trace`, and those of reading the plan.
 pub fn price(what: &Price, json: bool) -> Result<i32> {
     if let Some(path) = &what.rows {
-        let machines = machines(what.device.as_deref())?;
+        let machines = machines(what.machine.as_deref())?;
         let priced = read_rows(path).and_then(|rows| table::prices(&rows, &machines));
         let out = priced.map_err(|d| in_file(d, path))?;
         match &what.output {
             Some(to) => {
                 let failed = |e| io_error("cannot write", to, &e);
                 files::replace(to, &PRICES, |f| f.write_all(out.as_bytes()).map_err(failed))?;
+                show_written(to);
             }
-            None => show(out),
+            None => show_file(&out),
         }
         return Ok(0);
     }
-    let (Some(dir), Some(word)) = (&what.plan, &what.device) else {
+    let (Some(dir), Some(word)) = (&what.plan, &what.machine) else {
         return Err(Diag::new("flag", "there is nothing to price")
-            .help("give a plan and --device NAME, or --rows FILE.csv"));
+            .help("give a plan and --machine NAME, or --rows FILE.csv"));
     };
     let device = device(word)?;
     let stored = plan_dir::read(dir)?;
@@ -226,8 +227,6 @@ fn assumed(stored: &Stored, d: &Device) -> String {
 
 fn to_json(stored: &Stored, d: &Device, p: &PlanPrice, all: bool) -> Value {
     let s = &stored.plan.settings;
-    let parts: serde_json::Map<String, Value> =
-        p.parts.list().into_iter().map(|(n, s)| (n.to_string(), json!(s))).collect();
     let mut out = json!({
         "device": d.name,
         "options": Chosen::of(&stored.options),
@@ -235,7 +234,7 @@ fn to_json(stored: &Stored, d: &Device, p: &PlanPrice, all: bool) -> Value {
         "peak_bytes": stored.plan.peak_bytes(),
         "beside_bytes": if d.is_gpu() { beside::bytes(&stored.plan) } else { 0 },
         "step_s": p.total,
-        "parts": parts,
+        "parts": p.parts,
         "class": p.class,
         "flops": p.flops,
         "tokens_per_s": (s.global_batch * s.seq) as f64 / p.total,

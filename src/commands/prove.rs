@@ -1,11 +1,12 @@
 //! `shardc prove`: shows that a plan computes what its model means, for all numbers.
 
 use super::{By, show};
-use crate::terminal::{doing, json_line, note};
+use crate::terminal::{Volume, doing, json_line, note, talks};
 use crate::{plan_dir, proof};
 use serde_json::{Value as Json, json};
 use shardc_ir::diag::Result;
 use shardc_prove::field::Progress;
+use shardc_prove::ledger::Refuted;
 use shardc_prove::{Report, Verdict};
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -78,21 +79,26 @@ fn for_people(by: &str, r: &Report) -> String {
     if !r.unsure.is_empty() {
         s += "   some forms differ whose numbers are too many to be computed\n";
     }
-    for x in r.refuted.iter().chain(&r.unsure).take(SHOWN) {
-        let first = x.plan_place.as_ref().or(x.textbook_place.as_ref());
-        let first = first.map_or(String::new(), |p| format!(", which differs first at {p}"));
-        s += &format!("{}{first}\n   plan:     {}\n", x.what, x.plan);
-        s += &x.plan_place.as_ref().map(|p| format!("      at {p}\n")).unwrap_or_default();
-        s += &format!("   textbook: {}\n", x.textbook);
-        s += &x.textbook_place.as_ref().map(|p| format!("      at {p}\n")).unwrap_or_default();
+    let all: Vec<&Refuted> = r.refuted.iter().chain(&r.unsure).collect();
+    if let Some((first, others)) = all.split_first() {
+        let [has, should] = proof::sides(first);
+        s += &format!("{}\n   in the plan  {has}\n   should be    {should}\n", first.what);
+        let names: Vec<&str> = others.iter().take(SHOWN).map(|x| &*x.what).collect();
+        let more = others.len() - names.len();
+        let more = if more > 0 { format!(", and {more} more") } else { String::new() };
+        if !others.is_empty() {
+            s += &format!("   and so       {}{more}\n", names.join(", "));
+        }
+        let terms = all.iter().take(if talks().volume == Volume::Verbose { SHOWN } else { 0 });
+        s.extend(terms.map(|x| {
+            format!("{}\n   plan:     {}\n   textbook: {}\n", x.what, x.plan, x.textbook)
+        }));
     }
     for g in r.gaps.iter().take(SHOWN) {
         s += &format!("not understood: `{}`: {}\n   at {}\n", g.op, g.lemma, g.place);
     }
-    let more = (r.refuted.len() + r.unsure.len()).saturating_sub(SHOWN)
-        + r.gaps.len().saturating_sub(SHOWN);
-    if more > 0 {
-        s += &format!("and {more} more\n");
+    if r.gaps.len() > SHOWN {
+        s += &format!("and {} more\n", r.gaps.len() - SHOWN);
     }
     s
 }

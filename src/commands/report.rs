@@ -3,7 +3,7 @@
 use crate::machine::device;
 use crate::plan_dir;
 use crate::report::page::{Asked, page};
-use crate::terminal::{doing, note};
+use crate::terminal::{doing, note, show_written};
 use clap::Args;
 use shardc_ir::diag::Result;
 use shardc_ir::files::{self, FileFormat};
@@ -15,8 +15,8 @@ pub struct Report {
     /// A plan: a folder that shardc compile wrote
     pub plan: PathBuf,
     /// Estimate where the time goes on this machine: a name, or a TOML file like those in cost/hardware
-    #[arg(long, value_name = "NAME|FILE.toml")]
-    pub device: Option<String>,
+    #[arg(long, alias = "device", value_name = "NAME|FILE.toml")]
+    pub machine: Option<String>,
     /// Also show the times of a run, from a file of run --trace
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
@@ -45,7 +45,7 @@ pub fn report(what: &Report) -> Result<i32> {
     doing("reading the plan");
     let stored = plan_dir::read(&what.plan)?;
     let other = what.compare.as_deref().map(plan_dir::read).transpose()?;
-    let machine = what.device.as_deref().map(device).transpose()?;
+    let machine = what.machine.as_deref().map(device).transpose()?;
     let trace = what.trace.as_deref();
     let asked = Asked { device: machine.as_ref(), trace, other: other.as_ref() };
     doing("explaining the plan");
@@ -55,6 +55,7 @@ pub fn report(what: &Report) -> Result<i32> {
         let fail = |e| files::io_error("cannot write the page", to, &e);
         out.write_all(text.as_bytes()).map_err(fail)
     })?;
+    show_written(to);
     note(format!("wrote {}, {} kB: open it in a browser", to.display(), text.len() / 1000));
     Ok(0)
 }

@@ -1,7 +1,7 @@
 //! `shardc completions` and `shardc man`: what a shell and a reader of manuals know of the command line.
 
 use super::Cli;
-use crate::terminal::show;
+use crate::terminal::show_file;
 use clap::CommandFactory as _;
 use clap_complete::Shell;
 use shardc_ir::diag::{Diag, Result};
@@ -10,7 +10,7 @@ use shardc_ir::diag::{Diag, Result};
 pub fn completions(shell: Shell) -> i32 {
     let mut out = vec![];
     clap_complete::generate(shell, &mut Cli::command(), "shardc", &mut out);
-    show(String::from_utf8_lossy(&out));
+    show_file(&String::from_utf8_lossy(&out));
     0
 }
 
@@ -37,6 +37,6 @@ pub fn man(of: Option<&str>) -> Result<i32> {
     let mut out = vec![];
     let made = clap_mangen::Man::new(page).render(&mut out);
     made.expect("a vector takes all");
-    show(String::from_utf8_lossy(&out));
+    show_file(&String::from_utf8_lossy(&out));
     Ok(0)
 }

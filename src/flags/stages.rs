@@ -171,7 +171,7 @@ pub const OPTIONS: &[OptionSpec] = &[
         value: "NAME|FILE.toml",
         help: "Hardware for choices by estimated cost (--shard auto, --schedule search, \
                --recompute fit, and products with an epilogue, if it says how fast ours are): a \
-               machine as for `shardc plan --device`, or a TOML file with any of: link (bytes/s, \
+               machine as for `shardc plan --machine`, or a TOML file with any of: link (bytes/s, \
                and by axis in a table `links`), memory (bytes/s), flops (1/s), latency, start, \
                line (s), own.flops and own.memory of products with an epilogue",
         default: "link = 50e9, memory = 1e12, flops = 50e12, latency = 10e-6, start = 1e-6, line = \

@@ -2,6 +2,7 @@
 //! saves for backward.
 
 use crate::report::bytes;
+use serde::Serialize;
 use serde_json::{Value as Json, json};
 use shardc_ir::func::{FuncKind, RoleKind};
 use shardc_ir::plan::{Instr, MemoryClass, Moment, Plan, RankClass};
@@ -12,6 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 const TEXT: usize = 60;
 
 /// A kind of memory at its fullest.
+#[derive(Serialize)]
 pub struct Most {
     pub class: MemoryClass,
     pub bytes: usize,
@@ -20,7 +22,7 @@ pub struct Most {
 }
 
 /// What neighbouring layers save of one microbatch, each as much.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub struct Saved {
     pub first: u32,
     pub last: u32,
@@ -172,15 +174,9 @@ pub fn saved_lines(plan: &Plan, c: &RankClass) -> Vec<[String; 2]> {
 
 /// All of this for programs.
 pub fn json(plan: &Plan, c: &RankClass) -> [(&'static str, Json); 3] {
-    let most = most(plan, c)
-        .into_iter()
-        .map(|m| json!({ "class": m.class, "bytes": m.bytes, "at": m.at }));
-    let saved = saved(plan, c)
-        .into_iter()
-        .map(|s| json!({ "first": s.first, "last": s.last, "bytes": s.bytes }));
     [
         ("peak_at", peak(plan, c).into()),
-        ("most", most.collect::<Vec<_>>().into()),
-        ("saved", saved.collect::<Vec<_>>().into()),
+        ("most", json!(most(plan, c))),
+        ("saved", json!(saved(plan, c))),
     ]
 }

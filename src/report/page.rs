@@ -2,11 +2,11 @@
 //! the plan knows. What it holds is `docs/schemas/report.json`, packed; nothing is fetched.
 
 mod calls;
-mod course;
 mod overview;
 mod pack;
 mod tensors;
 mod time;
+mod timeline;
 
 #[cfg(test)]
 mod tests;
@@ -98,7 +98,7 @@ fn of(s: &Stored, asked: &Asked, explained: bool) -> Result<Json> {
         "facts": overview::facts(s),
         "settings": overview::settings(s),
         "mesh": overview::mesh(s),
-        "timeline": course::timeline(s, &step, priced.is_some()),
+        "timeline": timeline::timeline(s, &step, priced.is_some()),
         "classes": classes(s, &step, why.as_ref()),
     });
     if let Some(why) = &why {
@@ -117,7 +117,7 @@ fn of(s: &Stored, asked: &Asked, explained: bool) -> Result<Json> {
 fn classes(s: &Stored, step: &Step, why: Option<&Why>) -> Json {
     let one = |i: usize| {
         let mut out = overview::class(s, i);
-        out["memory"] = course::memory(s, step, i);
+        out["memory"] = timeline::memory(s, step, i);
         out["tensors"] = tensors::alive(s, i);
         out["sent"] = overview::sent(s, i);
         out["calls"] = calls::rows(s, i);

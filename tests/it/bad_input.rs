@@ -353,7 +353,7 @@ fn words_that_are_not_known() {
     assert_eq!(out.status.code(), Some(2), "{said}");
     assert!(said.lines().count() > 2 && !said.contains("\\n\\n"), "{said}");
     for flag in ["--global-batch", "--seq"] {
-        let plan = ["plan", mha, "--gpus", "4", "--device", "h100-sxm", flag, "0"];
+        let plan = ["plan", mha, "--gpus", "4", "--machine", "h100-sxm", flag, "0"];
         lab.refuses(&plan, 2, "flag");
     }
     for (flag, word) in [("--mode", "test"), ("--decay", "some"), ("--lr-schedule", "linear")] {

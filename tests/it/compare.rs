@@ -161,9 +161,9 @@ fn plans_of_texts_experts_and_pipelines_are_compared() {
         for (r, s) in rows(&there).iter().zip(&rows(&back)) {
             assert_eq!((&r["before"], &r["after"]), (&s["after"], &s["before"]));
         }
-        let text = lab.ok(&["diff", x, y, "--device", "h100-sxm"]);
+        let text = lab.ok(&["diff", x, y, "--machine", "h100-sxm"]);
         let text = String::from_utf8_lossy(&text.stdout).into_owned();
-        let all = lab.ok(&["diff", x, y, "--device", "h100-sxm", "-v"]);
+        let all = lab.ok(&["diff", x, y, "--machine", "h100-sxm", "-v"]);
         let all = String::from_utf8_lossy(&all.stdout).into_owned();
         let short = ["options\n", "\nprice of a step", "\nmemory of a rank", "\nsent in a step"];
         let long = ["\nexchanges of a step by scope", "\nprograms: ops of a layer"];
@@ -199,7 +199,10 @@ fn plans_of_texts_experts_and_pipelines_are_compared() {
     assert!(rows["rows"].as_array().is_some_and(|r| !r.is_empty()));
     assert_eq!(rows["options"][0]["option"], "dtype");
     lab.refuses(&["diff", "d.plan", "m.ir"], 2, "plan");
-    lab.refuses(&["diff", "d.plan", "e.plan", "--device", "abacus"], 2, "device");
+    lab.refuses(&["diff", "d.plan", "e.plan", "--machine", "abacus"], 2, "device");
+    // As it was called before.
+    let said = lab.ok(&["diff", "d.plan", "e.plan", "--device", "h100-sxm"]).stderr;
+    assert!(String::from_utf8_lossy(&said).contains("is called --machine now"));
 }
 
 /// Of plans that differ in nothing but a number of a text, the lines that have it are shown.

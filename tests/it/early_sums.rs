@@ -475,6 +475,6 @@ fn answers_say_where_sums_are() {
     let gradients: usize = counted.step().iter().flat_map(|s| &s.calls).map(|c| c.gradients).sum();
     assert_eq!(gradients, all.weights.len());
     lab.ok(&["inspect", "p", "--summary"]);
-    lab.ok(&["price", "p", "--device", "h100-sxm"]);
+    lab.ok(&["price", "p", "--machine", "h100-sxm"]);
     lab.ok(&["report", "p", "-o", "report.html"]);
 }

@@ -84,6 +84,7 @@ mod sinks;
 mod starts;
 mod strangers;
 #[cfg(feature = "tokenizers")]
+mod terminal;
 mod text;
 mod told;
 mod torch;

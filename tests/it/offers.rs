@@ -198,7 +198,7 @@ fn open_rows_are_those_of_dp() {
 #[test]
 fn numbers_of_machines_are_positive() {
     let lab = Lab::new("what-ifs");
-    let base = ["plan", TINY, "--gpus", "2", "--device", "h100-sxm", "--what-if"];
+    let base = ["plan", TINY, "--gpus", "2", "--machine", "h100-sxm", "--what-if"];
     let said = lab.refuses(&[&base[..], &["memory=1"]].concat(), 2, "flag");
     assert!(said.contains("use --what-if memory=1GiB, or 1B"), "{said}");
     for bad in ["nic=-1", "nic=0", "hbm=inf", "link=NaN"] {

@@ -244,7 +244,16 @@ fn a_changed_program_is_refuted_as_changed() {
         said
     };
     let said = verified(1);
-    assert!(said.contains("from.ir is not known to compute model.ir: refuted"), "{said}");
+    assert!(said.contains("from.ir does not compute model.ir: "), "{said}");
+    // The smallest values that differ are named, by what both have there.
+    let proved = lab.shardc(&["prove", "plan"]);
+    for said in [said, text(&proved.stdout)] {
+        let line = |head: &str| said.lines().find(|l| l.trim_start().starts_with(head));
+        let [has, should] =
+            ["in the plan", "should be"].map(|head| line(head).unwrap_or("nothing"));
+        assert!(has.contains("scale[0.004]") && has.contains("@forward"), "{said}");
+        assert!(should.contains("scale[0.025]") && should.contains("@model"), "{said}");
+    }
     // Nothing else is trained where values are shown.
     let dump =
         ["run", "plan", "--steps", "1", "--batch", "b.safetensors", "--dump", "d.safetensors"];
@@ -253,7 +262,8 @@ fn a_changed_program_is_refuted_as_changed() {
     // What is shown of it is made again from the model: that is said.
     let warns = |args: &[&str], warned: bool| {
         let said = String::from_utf8_lossy(&lab.ok(args).stderr).into_owned();
-        assert_eq!(said.contains("this plan's programs differ"), warned, "{args:?}: {said}");
+        let made = "this plan was made with --from differentiate";
+        assert_eq!(said.contains(made), warned, "{args:?}: {said}");
     };
     warns(&["inspect", "plan", "--phase", "partition"], true);
     warns(&["explain", "plan", "%loss"], true);
@@ -268,6 +278,47 @@ fn a_changed_program_is_refuted_as_changed() {
     let kept = std::fs::read_to_string(lab.path("plan/from.ir")).expect("from.ir");
     lab.write("plan/from.ir", kept.replace("scale[0.025]", "scale[0.004]"));
     lab.refuses(&["inspect", "plan"], 2, "plan");
+}
+
+/// A collective that somebody wrote stays as it is if its text says so, and what else is split is said.
+#[test]
+fn own_collectives_are_kept() {
+    let lab = Lab::new("passes-kept");
+    lab.write(
+        "m.ir",
+        "func @model(%w1: f32[8,16] param \"w1\", %w2: f32[16,8] param \"w2\", %x: f32[4,2,8] param \"x\", \
+         %t: i32[4,2] input \"targets\") -> (f32[] sum \"loss\") {\n  \
+           %h = dot[bsm,mn->bsn] %x, %w1 : f32[4,2,16]\n  \
+           %a = exp %h : f32[4,2,16]\n  \
+           %y = dot[bsn,nm->bsm] %a, %w2 : f32[4,2,8]\n  \
+           %z = exp %y : f32[4,2,8]\n  \
+           %own = take[bsm,bs->bs] %z, %t : f32[4,2]\n  \
+           %loss = reduce_sum[bs->] %own : f32[]\n  \
+           return %loss\n}\n",
+    );
+    let base = ["compile", "m.ir", "--mesh", "tp=2", "--shard", "w1=-,tp"];
+    let said = text(&lab.ok(&[&base[..], &["--dump-all", "dump"]].concat()).stderr);
+    assert!(said.contains("--shard splits %w1; because of that %h, %a are split, too"), "{said}");
+    let program = std::fs::read_to_string(lab.path("dump/08-partition.ir")).expect("a dump");
+    let sum = program.lines().find(|l| l.contains("%y = all_reduce[tp] ")).expect("a sum");
+    let made = |keep: &str| {
+        let own = format!(
+            "  %piece = reduce_scatter[tp; dim=1{keep}] %y_part : f32[4,2@tp,8]\n  \
+             %y = all_gather[tp; dim=1{keep}] %piece : f32[4,2,8]"
+        );
+        lab.write("dump/new.ir", program.replace(sum, &own));
+        lab.ok(&[&base[..], &["--from", "differentiate", "dump/new.ir", "-o", "plan"]].concat());
+        let counts = |op: &str, all: &str| all.matches(&format!(" = {op}[tp; dim=1")).count();
+        let all = text(&lab.ok(&["inspect", "plan"]).stdout);
+        ["reduce_scatter", "all_gather", "slice"].map(|op| counts(op, &all))
+    };
+    // Two that are one, and their mirrors, are cheaper as one.
+    assert_eq!(made(""), [0, 0, 0]);
+    assert_eq!(made("; keep"), [1, 2, 1]);
+    let said = text(&lab.ok(&["explain", "plan", "collective:1"]).stdout);
+    assert!(said.contains("reduce_scatter[tp; dim=1; keep]") && said.contains("kept: "), "{said}");
+    let said = text(&lab.ok(&["verify", "plan", "--numbers"]).stdout);
+    assert!(said.contains("made with --from differentiate") && !said.contains("FAILED"), "{said}");
 }
 
 /// A changed program whose terms are too large to compute is refuted all the same, by `compile` and by `prove`.

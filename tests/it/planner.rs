@@ -272,7 +272,7 @@ fn clocks_are_the_replay_of_the_schedule() {
 }
 
 fn planned(lab: &Lab, args: &[&str]) -> Json {
-    let out = lab.ok(&[&["plan", "m", "--device", "h100-sxm", "--format", "json"], args].concat());
+    let out = lab.ok(&[&["plan", "m", "--machine", "h100-sxm", "--format", "json"], args].concat());
     serde_json::from_slice(&out.stdout).expect("JSON")
 }
 
@@ -342,8 +342,10 @@ fn options_of_a_line_make_its_plan() {
             assert_eq!(own["step_s"].as_f64(), Some(seconds), "{flags:?}");
             lab.ok(&["prove", &dir]);
         }
-        let said = lab
-            .ok(&[&["plan", "m", "--device", "h100-sxm", "--explain", "1"], args, &rest].concat());
+        let said =
+            lab.ok(
+                &[&["plan", "m", "--machine", "h100-sxm", "--explain", "1"], args, &rest].concat()
+            );
         let said = String::from_utf8_lossy(&said.stdout).into_owned();
         assert!(said.contains("\nshardc compile m --mesh "), "{said}");
     }
@@ -402,7 +404,7 @@ fn plans_for_a_target_are_exported() {
         assert!(legal(&found) < legal(&all), "{target}");
         lab.ok(&["export", "best", "--to", target, "-o", "files"]);
         let said = lab.ok(&[
-            &["plan", "m", "--device", "h100-sxm", "--for", target, "--explain", "2"],
+            &["plan", "m", "--machine", "h100-sxm", "--for", target, "--explain", "2"],
             &args[..],
         ]
         .concat());
@@ -418,7 +420,7 @@ fn plans_for_a_target_are_exported() {
         lab.ok(&["export", "best", "--to", target, "-o", "files"]);
     }
     let lab = lab("plan-for-none", "llama_mha");
-    let none = ["plan", "m", "--device", "h100-sxm", "--gpus", "2", "--seq", "16", "--for"];
+    let none = ["plan", "m", "--machine", "h100-sxm", "--gpus", "2", "--seq", "16", "--for"];
     for (target, decay, word) in [
         ("megatron", "all", "--decay matrices"),
         ("deepspeed", "matrices", "weight decay of matrices only"),
@@ -455,7 +457,7 @@ fn what_lies_beside_a_plan_is_counted() {
     };
     let refuses = |flags: Vec<String>| {
         let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
-        lab.refuses(&[&["plan", "m", "--device", "h100-sxm"], &flags[..]].concat(), 3, "no-layout")
+        lab.refuses(&[&["plan", "m", "--machine", "h100-sxm"], &flags[..]].concat(), 3, "no-layout")
     };
     finds(with("--what-if", needs(least)));
     let said = refuses(with("--what-if", needs(least) - 1));
@@ -464,7 +466,7 @@ fn what_lies_beside_a_plan_is_counted() {
     finds(with("--memory", peak));
     let said = refuses(with("--memory", peak - 1));
     assert!(said.contains("use --grad-dtype bf16: "), "gradients of half the size fit: {said}");
-    let said = lab.ok(&[&["plan", "m", "--device", "h100-sxm"], &args[..]].concat()).stdout;
+    let said = lab.ok(&[&["plan", "m", "--machine", "h100-sxm"], &args[..]].concat()).stdout;
     let said = String::from_utf8_lossy(&said).into_owned();
     for words in ["\nbeside the plan: up to 1.67 GiB", "--transport nccl on h100-sxm"] {
         assert!(said.contains(words), "{words}: {said}");
@@ -485,11 +487,11 @@ fn a_price_says_what_it_assumes() {
         let plan = format!("{transport}.plan");
         let flags = ["--mesh", "tp=2", "--seq", "16", "--transport", transport, "-o", &plan];
         lab.ok(&[&["compile", "m"], &flags[..]].concat());
-        let said = lab.ok(&["price", &plan, "--device", device]).stdout;
+        let said = lab.ok(&["price", &plan, "--machine", device]).stdout;
         let said = String::from_utf8_lossy(&said).into_owned();
         assert!(said.contains(words), "{words}: {said}");
         assert_eq!(said.contains("beside the plan"), device == "h100-sxm", "{said}");
-        let json = lab.ok(&["price", &plan, "--device", device, "--format", "json"]).stdout;
+        let json = lab.ok(&["price", &plan, "--machine", device, "--format", "json"]).stdout;
         let json: Json = serde_json::from_slice(&json).expect("JSON");
         assert_eq!(json["transport"], transport);
         let summary = lab.ok(&["inspect", &plan, "--summary"]).stdout;
@@ -512,7 +514,7 @@ fn what_is_said_of_a_layout_is_what_its_plan_says() {
     assert!(times.is_sorted_by(|a, b| *a <= 1.01 * b), "{times:?}");
     let written = shardc::plan_dir::read(&lab.path("best")).expect("a plan");
     assert_eq!(Some(written.plan.peak_bytes() as u64), plans[0]["peak_bytes"].as_u64());
-    let priced = lab.ok(&["price", "best", "--device", "h100-sxm", "--format", "json"]);
+    let priced = lab.ok(&["price", "best", "--machine", "h100-sxm", "--format", "json"]);
     let priced: Json = serde_json::from_slice(&priced.stdout).expect("JSON");
     assert_eq!(priced["step_s"], plans[0]["step_s"]);
     lab.ok(&["verify", "best"]);
@@ -540,7 +542,7 @@ fn experts_are_planned_and_a_faster_network_is_heard_of() {
     assert!(!all.is_empty());
     assert!(all.iter().all(|p| p["mesh"].as_str().is_some_and(|m| m.contains("ep=2"))));
     let said =
-        lab.ok(&[&["plan", "m", "--device", "h100-sxm", "--explain", "1"], &args[..]].concat());
+        lab.ok(&[&["plan", "m", "--machine", "h100-sxm", "--explain", "1"], &args[..]].concat());
     let said = String::from_utf8_lossy(&said.stdout).into_owned();
     for word in ["tokens/s", "~", "legal", "constants of h100-sxm", "prior", "tables"] {
         assert!(said.contains(word), "{word}: {said}");
@@ -648,7 +650,7 @@ fn a_price_is_set_beside_a_run() {
         "p",
     ]);
     lab.ok(&["run", "p", "--steps", "2", "--trace", "t.json"]);
-    let price = ["price", "p", "--device", "cpu-zen5-2c", "--trace", "t.json"];
+    let price = ["price", "p", "--machine", "cpu-zen5-2c", "--trace", "t.json"];
     let out = lab.ok(&[&price[..], &["--launches", "--format", "json"]].concat());
     let priced: Json = serde_json::from_slice(&out.stdout).expect("JSON");
     let all = |v: &Json| v.as_array().expect("launches").clone();
@@ -673,7 +675,7 @@ fn a_price_is_set_beside_a_run() {
     let said = String::from_utf8_lossy(&said.stdout).into_owned();
     assert!(said.contains("one step") && said.contains("that are nearer"), "{said}");
     lab.ok(&["compile", "m", "--mesh", "cp=2", "--seq", "16", "-o", "q"]);
-    let other = ["price", "q", "--device", "cpu-zen5-2c", "--trace"];
+    let other = ["price", "q", "--machine", "cpu-zen5-2c", "--trace"];
     lab.refuses(&[&other[..], &["t.json"]].concat(), 2, "trace");
     // A launch is missing; the plan's equal in another place is the same plan.
     let text = std::fs::read_to_string(lab.path("t.json")).expect("the trace");
@@ -689,7 +691,7 @@ fn a_price_is_set_beside_a_run() {
     let longer = ["--mesh", "tp=2,pp=2", "--seq", "32", "--global-batch", "2", "-o", "longer"];
     lab.ok(&[&["compile", "m"][..], &longer].concat());
     let said = lab.refuses(
-        &["price", "longer", "--device", "cpu-zen5-2c", "--trace", "t.json"],
+        &["price", "longer", "--machine", "cpu-zen5-2c", "--trace", "t.json"],
         2,
         "trace",
     );
@@ -704,7 +706,7 @@ fn a_price_is_set_beside_a_run() {
 fn plans_that_cannot_be_are_refused() {
     let lab = lab("plan-refused", "llama_gqa");
     fn plan<'a>(args: &[&'a str]) -> Vec<&'a str> {
-        [&["plan", "m", "--device", "h100-sxm"], args].concat()
+        [&["plan", "m", "--machine", "h100-sxm"], args].concat()
     }
     fn with<'a>(more: &[&'a str]) -> Vec<&'a str> {
         let gpus = ["--gpus", "4", "--global-batch", "8", "--seq", "16"];
@@ -739,10 +741,10 @@ fn plans_that_cannot_be_are_refused() {
     let batch = ["--gpus", "7", "--global-batch", "5", "--seq", "16"];
     let batch = lab.refuses(&plan(&batch), 3, "no-layout");
     assert!(batch.contains("give a --global-batch that 7 divides"), "{batch}");
-    lab.refuses(&["plan", "m", "--gpus", "4", "--device", "abacus"], 2, "device");
-    lab.refuses(&["plan", "m", "--gpus", "4", "--device", "abacus.toml"], 2, "file");
+    lab.refuses(&["plan", "m", "--gpus", "4", "--machine", "abacus"], 2, "device");
+    lab.refuses(&["plan", "m", "--gpus", "4", "--machine", "abacus.toml"], 2, "file");
     lab.write("bad.toml", "name = 3");
-    lab.refuses(&["plan", "m", "--gpus", "4", "--device", "bad.toml"], 2, "device");
+    lab.refuses(&["plan", "m", "--gpus", "4", "--machine", "bad.toml"], 2, "device");
 }
 
 /// A machine stands for speeds of `--hardware`, where fast links are those of axes in a domain.
@@ -802,7 +804,7 @@ fn a_measured_machine_prices_plans() {
     }
     lab.ok(&["measure", "--ranks", "2", "-o", "d.toml"]);
     lab.ok(&["compile", "m", "--mesh", "tp=2", "--seq", "16", "-o", "p"]);
-    lab.ok(&["price", "p", "--device", "d.toml"]);
+    lab.ok(&["price", "p", "--machine", "d.toml"]);
     let d = std::fs::read_to_string(lab.path("d.toml")).expect("the file");
     let d = Device::parse(&d).unwrap_or_else(|e| panic!("{e}"));
     let measured =

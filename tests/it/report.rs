@@ -83,7 +83,7 @@ fn a_page_is_written_and_drawn() {
     let lab = lab("report-page");
     let out = lab.ok(&["report", "plan", "-o", "plan.html"]);
     assert!(String::from_utf8_lossy(&out.stderr).contains("wrote plan.html"));
-    let all = ["--device", "h100-sxm", "--trace", "trace.json", "--compare", "other"];
+    let all = ["--machine", "h100-sxm", "--trace", "trace.json", "--compare", "other"];
     lab.ok(&[&["report", "plan"][..], &all, &["-o", "all.html"]].concat());
     // A page is replaced; nothing else is.
     let first = std::fs::read(lab.path("plan.html")).expect("a page");
@@ -92,7 +92,7 @@ fn a_page_is_written_and_drawn() {
     lab.write("notes.html", "mine");
     lab.refuses(&["report", "plan", "-o", "notes.html"], 2, "output");
     lab.refuses(&["report", "none", "-o", "new.html"], 2, "plan");
-    lab.refuses(&["report", "plan", "--device", "abacus", "-o", "new.html"], 2, "device");
+    lab.refuses(&["report", "plan", "--machine", "abacus", "-o", "new.html"], 2, "device");
     lab.refuses(&["report", "other", "--trace", "notes.html", "-o", "new.html"], 2, "file");
 
     let Some(browser) = command(&["chromium", "google-chrome", "chromium-browser"]) else {

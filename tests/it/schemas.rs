@@ -104,7 +104,7 @@ fn what_is_printed_is_as_the_schemas_have_it() {
         }
         c.run("verify", &["verify", &plan]);
         c.run("prove", &["prove", &plan]);
-        c.run("price", &["price", &plan, "--device", "h100-sxm", "--launches"]);
+        c.run("price", &["price", &plan, "--machine", "h100-sxm", "--launches"]);
         let run =
             ["run", &plan, "--steps", "1", "--kernels", "interpreted", "--metrics", "m.jsonl"];
         let run = [&run[..], &["--trace", "t.json"]].concat();
@@ -113,13 +113,13 @@ fn what_is_printed_is_as_the_schemas_have_it() {
             continue;
         }
         c.run("run", &run);
-        c.run("price", &["price", &plan, "--device", "h100-sxm", "--trace", "t.json"]);
+        c.run("price", &["price", &plan, "--machine", "h100-sxm", "--trace", "t.json"]);
         let metrics = std::fs::read(c.lab.path("m.jsonl")).expect("metrics");
         c.text("metrics", &metrics);
     }
     let recipes = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/audit/megatron");
     let recipe = format!("{recipes}/gpt_oss_20b.args");
-    assert!(c.ends("audit", &["audit", "megatron", &recipe, "--device", "h100-sxm"], 1));
+    assert!(c.ends("audit", &["audit", "megatron", &recipe, "--machine", "h100-sxm"], 1));
     let model = format!("{FIXTURES}/llama_gqa");
     c.ends("check", &["check", &model, "--seq", "16", "--mesh", "tp=3"], 1);
     c.ends("compile", &["compile", &model, "--seq", "16", "--mesh", "tp=3"], 2);
@@ -148,12 +148,23 @@ fn what_is_printed_is_as_the_schemas_have_it() {
         c.run("reshard", &["reshard", "ckpt", "--to", to, "-o", &format!("to-{to}")]);
     }
     c.run("diff", &["diff", "0.plan", "1.plan"]);
+    for file in
+        [&["man", "run"][..], &["completions", "bash"], &["export", "0.plan", "--to", "dtensor"]]
+    {
+        c.run("text", file);
+    }
+    c.run("written", &["report", "0.plan", "-o", "0.html"]);
+    let table = include_str!("../../cost/tests/data/fresh_2025_2026.csv").lines().enumerate();
+    let own = table.filter(|(i, l)| *i == 0 || l.contains(",h100-sxm,")).map(|(_, l)| l).take(5);
+    c.lab.write("runs.csv", own.collect::<Vec<_>>().join("\n") + "\n");
+    c.run("text", &["price", "--rows", "runs.csv"]);
+    c.run("machine", &["fit", "runs.csv", "-o", "mine.toml"]);
     let sized = ["--seq", "16", "--dump-all", "dump", "--dump-after", "partition"];
     c.run("compile", &[&["compile", &model][..], &sized].concat());
     c.run("opt", &["opt", "dump/08-partition.ir", "--pass", "differentiate"]);
     let case = concat!(env!("CARGO_MANIFEST_DIR"), "/passes/tests/cases/split/attention.ir");
     c.run("opt-check", &["opt", case, "--check"]);
-    let small = ["--gpus", "2", "--device", "h100-sxm", "--seq", "16", "--global-batch", "8"];
+    let small = ["--gpus", "2", "--machine", "h100-sxm", "--seq", "16", "--global-batch", "8"];
     c.run("plan", &[&["plan", &model][..], &small].concat());
     let most = ["--top", "1", "--max", "microbatch"];
     c.run("plan", &[&["plan", &model][..], &small, &most].concat());

@@ -12,7 +12,7 @@ const PARAMS: u64 =
     32 * (4096 * (4096 + 2 * 1024 + 4096 + 3 * 14336) + 2 * 4096) + 2 * 128256 * 4096 + 4096;
 
 fn plan(lab: &Lab, model: &str, args: &[&str]) -> Json {
-    let base = ["plan", model, "--device", "h100-sxm", "--format", "json"];
+    let base = ["plan", model, "--machine", "h100-sxm", "--format", "json"];
     serde_json::from_slice(&lab.ok(&[&base[..], args].concat()).stdout).expect("JSON")
 }
 
@@ -82,7 +82,7 @@ fn what_fits_only_so_is_found_and_not_written() {
     let lab = Lab::new("what-if-fits");
     let m = &*lab.config("llama_gqa", json!({}));
     let args = ["--gpus", "2", "--global-batch", "4", "--seq", "16", "--fix", "dp=1", "--top", "1"];
-    let gpus = [&["plan", m, "--device", "h100-sxm"], &args[..]].concat();
+    let gpus = [&["plan", m, "--machine", "h100-sxm"], &args[..]].concat();
     let peak = |found: &Json| found["plans"][0]["peak_bytes"].as_u64().expect("bytes");
     let words = |found: &Json| found["plans"][0]["layout"].as_str().expect("words").to_string();
     let all = [&args[..8], &["--top", "100", "--budget", "600"]].concat();
@@ -137,6 +137,6 @@ fn what_fits_only_so_is_found_and_not_written() {
     lab.refuses(&[&gpus[..], &ifs, &["-o", "best"]].concat(), 2, "flag");
     let fp8 = ["--what-if", "weights=fp8"];
     lab.refuses(&[&gpus[..], &fp8, &["--dtype", "f32"]].concat(), 2, "flag");
-    let old = ["plan", m, "--device", "a100-80"];
+    let old = ["plan", m, "--machine", "a100-80"];
     lab.refuses(&[&old[..], &args[..], &fp8].concat(), 2, "device");
 }

@@ -89,6 +89,8 @@ pub struct Node {
     pub note: Option<Cow<'static, str>>,
     pub fused: FusedWithNext,
     pub part: Part,
+    /// A collective that somebody wrote, and that no pass rewrites or joins with another.
+    pub kept: bool,
 }
 
 /// Which part of a differentiated program a node belongs to, until stages are cut out of it: then its
@@ -127,6 +129,7 @@ impl Node {
             note: None,
             fused: FusedWithNext::No,
             part: Part::Forward,
+            kept: false,
         }
     }
 }

@@ -34,7 +34,8 @@
 //! not yet cut into functions, the line also names the stage of the scope, if that is not 0, and the part of
 //! the ops, if that is not forward. What somebody asked of a value's sharding, an
 //! [`Annotation`](crate::func::Annotation), follows its type: `?` may be split further, `-` is
-//! whole. `//` on any other line begins a comment, which is not kept.
+//! whole. A collective whose last attribute is `keep`, `all_reduce[tp; keep]`, stands as somebody wants it: no pass
+//! makes another of it. `//` on any other line begins a comment, which is not kept.
 //!
 //! Lines of layers that differ only in their layer numbers are printed once (see [`Repeat`]):
 //!
@@ -55,6 +56,7 @@ mod items;
 mod marks;
 mod mesh;
 mod near;
+mod op;
 mod params;
 mod parse;
 mod place;

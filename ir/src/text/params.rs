@@ -11,9 +11,7 @@ use super::cursor::{Fail, Res};
 use super::parse::Parser;
 use super::print::Printer;
 use super::types::{write_quoted, write_type};
-use crate::attr::AttrCx;
 use crate::func::{Func, FuncKind, Name, ParamLayout, Role, RoleKind, Step};
-use crate::ops::Op;
 use crate::phase::Phase;
 use std::fmt::Write as _;
 
@@ -139,7 +137,8 @@ impl Parser<'_> {
                 return Ok(steps);
             }
             let at = self.c.at;
-            let op = self.op(&[rank])?;
+            let text = self.op_text()?;
+            let op = self.op(&text, &[rank], false)?;
             self.c.spaces();
             self.c.must(":")?;
             self.c.spaces();
@@ -149,13 +148,6 @@ impl Parser<'_> {
                 return Err(Fail::new("too-large", at, 1, what).help("a layout has few"));
             }
         }
-    }
-
-    /// An op with its attributes, of operands of these ranks.
-    fn op(&mut self, ranks: &[usize]) -> Res<Op> {
-        let (mnemonic, attrs, attrs_at) = self.mnemonic()?;
-        let op = Op::read(mnemonic, attrs, AttrCx { mesh: &self.mesh, ranks });
-        op.map_err(|m| self.bad_attribute(&m, mnemonic, attrs_at, attrs.unwrap_or("")))
     }
 }
 

@@ -3,21 +3,17 @@
 
 use super::cursor::{Cursor, Fail, Res};
 use super::expand::{Expanded, expand};
-use super::items::atoms_error;
 use super::marks::Read;
 use super::near::nearest;
 use super::params::unsaid;
 use super::types::type_text;
-use super::unknown::{said_of, unknown_op};
 use super::update::{Rules, groups_of, without_groups};
-use crate::attr::{AttrCx, AttrError};
 use crate::diag::Diag;
 use crate::func::{
     Annotation, Func, FusedWithNext, Module, Name, Node, Part, Port, Role, Scope, Value, ValueInfo,
 };
 use crate::maps::{HashMap, HashSet};
 use crate::mesh::Mesh;
-use crate::ops::{NAMES, Op, SAMPLES};
 use crate::phase::Phase;
 use crate::source::Source;
 use crate::types::Type;
@@ -320,7 +316,8 @@ impl<'t> Parser<'t> {
         }
         self.c.must("=")?;
         self.c.spaces();
-        let (mnemonic, attrs, attrs_at) = self.mnemonic()?;
+        let mut text = self.op_text()?;
+        let kept = text.kept();
         self.c.spaces();
         let mut ins: SmallVec<[Value; 4]> = SmallVec::new();
         while self.c.peek() == Some(b'%') {
@@ -332,8 +329,7 @@ impl<'t> Parser<'t> {
             self.c.spaces();
         }
         let ranks: SmallVec<[usize; 4]> = ins.iter().map(|&v| f.ty(v).rank()).collect();
-        let op = Op::read(mnemonic, attrs, AttrCx { mesh: &self.mesh, ranks: &ranks })
-            .map_err(|m| self.bad_attribute(&m, mnemonic, attrs_at, attrs.unwrap_or("")))?;
+        let op = self.op(&text, &ranks, kept)?;
         self.c.must(":")?;
         let mut outs: SmallVec<[Value; 2]> = SmallVec::new();
         let wrong_number = |at: usize, n: &str| {
@@ -367,28 +363,8 @@ impl<'t> Parser<'t> {
             let f = self.c.needs("the end of the line");
             return Err(f.help("put each op on a line of its own"));
         }
-        f.nodes.push(Node { note, fused, ..Node::new(op, &ins, &outs, scope) });
+        f.nodes.push(Node { note, fused, kept, ..Node::new(op, &ins, &outs, scope) });
         Ok(())
-    }
-
-    /// The name of an op, the text of its attributes if it has any, and where that is.
-    pub fn mnemonic(&mut self) -> Res<(&'t str, Option<&'t str>, usize)> {
-        let at = self.c.at;
-        let mnemonic = self.c.word();
-        if !NAMES.contains(&mnemonic) {
-            return Err(unknown_op(mnemonic, at));
-        }
-        if !self.c.eat("[") {
-            return Ok((mnemonic, None, at));
-        }
-        let closed = self.c.line().split_once(']').filter(|(t, _)| !t.contains('%'));
-        let Some((text, _)) = closed else {
-            let f = self.c.needs("`]`");
-            return Err(f.help(format!("close the attributes of `{mnemonic}` with `]`")));
-        };
-        let at = self.c.at;
-        self.c.at += text.len() + 1;
-        Ok((mnemonic, Some(text), at))
     }
 
     fn note(&mut self) -> Option<Cow<'static, str>> {
@@ -456,19 +432,6 @@ impl<'t> Parser<'t> {
             f.annotations.insert(value, a);
         }
         Ok(value)
-    }
-
-    pub fn bad_attribute(&self, e: &AttrError, op: &str, at: usize, attrs: &str) -> Box<Fail> {
-        if let Some(f) = atoms_error(&e.message, attrs, &self.mesh, at) {
-            return f;
-        }
-        let sample = SAMPLES.iter().find(|s| s.0 == op).and_then(|s| s.1.first());
-        Fail::new("attribute", at, attrs.len(), format!("`{op}`: {}", e.message))
-            .rule(said_of(op, e.attr))
-            .help(match sample {
-                Some(s) => format!("for example `{s}`"),
-                None => format!("for example `{op}[tp]`, with `; dim=0` where a dim is needed"),
-            })
     }
 }
 

@@ -3,6 +3,7 @@
 
 use super::fold;
 use super::marks::Marks;
+use super::op::KEEP;
 use super::types::{push_number, write_annotation, write_quoted, write_type};
 use crate::func::{Func, FusedWithNext, Input, Module, Node, Part, Port, RoleKind, Scope, Value};
 use crate::mesh::Mesh;
@@ -115,6 +116,11 @@ fn write_node(
     }
     out.push_str(" = ");
     n.op.write(mesh, out);
+    if n.kept {
+        // A collective names its axes.
+        out.truncate(out.len() - 1);
+        let _ = write!(out, "; {KEEP}]");
+    }
     for (i, &v) in n.ins.iter().enumerate() {
         out.push_str(if i > 0 { ", " } else { " " });
         let start = out.len();

@@ -42,3 +42,44 @@ fn no_file_is_long() {
     let long: Vec<_> = all.iter().map(|p| (of(p), p)).filter(|x| x.0 > MOST).collect();
     assert!(long.is_empty(), "files of more than {MOST} lines: {long:#?}");
 }
+
+/// Names of types that a crate has more than once, tests aside: so many as there are, and never more. A name that is
+/// found once is found by a search.
+const TWICE: [usize; 9] = [69, 23, 2, 23, 35, 4, 20, 9, 0];
+
+#[test]
+fn no_more_names_of_types_are_there_twice() {
+    let declared = |line: &str| -> Option<String> {
+        let mut words = line.split([' ', '(', '<', ';', '{']).skip_while(|w| w.starts_with("pub"));
+        // What stands in brackets behind `pub`.
+        let kind = words.find(|w| !w.ends_with(')'))?;
+        let name = words.next()?.trim_end_matches(':').to_string();
+        let is = ["struct", "enum", "trait", "type"].contains(&kind);
+        (is && name.starts_with(char::is_uppercase)).then_some(name)
+    };
+    assert_eq!(declared("pub(crate) struct Name<T> {").as_deref(), Some("Name"));
+    assert_eq!(
+        declared("    type Output = Name;"),
+        None,
+        "what belongs to another is no name of its own"
+    );
+    let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
+    let twice = CRATES.map(|c| {
+        let mut all = vec![];
+        files(&root.join(c), &mut all);
+        let mut names: Vec<String> = vec![];
+        for text in all.iter().map(|p| fs::read_to_string(p).expect("a source file")) {
+            let own = text.split("#[cfg(test)]\nmod ").next().unwrap_or("");
+            names.extend(own.lines().filter_map(declared));
+        }
+        names.sort_unstable();
+        names
+            .chunk_by(|a, b| a == b)
+            .filter(|same| same.len() > 1)
+            .map(|same| same[0].clone())
+            .collect::<Vec<_>>()
+    });
+    for ((found, most), of) in twice.iter().zip(TWICE).zip(CRATES) {
+        assert_eq!(found.len(), most, "{of}, which names types twice that are called {found:?}");
+    }
+}

@@ -53,7 +53,7 @@ fn assert_same(a: &Module, b: &Module) {
             let all = |vs: &[_]| vs.iter().map(info).collect::<Vec<_>>();
             let one = |n: &Node| {
                 let scope = f.scope_info(n.scope).path.clone();
-                (n.op.clone(), all(&n.ins), all(&n.outs), scope, n.note.clone())
+                (n.op.clone(), n.kept, all(&n.ins), all(&n.outs), scope, n.note.clone())
             };
             f.nodes.iter().map(one).collect()
         };
@@ -241,6 +241,7 @@ fn errors_say_where_and_what() {
         ("mixed", f("  %y = gelu %x : f32[4,8] @(-,tp*tp)\n  return %y")),
         ("attribute", f("  %y = dot[mk,kn->] %x : f32[4,8]\n  return %y")),
         ("attribute", f("  %y = scale[fast] %x : f32[4,8]\n  return %y")),
+        ("attribute", f("  %y = scale[0.5; keep] %x : f32[4,8]\n  return %y")),
         ("attribute", f("  %y = gelu[1.0] %x : f32[4,8]\n  return %y")),
         ("attribute", f("  %y = transpose[ab->ba,ba] %x : f32[8,4]\n  return %y")),
         ("arity", f("  %y = gelu %x : f32[4,8], f32[4]\n  return %y")),

@@ -152,6 +152,9 @@ impl Reverse<'_> {
             true => smallvec::smallvec![d[0]],
             false => n.op.def().grad(&mut b, &ins, &outs, &d),
         };
+        // The mirror of a collective that stays as it is stays, too.
+        let mirror = |m: &&mut Node| n.kept && m.op.layout().is_some();
+        b.f.nodes[first..].iter_mut().filter(mirror).for_each(|m| m.kept = true);
         for (&x, g) in n.ins.iter().zip(&mut grads) {
             let wanted = wanted(b.ty(x).dtype, self.weights[x], self.grad_dtype);
             *g = g.filter(|_| self.on[x]).map(|g| convert(&mut b, g, wanted));

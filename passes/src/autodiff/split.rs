@@ -377,7 +377,8 @@ impl<'a> Split<'a> {
         // A function has the scopes of its own nodes alone.
         let path = &self.j.scope_info(scope).path;
         let scope = self.func(home).scope(path);
-        let node = Node { note: n.note.clone(), ..Node::new(n.op.clone(), &ins, &outs, scope) };
+        let (note, kept) = (n.note.clone(), n.kept);
+        let node = Node { note, kept, ..Node::new(n.op.clone(), &ins, &outs, scope) };
         self.func(home).nodes.push(node);
     }
 

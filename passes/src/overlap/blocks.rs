@@ -64,10 +64,10 @@ fn units(f: &Func, all: &[Launch], found: impl Iterator<Item = usize>) -> Vec<Un
     units
 }
 
-/// True if a launch is one node that sends so.
+/// True if a launch is one node that sends so, and may be joined.
 fn is(f: &Func, x: &Launch, sends: Sends) -> bool {
-    let op = &f.nodes[x.nodes.start].op;
-    x.nodes.len() == 1 && op.collective().is_some_and(|c| c.sends() == sends)
+    let n = &f.nodes[x.nodes.start];
+    x.nodes.len() == 1 && !n.kept && n.op.collective().is_some_and(|c| c.sends() == sends)
 }
 
 /// Gathers of parameters, unit by unit.

@@ -77,7 +77,7 @@ pub(crate) struct NodeFacts {
     pub live_out: bool,
     /// Its result is one of the function's: nothing may take its place.
     pub port: bool,
-    /// Rules do not look through it: it has several results, or somebody annotated its result.
+    /// Rules do not look through it: it has several results, or somebody annotated its result or keeps it as it is.
     pub opaque: bool,
 }
 
@@ -102,7 +102,7 @@ impl Segment {
             s.nodes.push(NodeFacts {
                 live_out: node.outs.iter().any(|o| facts.live_out[o]),
                 port: node.outs.iter().any(|&o| facts.uses.is_result(o)),
-                opaque: node.outs.len() != 1 || annotated,
+                opaque: node.outs.len() != 1 || annotated || node.kept,
             });
         }
         s

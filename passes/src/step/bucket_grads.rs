@@ -48,5 +48,5 @@ pub fn bucket_grads(mesh: &Mesh, f: &mut Func) {
 
 fn joinable(n: &Node, args: &BTreeSet<Value>) -> Option<AtomSet> {
     let Op::AllReduce(r) = &n.op else { return None };
-    n.ins.iter().all(|v| args.contains(v)).then_some(r.axes)
+    (!n.kept && n.ins.iter().all(|v| args.contains(v))).then_some(r.axes)
 }

@@ -123,7 +123,7 @@ fn sums(f: &Func) -> Vec<Sum> {
     let uses = f.uses();
     let sums = |n: &Node| {
         let sends = n.op.collective().map(|c| c.sends());
-        n.ins.len() == 1 && matches!(sends, Some(Sends::SumToAll | Sends::Share))
+        n.ins.len() == 1 && !n.kept && matches!(sends, Some(Sends::SumToAll | Sends::Share))
     };
     let one = |a: &Port| {
         let role = a.role.clone().filter(|r| r.kind == RoleKind::Grad)?;

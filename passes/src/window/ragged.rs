@@ -155,6 +155,9 @@ fn found(f: &Func) -> Vec<Found> {
     };
     let one = |(node, n): (usize, &Node)| {
         let Op::AllToAll(op) = &n.op else { return None };
+        if n.kept {
+            return None;
+        }
         let slot = match [op.from, op.to] {
             [1, 0] => placed(n.ins[0])?,
             [0, 1] => (*read.get(&n.outs[0])?)?,

@@ -101,7 +101,7 @@ impl Gathered<'_> {
     fn piece(&self, v: Value) -> Option<Value> {
         let maker = self.uses.made_by(self.nodes, v)?;
         let Op::AllGather(g) = &maker.op else { return None };
-        (g.axes == self.cp && g.dim == TOKENS).then(|| maker.ins[0])
+        (g.axes == self.cp && g.dim == TOKENS && !maker.kept).then(|| maker.ins[0])
     }
 
     /// What a gradient of gathered keys or values is scattered to; `None` if nobody wants it.

@@ -3,7 +3,7 @@
 use super::join::call;
 use super::watch::WAITS;
 use super::wire::{FrameKind, lines};
-use super::{BEAT, Inbox, Shared, Trouble, held, is_late, system};
+use super::{BEAT, Failure, Inbox, Shared, held, is_late, system};
 use shardc_ir::diag::{Diag, Exit, one_line};
 use std::io::ErrorKind;
 use std::sync::Arc;
@@ -106,14 +106,14 @@ impl Shared {
         self.status.store(status, Ordering::Release);
         if self.me != 0 {
             self.record(status);
-            held(self.inbox.lock()).trouble =
-                Some(Trouble { process: self.me, text: text.clone(), status });
+            held(self.inbox.lock()).failure =
+                Some(Failure { process: self.me, text: text.clone(), status });
             self.tell(FrameKind::Fail, format!("{status}\n{text}").as_bytes());
             // Process 0 answers, or is found to be lost.
             std::thread::sleep(self.terms.silence.saturating_add(PRINTED));
             self.over(Some(&text), status);
         }
-        held(self.inbox.lock()).trouble = Some(Trouble { process, text, status });
+        held(self.inbox.lock()).failure = Some(Failure { process, text, status });
         self.tell_to_stop(status);
         self.conclude(ASKED)
     }
@@ -128,43 +128,43 @@ impl Shared {
     fn conclude(&self, wait: Duration) -> ! {
         let start = Instant::now();
         let mut inbox = held(self.inbox.lock());
-        let trouble = inbox.trouble.clone().expect("the cause is known");
+        let failure = inbox.failure.clone().expect("the cause is known");
         inbox.stopped[self.me] = Some(self.whereabouts());
         let known =
-            |i: &Inbox| (0..self.processes).all(|p| p == trouble.process || i.stopped[p].is_some());
+            |i: &Inbox| (0..self.processes).all(|p| p == failure.process || i.stopped[p].is_some());
         while !known(&inbox) && start.elapsed() < wait {
             inbox = held(self.wake.wait_timeout(inbox, wait / 20)).0;
         }
-        let mut text = trouble.text.clone();
-        if trouble.status == Exit::RankFailed as i32 {
-            let others = (0..self.processes).filter(|&p| p != trouble.process);
+        let mut text = failure.text.clone();
+        if failure.status == Exit::RankFailed as i32 {
+            let others = (0..self.processes).filter(|&p| p != failure.process);
             let mut whys: Vec<String> = others
                 .filter_map(|p| inbox.stopped[p].as_ref())
                 .take(LISTED)
                 .map(|w| format!("\n   = why: {w}"))
                 .collect();
-            whys.extend(self.not_come(&trouble, &inbox).take(LISTED));
+            whys.extend(self.not_come(&failure, &inbox).take(LISTED));
             let at = text.find("\n   = help:").unwrap_or(text.len());
             text.insert_str(at, &whys.concat());
         }
         drop(inbox);
-        if let Some(place) = self.record(trouble.status) {
+        if let Some(place) = self.record(failure.status) {
             text.push_str(&format!(
                 "\n   = help: read the last instructions of every rank in {}",
                 one_line(&place)
             ));
         }
-        self.over(Some(&text), trouble.status)
+        self.over(Some(&text), failure.status)
     }
 
     /// Where some wait for others to come to something: which those are, as far as they have said where they are.
     fn not_come<'a>(
         &'a self,
-        trouble: &'a Trouble,
+        failure: &'a Failure,
         inbox: &'a Inbox,
     ) -> impl Iterator<Item = String> + 'a {
-        let at = move |p: usize| match p == trouble.process {
-            true => Some(&trouble.text),
+        let at = move |p: usize| match p == failure.process {
+            true => Some(&failure.text),
             false => inbox.stopped[p].as_ref(),
         };
         let waits = move |p: usize| at(p).map(|text| text.contains(WAITS));
@@ -223,10 +223,10 @@ impl Shared {
             }
         }
         let start = Instant::now();
-        let mut guests = vec![];
+        let mut pending = vec![];
         let message = format!("process 0 ({}) {how}", self.cards[0]);
         let cause = self.way_on(Diag::new("rank-failed", message));
-        while start.elapsed() < GATHERED && guests.len() + 2 < self.processes {
+        while start.elapsed() < GATHERED && pending.len() + 2 < self.processes {
             let came = std::mem::take(&mut *held(self.callers.lock()));
             for known in came {
                 let said = lines(&known.data);
@@ -234,20 +234,20 @@ impl Shared {
                 let number = number.filter(|&p| p < self.processes);
                 if let Some(number) = number.filter(|_| known.kind == FrameKind::Where) {
                     held(self.inbox.lock()).stopped[number] = Some(said[1..].join(" "));
-                    guests.push((known.out, known.incoming));
+                    pending.push((known.out, known.incoming));
                 }
             }
             std::thread::sleep(Duration::from_millis(5));
         }
         let text = cause.render();
-        held(self.inbox.lock()).trouble.get_or_insert(Trouble { process: 0, text, status });
+        held(self.inbox.lock()).failure.get_or_insert(Failure { process: 0, text, status });
         self.conclude(Duration::ZERO)
     }
 
     /// Writes down the last instructions; says where.
     fn record(&self, status: i32) -> Option<String> {
-        let witness = held(self.witness.lock()).clone();
-        witness.filter(|_| status == Exit::RankFailed as i32).and_then(|w| w.record())
+        let source = held(self.source.lock()).clone();
+        source.filter(|_| status == Exit::RankFailed as i32).and_then(|w| w.record())
     }
 
     fn over(&self, message: Option<&str>, status: i32) -> ! {

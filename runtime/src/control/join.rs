@@ -1,7 +1,7 @@
 //! How the processes of a job find each other.
 
+use super::acceptor::{AGAIN, Acceptor, Known};
 use super::door::{Door, unreachable};
-use super::lobby::{AGAIN, Known, Lobby};
 use super::secret::{NONCE, Pair, Secret, random};
 use super::watch::late;
 use super::wire::{FrameKind, Incoming, MAGIC, Outgoing, calls, lines};
@@ -215,9 +215,9 @@ impl Waiting {
     }
 
     /// Says what the user should know before the time is over, once each.
-    fn warn(&mut self, lobby: &Lobby, missing: &[usize], terms: &Terms) {
+    fn warn(&mut self, acceptor: &Acceptor, missing: &[usize], terms: &Terms) {
         let refused = self.refused.as_ref().map(|why| format!("a process was refused: {why}"));
-        let misled = lobby.misled.map(|from| {
+        let misled = acceptor.misled.map(|from| {
             format!("a process of {from} calls process 0, and does not know the secret of this job")
         });
         let quiet = (terms.began.elapsed() > QUIET).then(|| {
@@ -247,9 +247,9 @@ pub(super) fn welcome(me: &Me, door: Door, leader: &str, own: &str, terms: &Term
     let (links, hellos) = ((0..n).map(|_| None).collect(), vec![vec![]; n]);
     let mut w = Waiting { links, hellos, refused: None, said: [false; 3] };
     w.hellos[0] = lines(own.as_bytes());
-    let mut lobby = Lobby::new(door.listeners, terms.secret.clone());
+    let mut acceptor = Acceptor::new(door.listeners, terms.secret.clone());
     loop {
-        let (came, more) = lobby.look()?;
+        let (came, more) = acceptor.look()?;
         came.into_iter().for_each(|known| w.enter(known, leader, me));
         let all_came = w.links[1..].iter().all(Option::is_some);
         if all_came || looked.elapsed() > THERE {
@@ -264,9 +264,9 @@ pub(super) fn welcome(me: &Me, door: Door, leader: &str, own: &str, terms: &Term
         }
         if terms.left().is_zero() {
             w.tell(FrameKind::Refuse, &format!("start-timeout\n{}", listed(&missing)));
-            return Err(not_all(&missing, &w, lobby.strangers, terms));
+            return Err(not_all(&missing, &w, acceptor.strangers, terms));
         }
-        w.warn(&lobby, &missing, terms);
+        w.warn(&acceptor, &missing, terms);
         if told.elapsed() > BEAT / 2 {
             told = Instant::now();
             w.tell(FrameKind::Beat, &listed(&missing));

@@ -10,10 +10,10 @@
 //! Who does not know the job's [`Secret`] is told nothing, delays nothing and ends nothing; what
 //! processes say to each other is sealed, not hidden.
 
+mod acceptor;
 mod door;
 mod ending;
 mod join;
-mod lobby;
 mod secret;
 mod system;
 mod watch;
@@ -34,8 +34,8 @@ pub use watch::{Watch, late};
 
 use crate::alarm::Alarm;
 use crate::spawn;
+use acceptor::{Acceptor, Known};
 use join::{Link, Met, knock, resolve, welcome};
-use lobby::{Known, Lobby};
 use shardc_ir::diag::{Diag, Exit, Result};
 use std::collections::VecDeque;
 use std::io::ErrorKind;
@@ -96,7 +96,7 @@ impl Terms {
 }
 
 /// What the ranks of this process are doing, and where to write it down.
-pub trait Witness: Send + Sync {
+pub trait StatusSource: Send + Sync {
     /// One line.
     fn whereabouts(&self) -> String;
     /// Writes the record of the last instructions; says where.
@@ -108,7 +108,7 @@ pub type Print = Box<dyn Fn(&str) + Send + Sync>;
 
 /// A cause to end.
 #[derive(Clone)]
-struct Trouble {
+struct Failure {
     process: usize,
     text: String,
     status: i32,
@@ -123,7 +123,7 @@ struct Inbox {
     /// By process: where it was when all had to stop.
     stopped: Vec<Option<String>>,
     left: Vec<bool>,
-    trouble: Option<Trouble>,
+    failure: Option<Failure>,
 }
 
 struct Shared {
@@ -141,7 +141,7 @@ struct Shared {
     inbox: Mutex<Inbox>,
     wake: Condvar,
     alarm: Arc<Alarm>,
-    witness: Mutex<Option<Arc<dyn Witness>>>,
+    source: Mutex<Option<Arc<dyn StatusSource>>>,
     print: Print,
     /// All have done what they were started for; what is left is to end alike.
     finished: AtomicBool,
@@ -225,7 +225,7 @@ impl Control {
             }),
             wake: Condvar::new(),
             alarm,
-            witness: Mutex::new(None),
+            source: Mutex::new(None),
             print,
             finished: AtomicBool::new(false),
             gone: AtomicBool::new(false),
@@ -262,8 +262,8 @@ impl Control {
         self.0.me == 0
     }
     /// Who tells where the ranks of this process are.
-    pub fn watch(&self, witness: Arc<dyn Witness>) {
-        *held(self.0.witness.lock()) = Some(witness);
+    pub fn watch(&self, source: Arc<dyn StatusSource>) {
+        *held(self.0.source.lock()) = Some(source);
     }
 
     /// Threads that read what the others say, and one that says that this process lives. They do no
@@ -375,7 +375,7 @@ impl Control {
 
 impl Shared {
     fn whereabouts(&self) -> String {
-        let w = held(self.witness.lock()).clone();
+        let w = held(self.source.lock()).clone();
         let phase = || format!("rank {} is {}", self.me, self.at(*held(self.phase.lock())));
         match w.filter(|_| !self.finished.load(Ordering::Acquire)) {
             Some(w) => w.whereabouts(),
@@ -386,11 +386,11 @@ impl Shared {
     /// Accepts who comes while the job runs, and keeps those that know the secret until they are asked for:
     /// strangers are let go, so that they are in nobody's way when process 0 is lost.
     fn receive(&self, listeners: Vec<TcpListener>) {
-        let mut lobby = Lobby::new(listeners, self.terms.secret.clone());
+        let mut acceptor = Acceptor::new(listeners, self.terms.secret.clone());
         loop {
-            lobby.wait();
+            acceptor.wait();
             // Without random numbers nobody is answered.
-            let came = lobby.look().map(|c| c.0).unwrap_or_default();
+            let came = acceptor.look().map(|c| c.0).unwrap_or_default();
             let mut callers = held(self.callers.lock());
             let room = self.processes.saturating_sub(callers.len());
             callers.extend(came.into_iter().take(room));

@@ -40,7 +40,7 @@ enum At {
     /// Process 0: it has told all to stop, and waits for where they are.
     Concludes,
     /// Process 0 is lost: it tells the process below, and waits for that to end.
-    Guest,
+    Pending,
     /// As the lowest that is left, it waits for the others.
     Gathers,
     /// It has ended, with a status.
@@ -146,7 +146,7 @@ impl World {
         match (1..p).find(|&q| self.lives(q)) {
             Some(q) => {
                 self.send(p, q, Said::Where);
-                self.at[p] = At::Guest;
+                self.at[p] = At::Pending;
             }
             None => self.at[p] = At::Gathers,
         }
@@ -199,7 +199,7 @@ impl World {
                 _ => {}
             },
             // The one below has printed.
-            (_, Said::End) if at == At::Guest && from < p => self.end(p, At::Ended(6)),
+            (_, Said::End) if at == At::Pending && from < p => self.end(p, At::Ended(6)),
             _ => {}
         }
     }
@@ -309,7 +309,7 @@ impl World {
             w.print(0, 6);
         } else if let Some(p) = of(At::Gathers) {
             w.print(p, 6);
-        } else if let Some(p) = of(At::Guest) {
+        } else if let Some(p) = of(At::Pending) {
             w.at[p] = At::Gathers;
         } else if let Some(p) = of(At::Stopped) {
             w.end(p, At::Ended(6));
@@ -327,7 +327,7 @@ impl World {
     /// Somebody listens to the others.
     fn joined(&self) -> bool {
         (0..N).any(|p| {
-            let listens = [At::Running, At::Done, At::Leaves, At::Failed, At::Guest, At::Gathers];
+            let listens = [At::Running, At::Done, At::Leaves, At::Failed, At::Pending, At::Gathers];
             listens.contains(&self.at[p])
         })
     }

@@ -195,11 +195,11 @@ fn a_process_0_that_says_nothing_more_is_named() {
     let at = listener.local_addr().expect("bound").to_string();
     let leader = at.clone();
     let joins = std::thread::spawn(move || join((1, 2), None, &leader, terms(SECRET, 3, 30)).err());
-    let mut lobby = Lobby::new(vec![listener], Secret::of(SECRET.as_bytes()));
+    let mut acceptor = Acceptor::new(vec![listener], Secret::of(SECRET.as_bytes()));
     let mut came = vec![];
     while came.is_empty() && !joins.is_finished() {
-        lobby.wait();
-        came = lobby.look().expect("random numbers").0;
+        acceptor.wait();
+        came = acceptor.look().expect("random numbers").0;
     }
     let d = joins.join().expect("a thread").expect("nobody answers");
     let own = format!("rank 1 waited 3 s while processes join: process 0 at {at} says nothing");
@@ -289,14 +289,14 @@ fn silent_ones_push_nobody_out() {
             link.0.write(FrameKind::Where, b"here").expect("it was not pushed out");
             link
         });
-        let mut lobby = Lobby::new(door.listeners_for_test(), secret);
+        let mut acceptor = Acceptor::new(door.listeners_for_test(), secret);
         while answered.try_recv().is_err() {
-            assert!(lobby.look().expect("random numbers").0.is_empty());
+            assert!(acceptor.look().expect("random numbers").0.is_empty());
         }
         held.clear();
         held.extend((0..400).map(|_| knock(at, b"")));
         let since = Instant::now();
-        while lobby.look().expect("random numbers").0.is_empty() {
+        while acceptor.look().expect("random numbers").0.is_empty() {
             assert!(since.elapsed() < PROMPT, "it was pushed out");
         }
         one.join().expect("a thread");

@@ -29,7 +29,7 @@ const AT_ONCE: usize = 16 << 20;
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// A rank on a device.
-struct Berth {
+struct DeviceRank {
     stream: Arc<Stream>,
     modules: Arc<Modules>,
     /// By function, then by launch of that.
@@ -38,7 +38,7 @@ struct Berth {
 
 /// The ranks of this process on their devices.
 pub struct Devices {
-    berths: BTreeMap<usize, Berth>,
+    ranks: BTreeMap<usize, DeviceRank>,
     collective: Arc<Source>,
     library: bool,
     /// How the library does products.
@@ -47,7 +47,7 @@ pub struct Devices {
 
 impl std::fmt::Debug for Devices {
     fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
-        write!(f, "{} ranks on devices", self.berths.len())
+        write!(f, "{} ranks on devices", self.ranks.len())
     }
 }
 
@@ -69,22 +69,23 @@ impl Devices {
         }
         let modules: Vec<Arc<Modules>> =
             devices.iter().map(|(d, code)| Modules::new(d, code)).collect::<Result<_>>()?;
-        let berth = |(i, (rank, launches)): (usize, (usize, Launches))| {
+        let one = |(i, (rank, launches)): (usize, (usize, Launches))| {
             let i = i % devices.len();
             let (stream, modules) = (Stream::new(&devices[i].0)?, modules[i].clone());
             let of = |f: Vec<Vec<Launch>>| f.iter().map(|l| modules.ready(l)).collect();
             let launches = launches.into_iter().map(of).collect::<Result<_>>()?;
-            Ok((rank, Berth { stream, modules, launches }))
+            Ok((rank, DeviceRank { stream, modules, launches }))
         };
-        let berths = ranks.into_iter().enumerate().map(berth).collect::<Result<_>>()?;
+        let ranks = ranks.into_iter().enumerate().map(one).collect::<Result<_>>()?;
         devices.iter().try_for_each(|(d, _)| d.phase("code"))?;
-        Ok(Devices { berths, collective, library, chosen: Chosen::default() })
+        Ok(Devices { ranks, collective, library, chosen: Chosen::default() })
     }
 
     /// What of the memory of each rank's device who has taken, in words.
     pub fn memory(&self) -> Vec<String> {
-        let line = |(rank, b): (&usize, &Berth)| format!("rank {rank}: {}", b.stream.device.held());
-        self.berths.iter().map(line).collect()
+        let line =
+            |(rank, b): (&usize, &DeviceRank)| format!("rank {rank}: {}", b.stream.device.held());
+        self.ranks.iter().map(line).collect()
     }
 
     /// By whom products that nothing else is joined with are done, in words.
@@ -94,11 +95,11 @@ impl Devices {
 
     /// The ends of all ranks of a plan, which are here, in their order.
     pub(crate) fn connect(&self, mesh: &Mesh, timeout: Duration) -> Result<Vec<Threads<OnDevice>>> {
-        let mover = |b: &Berth| OnDevice::new(&b.stream, &b.modules, self.collective.clone());
-        let movers = self.berths.values().map(mover).collect::<Result<_>>()?;
+        let mover = |b: &DeviceRank| OnDevice::new(&b.stream, &b.modules, self.collective.clone());
+        let movers = self.ranks.values().map(mover).collect::<Result<_>>()?;
         let ends = Threads::connect_with(mesh, timeout, movers);
-        for (b, end) in self.berths.values().zip(&ends) {
-            let (fine, failed) = (end.witness(), OnceLock::new());
+        for (b, end) in self.ranks.values().zip(&ends) {
+            let (fine, failed) = (end.failure_check(), OnceLock::new());
             b.stream.watch(Box::new(move |waited| match waited.map_or(Ok(()), |_| fine()) {
                 Err(d) if failed.get_or_init(Instant::now).elapsed() > PATIENCE => Err(d),
                 _goes_on => Ok(()),
@@ -119,7 +120,7 @@ impl Devices {
         (start, timeout): (Duration, Duration),
         (alarm, near): (&Arc<Alarm>, usize),
     ) -> Result<Vec<Box<dyn Transport>>> {
-        let end = |(&rank, b): (&usize, &Berth)| {
+        let end = |(&rank, b): (&usize, &DeviceRank)| {
             let lane = || {
                 let stream = Stream::first(&b.stream.device)?;
                 let mover = OnDevice::new(&stream, &b.modules, self.collective.clone())?;
@@ -133,7 +134,7 @@ impl Devices {
         // They wait for each other, too, if several are here.
         std::thread::scope(|s| {
             let end = &end;
-            let all: Vec<_> = self.berths.iter().map(|b| s.spawn(move || end(b))).collect();
+            let all: Vec<_> = self.ranks.iter().map(|b| s.spawn(move || end(b))).collect();
             let ended = |t: ScopedJoinHandle<_>| t.join().unwrap_or_else(|p| resume_unwind(p));
             all.into_iter().map(ended).collect()
         })
@@ -147,7 +148,7 @@ impl Devices {
         poison: bool,
     ) -> Result<OnCuda> {
         let rank = transport.rank();
-        let b = &self.berths[&rank];
+        let b = &self.ranks[&rank];
         let arena = Arena::new(&b.stream, bytes, poison)?.staged()?;
         let open = || Products::noted(&b.stream, self.chosen.clone());
         let products = self.library.then(open).transpose()?;
@@ -231,7 +232,7 @@ impl Engine for OnCuda {
     }
 
     fn repeated(&self, (func, launch): (usize, usize), kernel: &Kernel) -> Option<usize> {
-        let all = &self.devices.berths[&self.rank].launches[func][launch];
+        let all = &self.devices.ranks[&self.rank].launches[func][launch];
         Executor::repeats(kernel).then_some(all.len())
     }
 
@@ -241,7 +242,7 @@ impl Engine for OnCuda {
     }
 
     unsafe fn keep(&mut self, run: usize, launches: usize, all: &[Queued]) -> Result<()> {
-        let own = &self.devices.berths[&self.rank].launches;
+        let own = &self.devices.ranks[&self.rank].launches;
         self.executor.keep(run, launches, |executor| {
             all.iter().try_for_each(|q| {
                 let (func, launch) = q.launch;
@@ -266,7 +267,7 @@ impl Engine for OnCuda {
         kernel: &Kernel,
         memory: &[*mut f32],
     ) -> Result<()> {
-        let launches = &self.devices.berths[&self.rank].launches[func][launch];
+        let launches = &self.devices.ranks[&self.rank].launches[func][launch];
         // SAFETY: by the caller.
         unsafe { self.executor.run(kernel, launches, memory) }
     }

@@ -1,7 +1,7 @@
 //! The operations of the transport, as exchanges and folds of flows.
 
 use super::flow::{Flow, Span};
-use super::{Flight, Group, Messages, Peer, Post, SENT};
+use super::{Group, InFlight, Messages, Peer, Post, SENT};
 use crate::region::{self, Region, chunk};
 use crate::transport::{Gathered, Reduced, Scattered, Transport};
 use shardc_ir::diag::{Diag, Result};
@@ -23,16 +23,16 @@ impl<P: Post> Transport for Messages<P> {
 
     fn barrier(&mut self, axes: AtomSet) -> Result<()> {
         let g = self.call(axes)?;
-        let mut flights = vec![];
+        let mut in_flight = vec![];
         for p in (0..g.members.len()).filter(|&p| p != g.me) {
             let none = Span { room: None, first: std::ptr::dangling_mut(), bytes: 0 };
             // SAFETY: there are no bytes.
             let ticket = unsafe { self.post.send(g.peer(p), none.first, 0)? };
-            flights.push(Flight { ticket, with: g.members[p], done: false });
+            in_flight.push(InFlight { ticket, with: g.members[p], done: false });
             // SAFETY: as above.
-            unsafe { self.take(&g, p, &none, &mut flights)? };
+            unsafe { self.take(&g, p, &none, &mut in_flight)? };
         }
-        self.wait(&mut flights)
+        self.wait(&mut in_flight)
     }
 
     fn all_reduce(&mut self, axes: AtomSet, tensors: &[Reduced]) -> Result<()> {
@@ -180,8 +180,8 @@ impl<P: Post> Transport for Messages<P> {
         let Some(tickets) = self.offers.get_mut(&to).and_then(VecDeque::pop_front) else {
             return self.fail(format!("rank {} has sent nothing to rank {to}", self.rank));
         };
-        let flight = |ticket| Flight { ticket, with: to, done: false };
-        self.wait(&mut tickets.into_iter().map(flight).collect::<Vec<_>>())
+        let in_flight = |ticket| InFlight { ticket, with: to, done: false };
+        self.wait(&mut tickets.into_iter().map(in_flight).collect::<Vec<_>>())
     }
 
     fn post_recv(&mut self, from: usize, data: &Region) -> Result<()> {
@@ -206,8 +206,8 @@ impl<P: Post> Transport for Messages<P> {
             if self.place(data)? != place {
                 return self.fail(format!("rank {} takes what it has not posted", self.rank));
             }
-            let flight = |ticket| Flight { ticket, with: from, done: false };
-            return self.wait(&mut tickets.into_iter().map(flight).collect::<Vec<_>>());
+            let in_flight = |ticket| InFlight { ticket, with: from, done: false };
+            return self.wait(&mut tickets.into_iter().map(in_flight).collect::<Vec<_>>());
         }
         let channel = self.stage(from)?;
         let members: Arc<[usize]> = (0..self.mesh.ranks()).collect();

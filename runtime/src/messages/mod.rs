@@ -74,7 +74,7 @@ impl Group {
 }
 
 /// A message under way, and with whom.
-struct Flight<T> {
+struct InFlight<T> {
     ticket: T,
     with: usize,
     done: bool,
@@ -173,11 +173,11 @@ impl<P: Post> Messages<P> {
     }
 
     /// Waits until all messages have left and come.
-    fn wait(&mut self, flights: &mut [Flight<P::Ticket>]) -> Result<()> {
+    fn wait(&mut self, in_flight: &mut [InFlight<P::Ticket>]) -> Result<()> {
         let (mut looks, mut since) = (0u32, None);
         loop {
             let mut open = false;
-            for f in flights.iter_mut().filter(|f| !f.done) {
+            for f in in_flight.iter_mut().filter(|f| !f.done) {
                 f.done = self.post.done(&mut f.ticket)?;
                 open |= !f.done;
             }
@@ -200,7 +200,8 @@ impl<P: Post> Messages<P> {
                 std::thread::yield_now();
                 continue;
             }
-            let mut late: Vec<usize> = flights.iter().filter(|f| !f.done).map(|f| f.with).collect();
+            let mut late: Vec<usize> =
+                in_flight.iter().filter(|f| !f.done).map(|f| f.with).collect();
             late.sort_unstable();
             late.dedup();
             if since.elapsed() >= self.timeout {

@@ -1,7 +1,7 @@
 //! Segments under way between the members of a group: exchanged, or folded as they come.
 
 use super::flow::{Flow, Span, each, shifted};
-use super::{Flight, Group, Messages, Post};
+use super::{Group, InFlight, Messages, Post};
 use crate::region::{self, Region};
 use shardc_ir::diag::Result;
 use shardc_ir::types::Reduction;
@@ -42,7 +42,7 @@ impl<P: Post> Messages<P> {
         g: &Group,
         to: usize,
         parts: &[(&Region, Range<usize>)],
-        flights: &mut Vec<Flight<P::Ticket>>,
+        in_flight: &mut Vec<InFlight<P::Ticket>>,
     ) -> Result<Span> {
         let piece = self.piece(parts);
         if piece.room.is_some() {
@@ -51,7 +51,7 @@ impl<P: Post> Messages<P> {
         }
         // SAFETY: by the caller.
         let ticket = unsafe { self.post.send(g.peer(to), piece.first, piece.bytes)? };
-        flights.push(Flight { ticket, with: g.members[to], done: false });
+        in_flight.push(InFlight { ticket, with: g.members[to], done: false });
         Ok(piece)
     }
 
@@ -65,12 +65,12 @@ impl<P: Post> Messages<P> {
         g: &Group,
         out: &[(usize, Flow)],
         k: usize,
-        flights: &mut Vec<Flight<P::Ticket>>,
+        in_flight: &mut Vec<InFlight<P::Ticket>>,
         given: &mut Vec<Span>,
     ) -> Result<()> {
         out.iter().filter(|x| k < x.1.segments()).try_for_each(|(to, flow)| {
             // SAFETY: by the caller.
-            given.push(unsafe { self.give(g, *to, &flow.parts(k), flights)? });
+            given.push(unsafe { self.give(g, *to, &flow.parts(k), in_flight)? });
             Ok(())
         })
     }
@@ -84,11 +84,11 @@ impl<P: Post> Messages<P> {
         g: &Group,
         from: usize,
         piece: &Span,
-        flights: &mut Vec<Flight<P::Ticket>>,
+        in_flight: &mut Vec<InFlight<P::Ticket>>,
     ) -> Result<()> {
         // SAFETY: by the caller.
         let ticket = unsafe { self.post.recv(g.peer(from), piece.first, piece.bytes)? };
-        flights.push(Flight { ticket, with: g.members[from], done: false });
+        in_flight.push(InFlight { ticket, with: g.members[from], done: false });
         Ok(())
     }
 
@@ -120,21 +120,21 @@ impl<P: Post> Messages<P> {
     ) -> Result<()> {
         let segments = out.iter().chain(into).map(|x| x.1.segments()).max().unwrap_or(0);
         for k in 0..segments {
-            let (mut flights, mut given, mut taken) = (vec![], vec![], vec![]);
+            let (mut in_flight, mut given, mut taken) = (vec![], vec![], vec![]);
             let mut takes = into.iter().filter(|x| k < x.1.segments());
             let begun = takes.try_for_each(|(from, flow)| {
                 let parts = flow.parts(k);
                 let piece = self.piece(&parts);
                 // SAFETY: by the caller; the piece is kept until the wait is over, and for ever if
                 // anything fails before.
-                unsafe { self.take(g, *from, &piece, &mut flights)? };
+                unsafe { self.take(g, *from, &piece, &mut in_flight)? };
                 taken.push((piece, parts));
                 Ok(())
             });
             // SAFETY: as above.
-            let begun =
-                begun.and_then(|()| unsafe { self.give_all(g, out, k, &mut flights, &mut given) });
-            let done = begun.and_then(|()| self.wait(&mut flights));
+            let begun = begun
+                .and_then(|()| unsafe { self.give_all(g, out, k, &mut in_flight, &mut given) });
+            let done = begun.and_then(|()| self.wait(&mut in_flight));
             self.keep(done, given.iter_mut().chain(taken.iter_mut().map(|t| &mut t.0)))?;
             for (piece, parts) in &taken {
                 if piece.room.is_some() {
@@ -171,20 +171,20 @@ impl<P: Post> Messages<P> {
         let segments = out.iter().map(|x| x.1.segments()).chain([own.segments()]).max();
         for k in 0..segments.unwrap_or(0) {
             let parts = own.parts(k);
-            let (mut flights, mut given, mut taken) = (vec![], vec![], vec![]);
+            let (mut in_flight, mut given, mut taken) = (vec![], vec![], vec![]);
             let mut others = (0..ways).filter(|&p| p != g.me && !parts.is_empty());
             let begun = others.try_for_each(|p| {
                 let piece = self.copy_of(&parts);
                 // SAFETY: by the caller; the piece is kept until the wait is over, and for ever if
                 // anything fails before.
-                unsafe { self.take(g, p, &piece, &mut flights)? };
+                unsafe { self.take(g, p, &piece, &mut in_flight)? };
                 taken.push(piece);
                 Ok(())
             });
             // SAFETY: as above.
-            let begun =
-                begun.and_then(|()| unsafe { self.give_all(g, out, k, &mut flights, &mut given) });
-            let done = begun.and_then(|()| self.wait(&mut flights));
+            let begun = begun
+                .and_then(|()| unsafe { self.give_all(g, out, k, &mut in_flight, &mut given) });
+            let done = begun.and_then(|()| self.wait(&mut in_flight));
             self.keep(done, given.iter_mut().chain(&mut taken))?;
             let mut byte = 0;
             let index = |r: &Region| own.regions.iter().position(|x| std::ptr::eq(*x, r));

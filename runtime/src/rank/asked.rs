@@ -1,7 +1,7 @@
 //! What ranks are asked to do and what they answer, here and to other processes.
 
 use crate::batch::StepData;
-use crate::flight::{Done, Timing};
+use crate::flight_recorder::{Done, Timing};
 use crate::holdings::Task;
 use shardc_ir::plan::Plan;
 use std::sync::Arc;

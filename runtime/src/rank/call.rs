@@ -2,9 +2,9 @@
 
 use super::{Failed, Rank, own};
 use crate::alarm::Call as Number;
-use crate::course::{Course, Run};
+use crate::call_plan::{CallPlan, Run};
 use crate::engine::{Queued, out_of_arena};
-use crate::flight::{Done, Timing};
+use crate::flight_recorder::{Done, Timing};
 use crate::wiring::Wiring;
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::kernel::Kernel;
@@ -29,9 +29,9 @@ struct Open {
 impl Rank {
     /// Runs all launches of a function.
     pub(super) fn call(&mut self, w: &Wiring, c: &Call) -> std::result::Result<(), Failed> {
-        let course = self.course(w, c);
+        let call_plan = self.call_plan(w, c);
         let mut open: VecDeque<Open> = VecDeque::new();
-        let mut runs = course.runs.iter().peekable();
+        let mut runs = call_plan.runs.iter().peekable();
         let mut i = 0;
         while i < w.bound[c.func].len() {
             while let Some(at) = open.iter().position(|o| o.until <= i) {
@@ -43,7 +43,7 @@ impl Rank {
                 i = run.launches.end;
                 continue;
             }
-            let until = course.awaited.get(i).copied().unwrap_or(i + 1);
+            let until = call_plan.awaited.get(i).copied().unwrap_or(i + 1);
             let axes = match &self.program[c.func][i] {
                 Kernel::Collective(k) => Some(k.axes),
                 _alone => None,
@@ -95,7 +95,7 @@ impl Rank {
         }
         // What is deferred is noted when it has ended.
         let start = if deferred { None } else { self.now() };
-        let number = self.flight.begin(Done::Launch(func, n), group);
+        let number = self.recorder.begin(Done::Launch(func, n), group);
         // SAFETY: `check_program` has compared what the kernel reaches with the sizes of these
         // places, and the arena has checked that they lie inside it. The plan keeps operands
         // and results apart.
@@ -104,7 +104,7 @@ impl Rank {
         // A transport may report what happened to another rank.
         done.map_err(|cause| Failed { own: !exchanges, cause: self.placed(w, func, n, cause) })?;
         if !deferred {
-            self.flight.end();
+            self.recorder.end();
         }
         Ok(number)
     }
@@ -112,12 +112,12 @@ impl Rank {
     /// Runs launches that are the same each time: at once, if the engine has kept them.
     fn repeat(&mut self, w: &Wiring, c: &Call, run: &Run) -> std::result::Result<(), Failed> {
         let n = w.launches[c.func][run.launches.start].nodes.start;
-        self.flight.begin(Done::Launch(c.func, n), None);
+        self.recorder.begin(Done::Launch(c.func, n), None);
         // SAFETY: a run's number is that of its function and frames, whose places were checked when it
         // was kept.
         let kept = unsafe { self.engine.replay(run.number) };
         if kept.map_err(|cause| own(self.placed(w, c.func, n, cause)))? {
-            self.flight.end();
+            self.recorder.end();
             return Ok(());
         }
         run.launches.clone().try_for_each(|i| self.launch(w, c, i, false).map(|_| ()))
@@ -149,7 +149,7 @@ impl Rank {
                 // SAFETY: as in `launch`.
                 unsafe { self.engine.rehearse(&self.program[c.func][i], &memory)? };
             }
-            for run in &self.course(&w, c).runs {
+            for run in &self.call_plan(&w, c).runs {
                 let queued = |i| {
                     let memory = self.memory(&w, c, i)?;
                     Ok((i, memory))
@@ -175,11 +175,11 @@ impl Rank {
     }
 
     /// How a call goes: one launch after the other if what a device does is timed.
-    fn course(&mut self, w: &Wiring, c: &Call) -> Arc<Course> {
+    fn call_plan(&mut self, w: &Wiring, c: &Call) -> Arc<CallPlan> {
         if self.clock.is_some() && self.engine.queues() {
             return Arc::default();
         }
-        self.courses.of((w, self.class), c, &self.program, &mut *self.engine)
+        self.call_plans.of((w, self.class), c, &self.program, &mut *self.engine)
     }
 
     /// Waits for the oldest collective under way.
@@ -188,7 +188,7 @@ impl Rank {
         let done = self.engine.transport().finish(o.lane);
         let placed = |cause| Failed { own: false, cause: self.placed(w, o.func, n, cause) };
         let took = done.map_err(placed)?;
-        self.flight.ended(o.number);
+        self.recorder.ended(o.number);
         if let Some((began, took)) = self.clock.zip(took) {
             let since = |at: Instant| at.saturating_duration_since(began);
             let (start, end) = (since(took.begun), since(took.done));

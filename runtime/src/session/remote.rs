@@ -1,6 +1,6 @@
 //! Ranks that other programs run: a session asks them what it asks its own, and knows of them what they answer.
 
-use super::crew::Crew;
+use super::status::RankStatus;
 use super::worker::{Answer, Serve, Worker, start};
 use super::{LoadFn, Session};
 use crate::alarm::Alarm;
@@ -83,7 +83,8 @@ impl Session {
         let wiring = Arc::new(Wiring::new(plan)?);
         let table = batch::check_inputs(&wiring)?;
         let (alarm, records): (Arc<Alarm>, _) = (Arc::default(), PathBuf::new());
-        let crew = Arc::new(Crew { wiring: wiring.clone(), flights: vec![], alarm, records });
+        let status =
+            Arc::new(RankStatus { wiring: wiring.clone(), recorders: vec![], alarm, records });
         let filled: Mutex<Vec<(usize, Result<RemoteRank>)>> = Mutex::new(vec![]);
         let count = ranks.len();
         std::thread::scope(|s| {
@@ -103,7 +104,7 @@ impl Session {
         filled.sort_by_key(|f| f.0);
         let filled = filled.into_iter().map(|(rank, r)| Ok((rank, r?)));
         let workers: Result<Vec<Worker>> = filled.map(|r: Result<_>| start(r?, count)).collect();
-        Ok(Session::with(crew, workers?, None, table, (timeout, false)))
+        Ok(Session::with(status, workers?, None, table, (timeout, false)))
     }
 }
 

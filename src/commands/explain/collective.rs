@@ -280,6 +280,7 @@ fn reasons(why: &Why, c: &Call) -> Vec<String> {
     let (f, x) = (c.f, c.n.ins[0]);
     let mut l = vec![];
     l.extend(c.n.note.as_ref().map(|n| format!("note: {n}")));
+    l.extend(c.n.kept.then(|| "kept: its attributes end with `keep`, so passes leave it".into()));
     let gradients = (0..c.n.ins.len()).filter(|&i| is_gradient(f, c.n, i)).count();
     if gradients > 0 && matches!(c.kind, "all_reduce" | "reduce_scatter") {
         l.push(format!(

@@ -25,7 +25,7 @@ pub fn explain(why: &Why) -> Answer {
         let what = "layouts are those that the recipe, flags or the text ask for: none was chosen by price";
         let more = [
             "shardc compile --shard auto chooses them by price",
-            "shardc price PLAN --device NAME prices a step",
+            "shardc price PLAN --machine NAME prices a step",
         ];
         a.part("price", std::iter::once(what).chain(more).map(String::from).collect());
         return a;

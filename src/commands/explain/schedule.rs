@@ -63,7 +63,7 @@ pub fn explain(s: &Stored) -> Answer {
                 "{:.2} % of their work (idle/work); {formula} = {textbook:.2} %",
                 100.0 * idle / (1.0 - idle).max(f64::MIN_POSITIVE)
             ),
-            "if all stages take equally long; price PLAN --device NAME has their own times".into(),
+            "if all stages take equally long; price PLAN --machine NAME has their own times".into(),
         ],
     );
     let idle_lines = (0..p).map(|r| format!("pipeline rank {r}: {:.2} %", idle_of(r))).collect();

@@ -8,7 +8,6 @@
 use super::{words, zero};
 use crate::commands::inspect::other_programs;
 use crate::plan_dir::Stored;
-use crate::terminal::warn;
 use shardc_ir::diag::Result;
 use shardc_ir::func::{Func, FuncKind, Module, Node, Role, RoleKind, Value, ValueMap};
 use shardc_ir::mesh::Atom;
@@ -55,7 +54,7 @@ impl<'a> Why<'a> {
     /// Compiles the plan's source again to learn the causes.
     pub fn of(s: &'a Stored) -> Result<Why<'a>> {
         let compiled = crate::made_again(s)?;
-        warn(&other_programs(&s.plan.module, &compiled.plan.module));
+        other_programs(s, &compiled.plan.module);
         let again = compiled.propagated;
         let model = again.sharded;
         let causes = again.causes.iter().map(|c| ((c.value, c.dim, c.atom), c.from)).collect();

@@ -1,10 +1,10 @@
 //! `inspect --collectives`: every collective of a step, where its ranks are, and what goes on beside it.
 
-use super::{group_text, numbered, trimmed};
+use super::{group_text, numbered};
 use crate::plan_dir::Stored;
 use crate::report::{Chosen, Experts, bytes, phase_of};
 use crate::terminal::{self, json_line};
-use comfy_table::CellAlignment;
+use comfy_table::{Table, presets};
 use serde::Serialize;
 use serde_json::json;
 use shardc_ir::diag::count;
@@ -181,22 +181,12 @@ pub(super) fn collectives(
         let out = json!({ "options": Chosen::of(&s.options), "node": node, "collectives": all });
         return json_line("inspect-collectives", out);
     }
-    let mut t = terminal::table();
-    t.set_header([
-        "",
-        "op",
-        "over",
-        "ranks",
-        "on a node",
-        "nodes",
-        "bytes",
-        "calls",
-        "where",
-        "after",
-        "hidden by",
-        "awaited by",
-    ]);
+    // What does not fit a row stands below it.
+    let mut t = Table::new();
+    t.load_preset(presets::NOTHING);
+    t.set_header(["", "op", "ranks", "on a node", "nodes", "bytes", "calls"]);
     let number = |n: Option<usize>| n.map_or("?".into(), |n| n.to_string());
+    let mut below = vec![String::new()];
     for l in &all {
         let hides = match &l.meanwhile[..] {
             [] => "nothing".into(),
@@ -205,25 +195,25 @@ pub(super) fn collectives(
         };
         t.add_row([
             l.number.to_string(),
-            l.kind.into(),
-            l.axis.clone(),
+            format!("{} over {}", l.kind, l.axis),
             l.spread.ranks.to_string(),
             number(l.spread.per_node),
             number(l.spread.nodes),
             bytes(l.bytes as usize),
             l.calls.to_string(),
-            format!("@{} {}", l.function, l.scope),
-            l.after.clone().unwrap_or("the start".into()),
-            hides,
-            l.awaited_by.clone().unwrap_or("the end".into()),
         ]);
+        below.push(format!(
+            "      @{} {}: after {}, hidden by {hides}, awaited by {}\n",
+            l.function,
+            l.scope,
+            l.after.as_deref().unwrap_or("the start"),
+            l.awaited_by.as_deref().unwrap_or("the end")
+        ));
     }
-    for column in [0, 3, 4, 5, 6, 7] {
-        if let Some(c) = t.column_mut(column) {
-            c.set_cell_alignment(CellAlignment::Right);
-        }
-    }
-    trimmed(&t) + "\n" + &far(&all, node) + &Chosen::of(&s.options).line()
+    terminal::numbers(&mut t, [0, 2, 3, 4, 5, 6]);
+    let rows = t.lines().zip(below).map(|(row, below)| format!("{}\n{below}", row.trim_end()));
+    let rows: String = rows.collect();
+    rows + "\n" + &far(&all, node) + &Chosen::of(&s.options).line()
 }
 
 /// What leaves nodes, in words.

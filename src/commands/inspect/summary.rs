@@ -6,11 +6,11 @@ use crate::pictures::measure::bubble_of;
 use crate::plan_dir::Stored;
 use crate::proof::Outcome;
 use crate::report::{
-    Chosen, CollectiveReport, Kept, beside_words, bubble_line, bytes, layers_of, moments,
+    Chosen, CollectiveReport, Kept, beside_words, brief, bubble_line, bytes, layers_of, moments,
     padding_lines, step_words, wrapped,
 };
 use crate::terminal::{self, json_line};
-use comfy_table::{CellAlignment, Table};
+use comfy_table::Table;
 use serde::Deserialize;
 use serde_json::json;
 use shardc_cost::beside;
@@ -36,11 +36,7 @@ pub fn lines(before: &str, text: &str) -> String {
 fn table(rows: impl IntoIterator<Item = Vec<String>>, right: &[usize]) -> Table {
     let mut t = terminal::table();
     t.add_rows(rows);
-    for &i in right {
-        if let Some(c) = t.column_mut(i) {
-            c.set_cell_alignment(CellAlignment::Right);
-        }
-    }
+    terminal::numbers(&mut t, right.iter().copied());
     t
 }
 
@@ -184,8 +180,8 @@ fn stages(plan: &Plan) -> String {
             MemoryClass::Activation,
         ];
         let mut row = vec![i.to_string(), stages.join(", "), layers(plan, c).join(", ")];
-        row.extend(kinds.map(|k| bytes(of(c, k))));
-        row.push(bytes(c.memory.peak_bytes));
+        row.extend(kinds.map(|k| brief(of(c, k))));
+        row.push(brief(c.memory.peak_bytes));
         row
     };
     let rows = std::iter::once(head).chain(plan.classes.iter().enumerate().map(row));

@@ -2,7 +2,7 @@
 
 use super::time;
 use crate::terminal;
-use comfy_table::{CellAlignment, Table};
+use comfy_table::Table;
 use shardc_cost::device::{Constant, Device, Provenance};
 use shardc_cost::parts::Parts;
 use shardc_cost::plan::launch::{Pricer, Work};
@@ -128,14 +128,13 @@ pub fn tables(plan: &Plan, p: &PlanPrice) -> String {
     }
     out += &text(&t);
     out += "\nby scope (N: all layers)\n";
-    let head: Vec<&str> =
-        [""].into_iter().chain(used.iter().map(|&i| names[i])).chain(["all"]).collect();
-    let mut t = table(&head, head.len());
+    let mut t = table(&["", "all", "by part"], 2);
     for (scope, seconds) in scopes {
-        let all: f64 = seconds.iter().sum();
-        let cell = |&i: &usize| if seconds[i] > 0.0 { time(seconds[i]) } else { String::new() };
-        let cells = used.iter().map(cell).chain([time(all)]);
-        t.add_row(std::iter::once(scope).chain(cells).collect::<Vec<_>>());
+        let mut own: Vec<usize> = used.iter().copied().filter(|&i| seconds[i] > 0.0).collect();
+        own.sort_by(|&a, &b| seconds[b].total_cmp(&seconds[a]));
+        let own: Vec<String> =
+            own.into_iter().map(|i| format!("{} {}", names[i], time(seconds[i]))).collect();
+        t.add_row([scope, time(seconds.iter().sum()), own.join(", ")]);
     }
     out + &text(&t)
 }
@@ -144,9 +143,7 @@ pub fn tables(plan: &Plan, p: &PlanPrice) -> String {
 fn table(head: &[&str], until: usize) -> Table {
     let mut t = terminal::table();
     t.set_header(head.to_vec());
-    for c in t.column_iter_mut().take(until).skip(1) {
-        c.set_cell_alignment(CellAlignment::Right);
-    }
+    terminal::numbers(&mut t, 1..until);
     t
 }
 

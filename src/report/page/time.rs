@@ -1,6 +1,6 @@
 //! Where the time goes: by price on a machine, and as a run took it.
 
-use super::{Priced, course::row};
+use super::{Priced, timeline::row};
 use crate::commands::inspect::measured as means;
 use crate::commands::price::{trust, utilisation, words};
 use crate::machine::precision;

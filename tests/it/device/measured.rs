@@ -45,7 +45,7 @@ fn a_measured_gpu_prices_plans() {
             assert!(said.contains("not measured") || said.contains("a guess"), "{name}: {said}");
         }
         assert!(d.source["chip"].contains("the driver calls it "), "{text}");
-        let said = m.ok(&["price", "plan", "--device", &file, "--format", "json"], &[]);
+        let said = m.ok(&["price", "plan", "--machine", &file, "--format", "json"], &[]);
         let said: Json = serde_json::from_str(&said).expect("JSON");
         assert!(said["step_s"].as_f64().is_some_and(|s| s > 0.0), "{said}");
     }

@@ -10,7 +10,7 @@ fn model(name: &str) -> String {
 }
 
 fn found(lab: &Lab, job: &[&str]) -> Json {
-    let out = lab.ok(&[&["plan"], job, &["--device", "h100-sxm", "--format", "json"]].concat());
+    let out = lab.ok(&[&["plan"], job, &["--machine", "h100-sxm", "--format", "json"]].concat());
     serde_json::from_slice(&out.stdout).expect("JSON")
 }
 
@@ -152,7 +152,7 @@ fn what_is_trained_is_planned() {
         lab.ok(&[&["compile", "m", "-o", "p"], &flags[..]].concat());
         let made = shardc::plan_dir::read(&lab.path("p")).expect("a plan").plan;
         assert_eq!(line["peak_bytes"].as_u64(), Some(made.peak_bytes() as u64), "{more:?}");
-        let said = lab.ok(&["price", "p", "--device", "h100-sxm", "--format", "json"]).stdout;
+        let said = lab.ok(&["price", "p", "--machine", "h100-sxm", "--format", "json"]).stdout;
         let price: Json = serde_json::from_slice(&said).expect("JSON");
         let off = number(&price, "mfu") / number(&line, "mfu") - 1.0;
         assert!(off.abs() < 1e-6, "{more:?}: {off}");
@@ -193,7 +193,7 @@ fn first_line(lab: &Lab, [name, gpus, batch, seq]: [&str; 4], more: &[&str]) -> 
     let bound = ["--moe-bound", "2"];
     let bound = if name.starts_with("qwen") { &bound[..] } else { &[] };
     let job = ["--gpus", gpus, "--global-batch", batch, "--seq", seq, "--dtype", "bf16"];
-    let rest = ["--device", "h100-sxm", "--format", "json"];
+    let rest = ["--machine", "h100-sxm", "--format", "json"];
     let out = lab.shardc(&[&["plan", &path], &job[..], &rest, bound, more].concat());
     let found = out.status.success().then(|| serde_json::from_slice::<Json>(&out.stdout));
     found?.expect("JSON")["plans"][0]["step_s"].as_f64()

@@ -11,21 +11,21 @@ fn bands_are_those_of_a_class_of_runs() {
     let lab = lab("plan-guess", "llama_gqa");
     let args = ["--gpus", "2", "--global-batch", "4", "--seq", "16", "--top", "2", "--budget", "3"];
     let bands = [
-        ("h100-sxm", "m", Some(" ±9 %"), true),
-        ("b200", "m", Some(" ±9 %"), true),
-        ("tpu-v5p", "m", Some(" ±20 %"), false),
-        ("h100-sxm", "moe", Some(" ±62 %"), true),
+        ("h100-sxm", "m", Some("step ±9 %"), true),
+        ("b200", "m", Some("step ±9 %"), true),
+        ("tpu-v5p", "m", Some("step ±20 %"), false),
+        ("h100-sxm", "moe", Some("step ±62 %"), true),
         ("mi300x", "moe", None, true),
     ];
     let moe = lab.config("qwen3_moe", serde_json::json!({}));
     for (device, model, band, nccl) in bands {
         let model = if model == "moe" { &moe } else { model };
-        let said = lab.ok(&[&["plan", model, "--device", device], &args[..]].concat()).stdout;
+        let said = lab.ok(&[&["plan", model, "--machine", device], &args[..]].concat()).stdout;
         let said = String::from_utf8_lossy(&said).into_owned();
         assert_eq!(said.contains("(guess)"), band.is_none(), "{said}");
         assert!(said.contains(band.unwrap_or("how far it is off is not known")), "{said}");
         assert_eq!(said.contains("priced as plans for --transport nccl"), nccl, "{said}");
-        let json = ["plan", model, "--device", device, "--format", "json"];
+        let json = ["plan", model, "--machine", device, "--format", "json"];
         let json = lab.ok(&[&json[..], &args].concat()).stdout;
         let json: Json = serde_json::from_slice(&json).expect("JSON");
         assert_eq!(json["plans"][0]["band"].is_null(), band.is_none(), "{json}");
@@ -38,7 +38,7 @@ fn lines_say_what_the_target_needs() {
     let lab = lab("plan-target", "llama_mha");
     let args =
         ["--gpus", "4", "--global-batch", "8", "--seq", "16", "--top", "4", "--for", "megatron"];
-    let base = [&["plan", "m", "--device", "h100-sxm"][..], &args].concat();
+    let base = [&["plan", "m", "--machine", "h100-sxm"][..], &args].concat();
     let said = String::from_utf8_lossy(&lab.ok(&base).stdout).into_owned();
     assert!(said.contains("in Megatron-LM") && !said.contains("(over)"), "{said}");
     let plans = |more: &[&str]| -> Vec<(u64, u64)> {
@@ -62,7 +62,7 @@ fn lines_say_what_the_target_needs() {
     let said = String::from_utf8_lossy(&said).replace("\n  ", " ");
     assert!(said.contains("(over)") && said.contains("none of them seems to fit in"), "{said}");
     // Targets without such a model say nothing.
-    let json = ["plan", "m", "--device", "h100-sxm", "--gpus", "2", "--global-batch", "4"];
+    let json = ["plan", "m", "--machine", "h100-sxm", "--gpus", "2", "--global-batch", "4"];
     let more = ["--seq", "16", "--for", "deepspeed", "--decay", "all", "--format", "json"];
     let json = lab.ok(&[&json[..], &more].concat()).stdout;
     let json: Json = serde_json::from_slice(&json).expect("JSON");
@@ -93,7 +93,7 @@ fn constants_are_fitted_to_runs() {
     (slow.fit.gemm.value, slow.fit.nic.value) = (0.58, 0.45);
     lab.write("slow.toml", toml::to_string(&slow).expect("plain data"));
     let prices = |device: &str| -> Vec<f64> {
-        let out = lab.ok(&["price", "--rows", "runs.csv", "--device", device]).stdout;
+        let out = lab.ok(&["price", "--rows", "runs.csv", "--machine", device]).stdout;
         let out = String::from_utf8_lossy(&out).into_owned();
         let of = |l: &str| l.rsplit(',').next().and_then(|s| s.parse().ok()).expect("seconds");
         out.lines().skip(1).map(of).collect()

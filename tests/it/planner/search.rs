@@ -13,7 +13,7 @@ fn fixed_numbers_find_nothing_faster() {
     let model = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/configs/llama-3.1-8b.json");
     let best = |more: &[&str]| {
         let all =
-            ["plan", model, "--gpus", "16", "--device", "h100-sxm", "--seq", "8192", "--format"];
+            ["plan", model, "--gpus", "16", "--machine", "h100-sxm", "--seq", "8192", "--format"];
         let job = ["json", "--global-batch", "64", "--memory", "72GiB"];
         let out = lab.ok(&[&all[..], &job, more].concat());
         let found: Json = serde_json::from_slice(&out.stdout).expect("JSON");
@@ -35,7 +35,7 @@ fn no_family_is_faster_than_the_first_line() {
     let lab = Lab::new("families-of-layouts");
     let model = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/configs/llama-3.1-8b.json");
     let best = |job: &[&str], more: &[&str]| {
-        let all = ["plan", model, "--device", "h100-sxm", "--format", "json", "--top", "1"];
+        let all = ["plan", model, "--machine", "h100-sxm", "--format", "json", "--top", "1"];
         let out = lab.ok(&[&all[..], job, more].concat());
         let found: Json = serde_json::from_slice(&out.stdout).expect("JSON");
         found["plans"][0]["step_s"].as_f64().unwrap_or_else(|| panic!("{found}"))
@@ -75,7 +75,7 @@ fn a_search_has_a_budget() {
     assert!((7..=8).contains(&tried), "{few}");
     assert_eq!(few, planned(&lab, &[&job[..], &["--budget", "7"]].concat()));
     lab.refuses(
-        &[&["plan", "m", "--device", "h100-sxm", "--budget", "0"], &job[..]].concat(),
+        &[&["plan", "m", "--machine", "h100-sxm", "--budget", "0"], &job[..]].concat(),
         2,
         "flag",
     );
@@ -83,7 +83,7 @@ fn a_search_has_a_budget() {
     let many = planned(&lab, &[&job[..], &["--budget", "70"]].concat());
     assert!(first(&many) <= 1.01 * first(&few));
     let said = lab.ok(&[
-        &["plan", "m", "--device", "h100-sxm"],
+        &["plan", "m", "--machine", "h100-sxm"],
         &job[..],
         &["--for-seconds", "1"],
         &["--budget", "5000"],
@@ -93,8 +93,11 @@ fn a_search_has_a_budget() {
     assert!(said.contains("--for-seconds ended the search behind layout "), "{said}");
     // Nothing is compiled where what no layout can do without is more than there is.
     let tight = [&job[..], &["--memory", "1KiB"]].concat();
-    let said =
-        lab.refuses(&[&["plan", "m", "--device", "h100-sxm"], &tight[..]].concat(), 3, "no-layout");
+    let said = lab.refuses(
+        &[&["plan", "m", "--machine", "h100-sxm"], &tight[..]].concat(),
+        3,
+        "no-layout",
+    );
     assert!(said.contains("alone need more in every layout"), "{said}");
 }
 
@@ -106,14 +109,24 @@ fn a_job_is_planned_by_default() {
     for (gpus, job) in
         [("8", "128 sequences of 8192 tokens"), ("96", "96 sequences of 8192 tokens")]
     {
-        let args =
-            ["plan", model, "--gpus", gpus, "--device", "H100-80GB", "--top", "1", "--budget", "6"];
+        let args = [
+            "plan",
+            model,
+            "--gpus",
+            gpus,
+            "--machine",
+            "H100-80GB",
+            "--top",
+            "1",
+            "--budget",
+            "6",
+        ];
         let said = lab.ok(&args).stdout;
         let said = String::from_utf8_lossy(&said).into_owned();
         assert!(said.contains(&format!("a step: {job}, in bf16")), "{said}");
     }
     let more =
-        ["--gpus", "64", "--device", "h100", "--what-if", "ib=12,nvlink=300", "--budget", "6"];
+        ["--gpus", "64", "--machine", "h100", "--what-if", "ib=12,nvlink=300", "--budget", "6"];
     let said = lab.ok(&[&["plan", model], &more[..]].concat()).stdout;
     let said = String::from_utf8_lossy(&said).replace("\n  ", " ");
     assert!(said.contains("ib=12 GB/s, nvlink=300 GB/s"), "{said}");
@@ -126,7 +139,7 @@ fn what_is_frozen_needs_no_state() {
     let lab = Lab::new("plan-frozen");
     let model = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/configs/llama-3.1-8b.json");
     let args =
-        ["plan", model, "--gpus", "1", "--device", "h100", "--global-batch", "4", "--seq", "4096"];
+        ["plan", model, "--gpus", "1", "--machine", "h100", "--global-batch", "4", "--seq", "4096"];
     let few = ["--top", "1", "--budget", "6"];
     lab.refuses(&[&args[..], &few].concat(), 3, "no-layout");
     let found = lab.ok(&[&args[..], &few, &["--lora", "r=16", "--format", "json"]].concat()).stdout;
@@ -142,7 +155,16 @@ fn a_signal_ends_a_search_with_its_table() {
     let model = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/configs/llama-3.1-8b.json");
     let mut search = Command::new(env!("CARGO_BIN_EXE_shardc"))
         .args([
-            "plan", model, "--gpus", "64", "--device", "h100", "--budget", "4000", "--top", "100",
+            "plan",
+            model,
+            "--gpus",
+            "64",
+            "--machine",
+            "h100",
+            "--budget",
+            "4000",
+            "--top",
+            "100",
         ])
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -166,7 +188,7 @@ fn a_signal_ends_a_search_with_its_table() {
 fn what_needs_as_much_as_what_did_not_fit_is_not_compiled() {
     let lab = Lab::new("plan-alike");
     let model = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/configs/llama-3.1-8b.json");
-    let args = ["plan", model, "--gpus", "64", "--device", "h100", "--memory", "16GiB"];
+    let args = ["plan", model, "--gpus", "64", "--machine", "h100", "--memory", "16GiB"];
     let job = ["--global-batch", "64", "--seq", "8192", "--budget", "16", "--format", "json"];
     let found = lab.ok(&[&args[..], &job].concat()).stdout;
     let found: Json = serde_json::from_slice(&found).expect("JSON");

@@ -192,7 +192,8 @@ fn func(name: &str, mesh: &Mesh, d: &mut Dice, samples: &[samples::Sample]) -> F
             f.scopes[scope].stage = d.roll(3);
         }
         let part = Part::ALL[if d.roll(4) == 0 { d.roll(3) } else { 0 }];
-        f.nodes.push(Node { note, part, ..Node::new(op, &ins, &values, scope) });
+        let kept = op.layout().is_some() && d.roll(4) == 0;
+        f.nodes.push(Node { note, part, kept, ..Node::new(op, &ins, &values, scope) });
     }
     for i in 0..f.values.len() {
         if d.roll(3) == 0 {

@@ -199,7 +199,7 @@ impl Writer<'_> {
         let outs: Vec<Value> = n.outs.iter().zip(made).map(|(&o, t)| self.value(o, t)).collect();
         self.known.extend(n.outs.iter().copied().zip(outs.iter().copied()));
         let plain = Node::new(op, ins, &outs, n.scope);
-        self.new.push(Node { note: n.note.clone(), ..plain });
+        self.new.push(Node { note: n.note.clone(), kept: n.kept, ..plain });
     }
 
     /// A node's op with as many tokens in its sizes as its result has in a chunk.

@@ -86,7 +86,7 @@ impl Search<'_> {
         let Op::AllGather(AllGather { axes, dim }) = n.op else { return None };
         let piece = n.ins[0];
         let d = self.f.ty(piece).dims[dim];
-        let all = d.atoms.set() == axes && axes.within(self.f.ty(v).replicated);
+        let all = !n.kept && d.atoms.set() == axes && axes.within(self.f.ty(v).replicated);
         (all && d.size % self.mesh.ways(axes) == 0).then_some(Gathered {
             piece,
             dim,

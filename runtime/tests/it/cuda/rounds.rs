@@ -76,9 +76,9 @@ fn machines(machine: &Machine) -> Vec<(Arc<Device>, Arc<Modules>)> {
 fn rounds(what: &str, exchange: Exchange, expected: fn(round: usize, rank: usize) -> Vec<f32>) {
     let Some(machine) = machine::get() else { return };
     let devices = machines(machine);
-    let berth = |r: usize| &devices[r % devices.len()];
-    let streams: Vec<Arc<Stream>> = (0..RANKS).map(|r| Stream::new(&berth(r).0).unwrap()).collect();
-    let mover = |r: usize| OnDevice::new(&streams[r], &berth(r).1, cuda::collective()).unwrap();
+    let one = |r: usize| &devices[r % devices.len()];
+    let streams: Vec<Arc<Stream>> = (0..RANKS).map(|r| Stream::new(&one(r).0).unwrap()).collect();
+    let mover = |r: usize| OnDevice::new(&streams[r], &one(r).1, cuda::collective()).unwrap();
     let mesh = Mesh::new(&[("tp", RANKS)]).unwrap();
     let ends =
         Threads::connect_with(&mesh, Duration::from_secs(60), (0..RANKS).map(mover).collect());

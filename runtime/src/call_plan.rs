@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 /// How a call goes; by default one launch after the other.
 #[derive(Default)]
-pub(crate) struct Course {
+pub(crate) struct CallPlan {
     /// By launch, the launch before which it is waited for; none if nothing overlaps.
     pub awaited: Vec<usize>,
     /// Launches that are repeated together, in their order.
@@ -33,21 +33,21 @@ type Frames = (usize, SmallVec<[usize; 8]>);
 
 /// Of all calls of a rank.
 #[derive(Default)]
-pub(crate) struct Courses {
-    known: HashMap<Frames, Arc<Course>>,
-    /// Runs of all courses.
+pub(crate) struct CallPlans {
+    known: HashMap<Frames, Arc<CallPlan>>,
+    /// Runs of all calls.
     runs: usize,
 }
 
-impl Courses {
-    /// The course of a call of a class's program.
+impl CallPlans {
+    /// The plan of a call of a class's program.
     pub fn of(
         &mut self,
         (w, class): (&Wiring, usize),
         c: &Call,
         program: &Program,
         engine: &mut dyn Engine,
-    ) -> Arc<Course> {
+    ) -> Arc<CallPlan> {
         let key = (c.func, c.frames.clone());
         if let Some(known) = self.known.get(&key) {
             return known.clone();
@@ -67,9 +67,9 @@ impl Courses {
         let number = |(i, (launches, queued))| Run { number: self.runs + i, launches, queued };
         let runs: Vec<Run> = runs(&repeated, &cuts).into_iter().enumerate().map(number).collect();
         self.runs += runs.len();
-        let course = Arc::new(Course { awaited, runs });
-        self.known.insert(key, course.clone());
-        course
+        let call_plan = Arc::new(CallPlan { awaited, runs });
+        self.known.insert(key, call_plan.clone());
+        call_plan
     }
 }
 

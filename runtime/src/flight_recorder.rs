@@ -55,14 +55,14 @@ struct Log {
 }
 
 /// The last instructions of a rank.
-pub(crate) struct Flight {
+pub(crate) struct FlightRecorder {
     began: Instant,
     log: Mutex<Log>,
 }
 
-impl Flight {
-    pub fn new() -> Flight {
-        Flight { began: Instant::now(), log: Mutex::default() }
+impl FlightRecorder {
+    pub fn new() -> FlightRecorder {
+        FlightRecorder { began: Instant::now(), log: Mutex::default() }
     }
 
     fn with<T>(&self, f: impl FnOnce(&mut Log) -> T) -> T {
@@ -77,7 +77,7 @@ impl Flight {
         self.with(|l| l.microbatch = m);
     }
 
-    /// Something begins. Of an operation of the transport its number, by which [`Flight::ended`] knows it.
+    /// Something begins. Of an operation of the transport its number, by which [`FlightRecorder::ended`] knows it.
     pub fn begin(&self, what: Done, group: Option<AtomSet>) -> Option<Call> {
         let start = self.began.elapsed();
         self.with(|l| {

@@ -1,8 +1,8 @@
 //! What the ranks of this process are doing, for those who ask when the job fails.
 
 use crate::alarm::Alarm;
-use crate::control::Witness;
-use crate::flight::Flight;
+use crate::control::StatusSource;
+use crate::flight_recorder::FlightRecorder;
 use crate::wiring::Wiring;
 use shardc_ir::diag::Diag;
 use shardc_ir::files::make::Folder;
@@ -11,36 +11,37 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 /// What the ranks of this process are doing.
-pub(super) struct Crew {
+pub(super) struct RankStatus {
     pub wiring: Arc<Wiring>,
-    pub flights: Vec<(usize, Arc<Flight>)>,
+    pub recorders: Vec<(usize, Arc<FlightRecorder>)>,
     pub alarm: Arc<Alarm>,
     pub records: PathBuf,
 }
 
-impl Crew {
+impl RankStatus {
     /// Adds where the other ranks were when one failed.
     pub fn explain(&self, rank: usize, mut cause: Diag) -> Diag {
         /// More ranks than this are not listed.
         const LISTED: usize = 8;
-        for (other, flight) in self.flights.iter().filter(|f| f.0 != rank).take(LISTED) {
-            cause = cause.why(flight.whereabouts(&self.wiring, *other, &[], None));
+        for (other, recorder) in self.recorders.iter().filter(|f| f.0 != rank).take(LISTED) {
+            cause = cause.why(recorder.whereabouts(&self.wiring, *other, &[], None));
         }
         cause
     }
 }
 
-impl Witness for Crew {
+impl StatusSource for RankStatus {
     fn whereabouts(&self) -> String {
         let waits = self.alarm.waits();
         let oldest = self.alarm.oldest();
-        let one =
-            |(rank, f): &(usize, Arc<Flight>)| f.whereabouts(&self.wiring, *rank, &waits, oldest);
-        self.flights.iter().map(one).collect::<Vec<_>>().join("; ")
+        let one = |(rank, f): &(usize, Arc<FlightRecorder>)| {
+            f.whereabouts(&self.wiring, *rank, &waits, oldest)
+        };
+        self.recorders.iter().map(one).collect::<Vec<_>>().join("; ")
     }
     fn record(&self) -> Option<String> {
         let folder = Folder::at(&self.records).ok()?;
-        for (rank, f) in &self.flights {
+        for (rank, f) in &self.recorders {
             let (name, lines) = (format!("rank-{rank:05}.txt"), f.lines(&self.wiring, *rank));
             let new = |folder: &Folder, beside: &str| folder.file(beside);
             folder.replace(&name, new, |mut out| out.write_all(lines.as_bytes())).ok()?;

@@ -22,12 +22,12 @@ pub(super) const AGAIN: Duration = Duration::from_millis(5);
 const OPENING: usize = MAGIC.len() + NONCE;
 
 /// One that has come.
-struct Guest {
+struct Pending {
     stream: TcpStream,
     from: IpAddr,
     since: Instant,
     said: Vec<u8>,
-    /// Both numbers, once the guest's has come and was answered.
+    /// Both numbers, once the caller's has come and was answered.
     drawn: Option<([u8; NONCE], [u8; NONCE])>,
 }
 
@@ -39,7 +39,7 @@ pub(super) struct Known {
     pub incoming: Incoming,
 }
 
-/// What is to be done with a guest.
+/// What is to be done with a connection.
 enum Next {
     Wait,
     Gone,
@@ -47,26 +47,26 @@ enum Next {
 }
 
 /// Listeners, and who has come to them.
-pub(super) struct Lobby {
+pub(super) struct Acceptor {
     listeners: Vec<TcpListener>,
     secret: Secret,
-    guests: VecDeque<Guest>,
+    pending: VecDeque<Pending>,
     /// How many came and did not show what they should.
     pub strangers: usize,
     /// Where one comes from that speaks as those of a job do and has gone when it saw this one's proof.
     pub misled: Option<IpAddr>,
 }
 
-impl Lobby {
-    pub fn new(listeners: Vec<TcpListener>, secret: Secret) -> Lobby {
+impl Acceptor {
+    pub fn new(listeners: Vec<TcpListener>, secret: Secret) -> Acceptor {
         listeners.iter().for_each(|l| drop(l.set_nonblocking(true)));
-        Lobby { listeners, secret, guests: VecDeque::new(), strangers: 0, misled: None }
+        Acceptor { listeners, secret, pending: VecDeque::new(), strangers: 0, misled: None }
     }
 
     /// Waits a moment, of nobody is here until somebody comes.
     pub fn wait(&mut self) {
         let [only] = &self.listeners[..] else { return std::thread::sleep(AGAIN) };
-        if !self.guests.is_empty() || only.set_nonblocking(false).is_err() {
+        if !self.pending.is_empty() || only.set_nonblocking(false).is_err() {
             return std::thread::sleep(AGAIN);
         }
         let came = only.accept();
@@ -82,7 +82,7 @@ impl Lobby {
         let ready = stream.set_nonblocking(true).and_then(|()| stream.set_nodelay(true));
         if ready.is_ok() {
             let since = Instant::now();
-            self.guests.push_back(Guest { stream, from, since, said: vec![], drawn: None });
+            self.pending.push_back(Pending { stream, from, since, said: vec![], drawn: None });
         }
     }
 
@@ -93,9 +93,9 @@ impl Lobby {
     /// Those of drawing a number.
     pub fn look(&mut self) -> Result<(Vec<Known>, bool)> {
         let (mut known, mut more) = (vec![], false);
-        for _ in 0..self.guests.len() {
-            if let Some(guest) = self.guests.pop_front() {
-                self.turn(guest, &mut known)?;
+        for _ in 0..self.pending.len() {
+            if let Some(conn) = self.pending.pop_front() {
+                self.turn(conn, &mut known)?;
             }
         }
         for l in 0..self.listeners.len() {
@@ -105,12 +105,12 @@ impl Lobby {
                 more = true;
                 self.enter(stream, from.ip());
                 // What one of ours says is mostly here at once.
-                if let Some(guest) = self.guests.pop_back() {
-                    self.turn(guest, &mut known)?;
+                if let Some(conn) = self.pending.pop_back() {
+                    self.turn(conn, &mut known)?;
                 }
-                if self.guests.len() > MOST {
-                    let least = (0..self.guests.len()).min_by_key(|&i| self.guests[i].stage());
-                    least.and_then(|i| self.guests.remove(i));
+                if self.pending.len() > MOST {
+                    let least = (0..self.pending.len()).min_by_key(|&i| self.pending[i].stage());
+                    least.and_then(|i| self.pending.remove(i));
                     self.strangers += 1;
                 }
             }
@@ -119,21 +119,21 @@ impl Lobby {
     }
 
     /// Looks at one, which goes, joins, or stands behind the others.
-    fn turn(&mut self, mut guest: Guest, known: &mut Vec<Known>) -> Result<()> {
-        match guest.look(&self.secret)? {
-            Next::Wait if guest.since.elapsed() < PATIENCE => self.guests.push_back(guest),
+    fn turn(&mut self, mut conn: Pending, known: &mut Vec<Known>) -> Result<()> {
+        match conn.look(&self.secret)? {
+            Next::Wait if conn.since.elapsed() < PATIENCE => self.pending.push_back(conn),
             Next::Joins(kind, data) => {
-                let Some((caller, own)) = guest.drawn else { return Ok(()) };
+                let Some((caller, own)) = conn.drawn else { return Ok(()) };
                 let pair = Pair { secret: &self.secret, caller, called: own };
-                let both = guest.stream.set_nonblocking(false);
-                if let Ok((out, mut incoming)) = both.and_then(|()| called(guest.stream, &pair)) {
+                let both = conn.stream.set_nonblocking(false);
+                if let Ok((out, mut incoming)) = both.and_then(|()| called(conn.stream, &pair)) {
                     incoming.skip();
                     known.push(Known { kind, data, out, incoming });
                 }
             }
-            Next::Gone if guest.drawn.is_some() => {
+            Next::Gone if conn.drawn.is_some() => {
                 self.strangers += 1;
-                self.misled = Some(guest.from);
+                self.misled = Some(conn.from);
             }
             Next::Wait | Next::Gone => self.strangers += 1,
         }
@@ -141,7 +141,7 @@ impl Lobby {
     }
 }
 
-impl Guest {
+impl Pending {
     /// How far it has come: it is silent, has begun as one of ours does, was answered.
     fn stage(&self) -> usize {
         usize::from(!self.said.is_empty()) + usize::from(self.drawn.is_some())

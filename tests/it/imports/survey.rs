@@ -105,7 +105,7 @@ fn a_bias_by_offset_is_an_operand_of_attention() {
         compare_with("t5_padded", &want, &model, &o, &batch(&model, &want));
     }
     let ring = more(Options { cp_mode: CpMode::Ring, ..options(&[("cp", 2)], false, 8) });
-    let refused = try_compile(&model, &ring).err().expect("a ring");
+    let refused = try_compile(&model, &ring).expect_err("a ring");
     assert_eq!(refused.code, "ring");
     assert!(refused.message.contains("a bias by offset is not trained"), "{refused}");
 }

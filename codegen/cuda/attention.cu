@@ -1,7 +1,7 @@
 // Attention, forward: out = softmax(score, where keys are seen) v, and the log-sum-exp of the scores,
 // which are x = scale q k^T or, if CAPPED, c tanh(x / c). Which keys are seen, the mask says by
 // positions, which are data, in any order, and, if SEGMENTS, query and key are of one segment; if SLOPED, a head's
-// slope times their distance is taken off. A query that sees nothing gets 0 and -inf. If DROPS, some weights are left out of out at random, and the others larger.
+// slope times their distance is taken off; if BIASED, a head's number of their offset is added. A query that sees nothing gets 0 and -inf. If DROPS, some weights are left out of out at random, and the others larger.
 //
 // Bytes: q, out and lse once, k and v once per block of ROWS queries that sees them (mostly from the
 // L2 cache, as heads of a group and blocks of a head run side by side). Scores stay in registers.
@@ -9,7 +9,7 @@
 // of ROWS queries, and tiles of COLS keys and values.
 //
 // Defined before: ELEM (Bf16, F16 or float), WIDTH and VALUE_WIDTH (multiples of 16, at least the widths
-// of p), ROWS and COLS (multiples of 16), ALIGNED (see load_tile; for out, even strides), CAPPED, SLOPED, SEGMENTS, DROPS,
+// of p), ROWS and COLS (multiples of 16), ALIGNED (see load_tile; for out, even strides), CAPPED, SLOPED, BIASED, SEGMENTS, DROPS,
 // POSITIVE (the scale is).
 #include "attention.cuh"
 
@@ -24,6 +24,9 @@ struct Params {
     i64 queries, keys, repeat, width, value_width;
     Mask mask;
     double scale, softcap;
+#if BIASED
+    Bias bias;
+#endif
 #if SEGMENTS
     Segments segments;
 #endif
@@ -93,7 +96,7 @@ KERNEL void __launch_bounds__(THREADS, BLOCKS) attention(const Params p) {
     // Scores are in units of log 2, once they are multiplied by `unit`: that is done together with the
     // subtraction of the largest, if the order is the same without.
     const float scale = (float)p.scale * LOG2_E, cap = (float)p.softcap * LOG2_E;
-    const bool late = !CAPPED && !SLOPED && POSITIVE;
+    const bool late = !CAPPED && !SLOPED && !BIASED && POSITIVE;
     const float unit = late ? scale : 1.0f;
     const int first = of_all_lanes(warp_id() * 16);
     const float slope = SLOPED ? p.slopes[head] * LOG2_E : 0.0f;
@@ -101,7 +104,7 @@ KERNEL void __launch_bounds__(THREADS, BLOCKS) attention(const Params p) {
     #pragma unroll
     for (int h = 0; h < 2; h++) {
         const int r = first + row_of(2 * h);
-        at_row[h] = SLOPED && r < rows ? p.q_pos[row + r] : 0;
+        at_row[h] = (SLOPED || BIASED) && r < rows ? p.q_pos[row + r] : 0;
     }
 #if SEGMENTS
     int segment[2];
@@ -154,6 +157,9 @@ KERNEL void __launch_bounds__(THREADS, BLOCKS) attention(const Params p) {
                     s[i][e] *= scale;
                     if (CAPPED) s[i][e] = cap * tanhf(s[i][e] / cap);
                     if (SLOPED) s[i][e] -= slope * distance(at_row[e / 2], keys[col_of(i, e)]);
+#if BIASED
+                    s[i][e] += p.bias.at(head, at_row[e / 2], keys[col_of(i, e)]) * LOG2_E;
+#endif
                 }
             }
         }

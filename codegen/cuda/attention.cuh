@@ -76,6 +76,21 @@ struct Kept {
 // How far apart two positions are.
 DEVICE float distance(int a, int b) { return fabsf((float)((i64)a - b)); }
 
+// A bias of scores: of each head a number for each of so many offsets, key less query, the middle one of which is 0;
+// those at the ends are of all that are farther. Backward also where its gradient goes.
+struct Bias {
+    const float* of;
+    float* d_of;
+    // Between heads.
+    i64 stride, d_stride, offsets, batch;
+
+    DEVICE i64 index(int query, int key) const {
+        const i64 last = offsets - 1, i = (i64)key - query + last / 2;
+        return i < 0 ? 0 : i > last ? last : i;
+    }
+    DEVICE float at(int head, int query, int key) const { return of[head * stride + index(query, key)]; }
+};
+
 // The reach of some positions, of so many rows; of rows behind the last `n` nothing.
 template <int Rows, int Threads>
 DEVICE void load_reach(Range* to, const Mask& mask, const int* position, int n) {

@@ -4,14 +4,16 @@
 // multiplied by what the weight was,
 //   d_v = w^T d_out,   d_k = scale s^T q   (attention_grad_keys: a block owns ROWS keys of a group)
 //   d_q = scale s k                        (attention_grad_queries: a block owns ROWS queries of a head)
-// Scores are computed in both kernels; so every sum has one owner and one order, and the same
+//   d_bias = sums of s, without the slope of a cap, by offset (attention_grad_bias, if BIASED: a thread owns an offset of a head)
+// Scores are computed in all kernels; so every sum has one owner and one order, and the same
 // result in every run (Dao, 2023, without its atomic additions).
 //
 // Bytes: what a block owns once; the other side's tiles once per block that sees them.
 // Launch: (ceil(keys / ROWS), groups, batch) or (ceil(queries / ROWS), heads, batch) blocks of
-// 2 ROWS SPLIT threads; shared memory of two tiles of ROWS rows, and twice two of COLS rows.
+// 2 ROWS SPLIT threads; shared memory of two tiles of ROWS rows, and twice two of COLS rows. attention_grad_bias:
+// (ceil(offsets / OFFSETS), heads) blocks of OFFSETS threads.
 //
-// Defined before: ELEM, WIDTH, VALUE_WIDTH, ROWS, COLS, ALIGNED, CAPPED, SLOPED, SEGMENTS, DROPS as for attention.cu; SPLIT:
+// Defined before: ELEM, WIDTH, VALUE_WIDTH, ROWS, COLS, ALIGNED, CAPPED, SLOPED, BIASED, SEGMENTS, DROPS as for attention.cu; SPLIT:
 // warps that share 16 rows, each making its part of the columns of the results.
 #include "attention.cuh"
 
@@ -27,6 +29,9 @@ struct Params {
     i64 queries, keys, repeat, width, value_width;
     Mask mask;
     double scale, softcap;
+#if BIASED
+    Bias bias;
+#endif
 #if SEGMENTS
     Segments segments;
 #endif
@@ -172,7 +177,7 @@ DEVICE void gradients(const Params& p) {
     for (int h = 0; h < 2; h++) {
         const int r = first + row_of(2 * h);
         const bool there = !KEYS && r < rows;
-        at_row[h] = (SLOPED || DROPS) && r < rows ? row_positions[row + r] : 0;
+        at_row[h] = (SLOPED || BIASED || DROPS) && r < rows ? row_positions[row + r] : 0;
 #if SEGMENTS
         row_segment[h] = r < rows ? row_segments[row + r] : 0;
 #endif
@@ -243,6 +248,10 @@ DEVICE void gradients(const Params& p) {
                 const float slope = CAPPED ? 1.0f - w[j][e] * w[j][e] : 1.0f;
                 float x = w[j][e] * unit - lse;
                 if (SLOPED) x -= of_head * distance(at_row[e / 2], col_pos[i & 1][c]);
+#if BIASED
+                const int of_row = at_row[e / 2], of_col = col_pos[i & 1][c];
+                x += p.bias.at(KEYS ? head : row_head, KEYS ? of_col : of_row, KEYS ? of_row : of_col) * LOG2_E;
+#endif
                 w[j][e] = exp2_fast(x);
 #if DROPS
                 const float kept = of_pair(i, e, c);
@@ -298,4 +307,60 @@ KERNEL void __launch_bounds__(THREADS, BLOCKS) attention_grad_keys(const Params 
 
 KERNEL void __launch_bounds__(THREADS) attention_grad_queries(const Params p) {
     gradients<false>(p);
+}
+
+const int OFFSETS = 128;
+
+// A thread adds what all queries and keys have that are so far apart, in their order.
+KERNEL void __launch_bounds__(OFFSETS) attention_grad_bias(const Params p) {
+#if BIASED
+    const int head = blockIdx.y, group = head / (int)p.repeat, keys = (int)p.keys;
+    const i64 mine = (i64)blockIdx.x * OFFSETS + threadIdx.x, last = p.bias.offsets - 1;
+    // Where keys stand at positions one after the other, an offset says which key it is.
+    bool apart = false;
+    for (int t = threadIdx.x; t < keys; t += OFFSETS) apart |= p.k_pos[t] != (i64)p.k_pos[0] + t;
+    const bool in_row = !__syncthreads_or(apart);
+    if (mine > last) return;
+
+    const float scale = (float)p.scale, cap = (float)p.softcap;
+#if DROPS
+    const bool drops = p.kept.drops();
+#endif
+    float sum = 0.0f;
+    for (int b = 0; b < (int)p.bias.batch; b++) {
+        for (int s = 0; s < (int)p.queries; s++) {
+            const int at_query = p.q_pos[s];
+            i64 begin = 0, end = keys;
+            if (in_row) {
+                const i64 t = at_query + mine - last / 2 - p.k_pos[0];
+                if (mine > 0) begin = larger(t, (i64)0);
+                if (mine < last) end = smaller(t + 1, (i64)keys);
+            }
+            if (begin >= end) continue;
+            const Range sees = p.mask.reach(at_query);
+            const ELEM *q = p.q + at(p.q_stride, b, s, head), *d_out = p.d_out + at(p.d_out_stride, b, s, head);
+            for (int t = (int)begin; t < (int)end; t++) {
+                const int at_key = p.k_pos[t];
+                bool seen = sees.has(at_key) && p.bias.index(at_query, at_key) == mine;
+#if SEGMENTS
+                const int own = p.segments.q[b * p.segments.q_stride + s];
+                seen = seen && own == p.segments.k[b * p.segments.k_stride + t];
+#endif
+                if (!seen) continue;
+                const ELEM *k = p.k + at(p.k_stride, b, t, group), *v = p.v + at(p.v_stride, b, t, group);
+                float x = 0.0f, d = 0.0f;
+                for (int i = 0; i < (int)p.width; i++) x += number(q[i]) * number(k[i]);
+                for (int i = 0; i < (int)p.value_width; i++) d += number(d_out[i]) * number(v[i]);
+                x *= scale;
+                if (CAPPED) x = cap * tanhf(x / cap);
+                x += p.bias.of[head * p.bias.stride + mine] - p.lse[at(p.lse_stride, b, s, head)];
+#if DROPS
+                if (drops) d *= p.kept.of(p.kept.at(b, s), head, at_key);
+#endif
+                sum += exp2_fast(x * LOG2_E) * (d - p.delta[at(p.delta_stride, b, s, head)]);
+            }
+        }
+    }
+    p.bias.d_of[head * p.bias.d_stride + mine] = sum;
+#endif
 }

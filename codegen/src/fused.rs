@@ -58,6 +58,7 @@ fn heads(l: &Layout, o: &Attention, positions: [usize; 2], behind: Behind) -> He
         softcap: o.softcap.map(|c| c as f32),
         mask: o.mask,
         slopes: behind.slopes.map(adjacent),
+        bias: behind.bias.map(|i| (rows(l, i), l.lens(i)[1])),
         segments: behind.segments.map(|both| both.map(|i| all(l, i))),
         kept: o.kept.as_ref().zip(behind.drawn).map(|(kept, [run, place])| KeptAt {
             rate: kept.rate,
@@ -90,8 +91,8 @@ pub(crate) fn attention(l: &Layout, o: &Attention) -> Kernel {
     }))
 }
 
-/// Operands q, k, v, lse, d_o, delta, q_pos, k_pos, and those behind; results d_q, d_k, d_v; then the
-/// workspace.
+/// Operands q, k, v, lse, d_o, delta, q_pos, k_pos, and those behind; results d_q, d_k, d_v, and d_bias if there
+/// is a bias; then the workspace.
 pub(crate) fn attention_grad(l: &Layout, o: &AttentionGrad) -> Kernel {
     Kernel::AttentionGrad(Box::new(kernel::AttentionGrad {
         heads: heads(l, &o.forward(), [6, 7], o.behind()),
@@ -104,6 +105,7 @@ pub(crate) fn attention_grad(l: &Layout, o: &AttentionGrad) -> Kernel {
         d_q: rows(l, l.ins),
         d_k: rows(l, l.ins + 1),
         d_v: rows(l, l.ins + 2),
+        d_bias: o.bias.then(|| rows(l, l.ins + 3)),
     }))
 }
 

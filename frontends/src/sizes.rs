@@ -134,7 +134,8 @@ impl Arch {
                 routing(e, c, facts.experts.as_ref(), shape)?,
             ),
         };
-        warnings.extend(idle_balance(f, shape, sparse.contains(&true)));
+        let facts = Facts { experts: facts.experts.filter(|_| sparse.contains(&true)), ..facts };
+        warnings.extend(idle_balance(f, shape, facts.experts.is_some()));
         let scale = match f.attention.scores {
             Scores::OverRootOfHead => 1.0 / (facts.head_dim as f64).sqrt(),
             Scores::OverRootOf(key, absent) => 1.0 / c.positive_if(key)?.unwrap_or(absent).sqrt(),

@@ -214,6 +214,8 @@ pub struct Heads {
     pub mask: crate::ops::Mask,
     /// f32, of each head, adjacent: so many times the distance is taken off a score.
     pub slopes: Option<View>,
+    /// f32, of each head, the offsets being adjacent, and how many there are: it is added to a score.
+    pub bias: Option<(View, usize)>,
     /// i32 segments of queries and of keys, `[b, position]`: who sees each other has one.
     pub segments: Option<[View; 2]>,
     /// Which probabilities are 0 at random.
@@ -253,6 +255,8 @@ pub struct AttentionGrad {
     pub d_q: View,
     pub d_k: View,
     pub d_v: View,
+    /// Of the bias, if there is one: f32, as it.
+    pub d_bias: Option<View>,
 }
 
 /// One tensor of an `all_reduce`.

@@ -36,7 +36,7 @@ fn whole(n: &Node) -> Option<&Scan> {
 /// Cuts the tokens of every recurrence into so many pieces, and says whether there was any.
 ///
 /// # Errors
-/// `not-built` for more than 24 pieces; `sequence-not-divisible` if tokens with segments are no multiple of the pieces.
+/// `not-built` for more than 24 pieces.
 pub fn cut(mesh: &Mesh, f: &mut Func, pieces: usize) -> Result<bool> {
     if pieces == 1 || !f.nodes.iter().any(|n| whole(n).is_some()) {
         return Ok(false);
@@ -58,15 +58,7 @@ pub fn cut(mesh: &Mesh, f: &mut Func, pieces: usize) -> Result<bool> {
 }
 
 fn fits(f: &Func, n: &Node, pieces: usize) -> Result<()> {
-    let tokens = f.ty(n.ins[0]).dims[1].size;
     let at = format!("@{}, {}", f.name, f.scope_info(n.scope).path);
-    if tokens % pieces != 0 && whole(n).is_some_and(|op| op.segments) {
-        let what = format!("{tokens} tokens of a recurrence are not {pieces} pieces alike");
-        let d = Diag::new("sequence-not-divisible", what).at(at);
-        let up = tokens.div_ceil(pieces) * pieces;
-        let rule = "seq % cp == 0 with recurrences of documents or padding";
-        return Err(d.rule(rule).help(format!("use --seq {up}")));
-    }
     if pieces > MOST {
         let what = format!("states of {pieces} ranks of cp are not exchanged, but of {MOST}");
         let help = format!("use a mesh with cp={MOST} at most: tp splits heads, dp rows");
@@ -104,6 +96,12 @@ impl Cut<'_, '_> {
                 let among = Pad { dim: Narrow::along(1, 0, 1, 1).dim, ..Pad::new(0, full) };
                 self.ins[i] = self.b.push("filled", among, &[n.ins[i]]);
             }
+            if let Some(i) = behind.segments {
+                // They are of the last document: in another one a state begins with 0.
+                let last = self.b.push("document", Narrow::along(1, tokens - 1, 1, 1), &[n.ins[i]]);
+                let all = [&[n.ins[i]], &vec![last; full - tokens][..]].concat();
+                self.ins[i] = self.b.push("filled", Concat::along(1, full), &all);
+            }
             self.b.note("states: tokens that keep a state as it is, up to pieces of as many each");
         }
         let [k, g, v] = [1, 2, 3].map(|i| self.ins[i]);
@@ -111,7 +109,7 @@ impl Cut<'_, '_> {
         let left = self.scan("left", [k, k, g, v], &more, None);
         self.b.note("states: what each piece of the tokens leaves, of none before it");
         let map = self.map(&more);
-        let keep = behind.segments.map(|i| self.keep(n.ins[i]));
+        let keep = behind.segments.map(|i| self.keep(self.ins[i]));
         let first = match behind.start {
             None => {
                 let like = self.piece("left", left, 0);

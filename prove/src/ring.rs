@@ -33,7 +33,7 @@ pub struct Around {
 const KEYS: [&[usize]; 2] = [&[1, 2, 4], &[1, 2, 7]];
 /// Those that are positions: their tokens are dim 0, those of others dim 1.
 const POSITIONS: [&[usize]; 2] = [&[3, 4], &[6, 7]];
-/// From here on they are of no tokens, but for the segments of queries and keys, behind slopes, and places of
+/// From here on they are of no tokens, but for the segments of queries and keys, behind slopes or a bias, and places of
 /// queries, the last if weights are dropped.
 const BEHIND: [usize; 2] = [5, 8];
 /// The dim of queries, keys and values that tokens stand in.
@@ -198,7 +198,7 @@ impl Store {
         let (Fun::Attention(Attention(c)) | Fun::AttentionGrad(AttentionGrad(c))) = &f else {
             return None;
         };
-        let first = BEHIND[which] + usize::from(c.slopes);
+        let first = BEHIND[which] + c.numbers();
         let segments = [0, 1].map(|i| c.segments.then_some(first + i));
         let drops = c.kept.is_some();
         for (i, &t) in args.iter().enumerate() {
@@ -244,6 +244,8 @@ impl Store {
                 q
             }
             (Fun::Attention(_), _) => shape_of(0)[..3].to_vec(),
+            // A bias has a gradient of all keys, which is no sum that comes home.
+            (_, 3) => return None,
             (_, k) => shape_of(usize::from(k)),
         };
         Some(self.apply(first.f.clone(), &first.wholes, out, &shape))

@@ -1,7 +1,7 @@
 //! Attention, a block of queries by a block of keys at a time: no matrix of scores is larger, and
 //! what positions hide is not computed. A thread keeps the blocks it works on; rows of 16 bits are read
 //! as they are, results are summed in f32 and rounded once. A task is a block of queries (forward)
-//! or the heads of a group (backward), so that no sum depends on the number of threads.
+//! or the heads of a group (backward, of all rows if a bias has a gradient), so that no sum depends on the number of threads.
 
 mod rows;
 mod seen;
@@ -12,6 +12,7 @@ use crate::product::room::{self, Room};
 use crate::product::{Stored, keep, multiply};
 use crate::team;
 use shardc_ir::kernel::{Attention, AttentionGrad, Elem, Heads, View};
+use shardc_ir::ops::attention::offset;
 use shardc_ir::rng::{Distribution, Draws};
 use std::cell::Cell;
 use std::ops::Range;
@@ -101,6 +102,33 @@ impl<'a> Call<'a> {
         Some(unsafe { *self.memory[v.operand].add(v.at(&[head])) })
     }
 
+    /// Numbers of all offsets of a head, of a bias or its gradient.
+    ///
+    /// # Safety
+    /// As for [`Call::new`]; nobody else uses those of a gradient.
+    unsafe fn offsets(&self, v: &View, head: usize) -> &'a mut [f32] {
+        let n = self.heads.bias.as_ref().map_or(0, |b| b.1);
+        // SAFETY: by the caller.
+        unsafe { std::slice::from_raw_parts_mut(self.memory[v.operand].add(v.at(&[head])), n) }
+    }
+
+    /// What is added to the scores of a query of a head with these keys.
+    ///
+    /// # Safety
+    /// As for [`Call::new`].
+    unsafe fn add(&self, scores: &mut [f32], query: usize, head: usize, keys: &Range<usize>) {
+        let (at, keys) = (self.q_pos[query], &self.k_pos[keys.clone()]);
+        // SAFETY: by the caller.
+        if let Some(slope) = unsafe { self.slope(head) } {
+            math::take_distances(scores, keys, at, slope);
+        }
+        if let Some((v, _)) = &self.heads.bias {
+            // SAFETY: by the caller.
+            let bias = unsafe { self.offsets(v, head) };
+            scores.iter_mut().zip(keys).for_each(|(x, &k)| *x += bias[of(k, at, bias)]);
+        }
+    }
+
     /// An f32 statistic.
     fn at(&self, v: &View, query: usize, p: Place) -> *mut f32 {
         self.memory[v.operand].wrapping_add(v.at(&[p.batch, query, p.head]))
@@ -132,6 +160,11 @@ impl<'a> Call<'a> {
     fn blocks(&self) -> usize {
         self.heads.queries.div_ceil(QUERIES)
     }
+}
+
+/// Which of the offsets of a bias a key has.
+fn of(key: i32, query: i32, bias: &[f32]) -> usize {
+    offset(i64::from(key) - i64::from(query), bias.len())
 }
 
 /// The smallest and the largest of some positions.
@@ -197,7 +230,7 @@ unsafe fn forward_block(
     let (m, width) = (block.len(), h.value_width);
     let out = Stored::rows(room.wrapping_add(QUERIES * KEYS), width);
     // SAFETY: by the caller.
-    let (slope, segments) = unsafe { (c.slope(place.head), c.segments(place.batch)) };
+    let segments = unsafe { c.segments(place.batch) };
     let (mut max, mut sums) = ([f32::NEG_INFINITY; QUERIES], [0.0f32; QUERIES]);
     let mut factors = [1.0; KEYS];
     let q = c.by_query(&k.q, block.start, place);
@@ -217,9 +250,8 @@ unsafe fn forward_block(
             if let Some(cap) = h.softcap {
                 math::cap_scores(x, cap);
             }
-            if let Some(slope) = slope {
-                math::take_distances(x, &c.k_pos[keys.clone()], c.q_pos[block.start + i], slope);
-            }
+            // SAFETY: by the caller.
+            unsafe { c.add(x, block.start + i, place.head, &keys) };
             let largest = rows::largest(x, seen);
             if largest > max[i] {
                 // What was summed before is e^(max - largest) of what it was.
@@ -264,7 +296,13 @@ pub(crate) unsafe fn backward(k: &AttentionGrad, memory: &[*mut f32], threads: u
         Elem::F32 | Elem::I32 => usize::MAX,
         Elem::BF16 | Elem::F16 => ((2 * h.rows * h.keys + h.wide(true)) / own.max(1)).max(1),
     };
-    let (all, next) = (h.batch * h.groups, AtomicUsize::new(0));
+    // The gradient of a bias is a sum over rows, in their order.
+    let rows = if k.d_bias.is_some() { h.batch } else { 1 };
+    if let Some(v) = &k.d_bias {
+        // SAFETY: by the caller; no task has begun.
+        (0..h.groups * h.repeat).for_each(|head| unsafe { c.offsets(v, head).fill(0.0) });
+    }
+    let (all, next) = (h.batch * h.groups / rows.max(1), AtomicUsize::new(0));
     let workers = threads.min(slots).min(all);
     let task = |slot: usize| {
         let slot = memory[h.scratch.operand].wrapping_add(h.scratch.offset + slot * own);
@@ -272,7 +310,11 @@ pub(crate) unsafe fn backward(k: &AttentionGrad, memory: &[*mut f32], threads: u
             let words = 2 * QUERIES * KEYS + QUERIES * h.width;
             room::with(&ROOM, words, |room| {
                 // SAFETY: group and batch are within the kernel's sizes.
-                unsafe { backward_group(k, &c, [i / h.groups, i % h.groups], slot, room.cast()) };
+                unsafe {
+                    for batch in i / h.groups * rows..(i / h.groups + 1) * rows {
+                        backward_group(k, &c, [batch, i % h.groups], slot, room.cast());
+                    }
+                }
             });
         }
     };
@@ -331,7 +373,7 @@ unsafe fn backward_block(
 ) {
     let h = c.heads;
     let m = block.len();
-    let mut factors = [1.0; KEYS];
+    let (mut factors, mut of_scores) = ([1.0; KEYS], [0.0; KEYS]);
     let d_q = Stored::rows(room.wrapping_add(2 * QUERIES * KEYS), h.width);
     let [q, d_out] = [&k.q, &k.d_out].map(|v| c.by_query(v, block.start, place));
     let product = |size, all, scale, accumulate| {
@@ -340,7 +382,7 @@ unsafe fn backward_block(
         unsafe { multiply(size, all, scale, accumulate, 1) }
     };
     // SAFETY: by the caller.
-    let (slope, segments) = unsafe { (c.slope(place.head), c.segments(place.batch)) };
+    let segments = unsafe { c.segments(place.batch) };
     // SAFETY: room for the block of gradients.
     unsafe { zero(d_q, [m, h.width]) };
     for keys in c.seen(block.clone(), segments) {
@@ -360,14 +402,24 @@ unsafe fn backward_block(
             // SAFETY: by the caller.
             let kept = unsafe { c.kept(s, place, &keys, &mut factors) };
             d_p.iter_mut().zip(kept).for_each(|(x, by)| *x *= by);
+            if k.d_bias.is_some() {
+                // Before what a softcap makes of them.
+                of_scores.iter_mut().zip(&*d_p).for_each(|(x, d)| *x = d - delta);
+            }
             if let Some(cap) = h.softcap {
                 math::cap_scores(p, cap);
                 math::cap_grad(d_p, p, std::mem::take(&mut delta), cap);
             }
-            if let Some(slope) = slope {
-                math::take_distances(p, &c.k_pos[keys.clone()], c.q_pos[s], slope);
-            }
+            // SAFETY: by the caller.
+            unsafe { c.add(p, s, place.head, &keys) };
             rows::grad(p, d_p, c.mask(s, &keys, hidden), [lse, delta, h.scale]);
+            if let Some(v) = &k.d_bias {
+                // SAFETY: by the caller, one task has all of this head.
+                let to = unsafe { c.offsets(v, place.head) };
+                for ((&key, p), d) in c.k_pos[keys.clone()].iter().zip(&*p).zip(&of_scores) {
+                    to[of(key, c.q_pos[s], to)] += p * d;
+                }
+            }
             p.iter_mut().zip(kept).for_each(|(x, by)| *x *= by);
         }
         let (to_k, to_v) = (d_k.from(keys.start, 0), d_v.from(keys.start, 0));
@@ -399,6 +451,7 @@ mod tests {
             softcap: None,
             mask,
             slopes: None,
+            bias: None,
             segments: None,
             kept: None,
             rows: 1,

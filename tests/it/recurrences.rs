@@ -93,6 +93,22 @@ fn uneven_pieces_over_cp() {
     }
 }
 
+/// The same with documents, one of which ends in the last piece, and with padding of a bigger row.
+#[test]
+fn uneven_pieces_of_documents() {
+    for (cuts, mesh) in [([0, 5, 7, 13, SEQ], [("cp", 3)]), ([0, 4, 8, 11, SEQ], [("cp", 5)])] {
+        alone(&["mamba2", "bamba"], cuts, &mesh);
+    }
+    let documents = Some(Documents::Ends(PACKED));
+    for (name, mesh) in [("mamba2", &[("cp", 3)][..]), ("bamba", &[("cp", 3), ("tp", 2)])] {
+        let o = Options { documents, ..options(mesh, false, 4) };
+        let model = Fixture::open(name).model(&o);
+        let r = texts(&model, &o, &compile(&model, &o)).prove();
+        let said = format!("{name} {mesh:?}: {:?} {:?}", r.refuted, r.gaps);
+        assert_eq!(r.verdict(), Verdict::Proved, "{said}");
+    }
+}
+
 #[test]
 fn layers_over_pp() {
     trains(&options(&[("pp", 2)], false, 2));
@@ -115,12 +131,12 @@ fn a_document_is_as_if_it_were_alone() {
         ([0, 5, 7, 13, SEQ], [("cp", 2)]),
         ([0, 4, 8, 11, SEQ], [("cp", 4)]),
     ] {
-        alone(cuts, &mesh);
+        alone(&MODELS, cuts, &mesh);
     }
 }
 
-fn alone(cuts: [usize; 5], mesh: &[(&str, usize)]) {
-    for name in MODELS {
+fn alone(models: &[&str], cuts: [usize; 5], mesh: &[(&str, usize)]) {
+    for &name in models {
         let fx = Fixture::open(name);
         let o = Options { documents: Some(Documents::Ends(PACKED)), ..options(mesh, false, ROWS) };
         let model = fx.model(&o);
@@ -178,9 +194,12 @@ fn what_is_not_built_is_refused_by_name() {
     let said = lab.refuses(&zigzag, 4, "not-built");
     assert!(said.contains("--cp-split contiguous"), "{said}");
     let mamba2 = lab.model("mamba2");
-    let uneven = flags(&mamba2, &["--mesh", "cp=2", "--seq", "15", "--documents", "eod=2"]);
+    let uneven = flags(&model, &["--mesh", "cp=2", "--seq", "15"]);
     let said = lab.refuses(&uneven, 2, "sequence-not-divisible");
-    assert!(said.contains("seq % cp == 0 with recurrences of documents"), "{said}");
+    assert!(said.contains("with experts"), "{said}");
+    // With no layer that has experts there are none.
+    let dense = lab.config("qwen3_next", json!({"mlp_only_layers": [0, 1]}));
+    lab.ok(&flags(&dense, &["--mesh", "cp=2", "--seq", "15"]));
     let said = lab.refuses(&flags(&model, &["--mesh", "tp=4"]), 2, "heads-not-divisible");
     assert!(said.contains("key_heads % tp == 0"), "{said}");
     let strange = lab.config("qwen3_next", json!({"layer_types": ["linear_attention", "mamba"]}));

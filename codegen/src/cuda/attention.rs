@@ -58,6 +58,7 @@ impl Tiles {
             .define("ALIGNED", aligned)
             .define("CAPPED", h.softcap.is_some())
             .define("SLOPED", h.slopes.is_some())
+            .define("BIASED", u8::from(h.bias.is_some()))
             .define("SEGMENTS", u8::from(h.segments.is_some()))
             .define("DROPS", u8::from(h.kept.is_some()))
             .define("POSITIVE", h.scale > 0.0)
@@ -114,8 +115,12 @@ fn aligned(h: &Heads, rows: &[(&View, usize)]) -> bool {
         .all(|(v, width)| [v.offset, *width].iter().chain(v.strides.iter()).all(|n| n % step == 0))
 }
 
-/// The sizes at the end of both structs of parameters.
-fn sizes(w: &mut Words, h: &Heads) {
+/// Offsets of a block of the kernel of a bias's gradient, as in `attention_grad.cu`.
+const OFFSETS: usize = 128;
+
+/// What is at the end of both structs of parameters: sizes, and what there may be; `d_bias` is where the gradient of a bias
+/// goes.
+fn sizes(w: &mut Words, h: &Heads, d_bias: Option<&View>) {
     // Positions are i32: 2^32 is farther than any two are apart.
     let far = |n: Option<usize>| n.map_or(1 << 32, |n| n.min(1 << 32));
     let Mask { left, right, chunk } = h.mask;
@@ -123,6 +128,12 @@ fn sizes(w: &mut Words, h: &Heads) {
     w.ints(&[far(left), far(right), chunk.map_or(0, |n| far(Some(n)))]);
     w.float(f64::from(h.scale));
     w.float(f64::from(h.softcap.unwrap_or(0.0)));
+    if let Some((of, offsets)) = &h.bias {
+        let all = [of, d_bias.unwrap_or(of)];
+        all.iter().for_each(|v| w.view(v, Elem::F32));
+        all.iter().for_each(|v| w.int(v.strides[0]));
+        w.ints(&[*offsets, h.batch]);
+    }
     if let Some(both) = &h.segments {
         both.iter().for_each(|v| w.view(v, Elem::I32));
         both.iter().for_each(|v| w.int(v.strides[0]));
@@ -150,7 +161,7 @@ pub(super) fn forward(k: &Attention, limits: &Limits) -> Vec<Launch> {
     [&h.q_pos, &h.k_pos].iter().for_each(|v| w.view(v, Elem::I32));
     w.view(h.slopes.as_ref().unwrap_or(&k.lse), Elem::F32);
     [&k.q, &k.k, &k.v, &k.out, &k.lse].iter().for_each(|v| w.ints(&v.strides));
-    sizes(&mut w, h);
+    sizes(&mut w, h, None);
     vec![Launch {
         source: t.file("attention.cu", text, h, aligned(h, &rows)).source(),
         entry: "attention".into(),
@@ -180,7 +191,7 @@ pub(super) fn backward(k: &AttentionGrad, limits: &Limits) -> Vec<Launch> {
     rows[4..].iter().for_each(|(v, _)| w.view(v, h.elem));
     let views = [&k.q, &k.k, &k.v, &k.d_out, &k.lse, &k.delta, &k.d_q, &k.d_k, &k.d_v];
     views.iter().for_each(|v| w.ints(&v.strides));
-    sizes(&mut w, h);
+    sizes(&mut w, h, k.d_bias.as_ref());
     let text = include_str!("../../cuda/attention_grad.cu");
     let one = |entry: &'static str, owned: usize, heads: usize| {
         let t = Tiles::within(limits, h, owned, true);
@@ -195,5 +206,12 @@ pub(super) fn backward(k: &AttentionGrad, limits: &Limits) -> Vec<Launch> {
     };
     let keys = one("attention_grad_keys", h.keys, h.groups);
     let queries = one("attention_grad_queries", h.queries, h.groups * h.repeat);
-    [keys, queries].into_iter().filter(|l| !l.grid.contains(&0)).collect()
+    let bias = h.bias.as_ref().filter(|_| k.d_bias.is_some()).map(|(_, offsets)| Launch {
+        entry: "attention_grad_bias".into(),
+        grid: grid([offsets.div_ceil(OFFSETS), h.groups * h.repeat, 1]),
+        threads: OFFSETS as u32,
+        shared: 0,
+        ..queries.clone()
+    });
+    [keys, queries].into_iter().chain(bias).filter(|l| !l.grid.contains(&0)).collect()
 }

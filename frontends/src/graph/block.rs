@@ -171,7 +171,8 @@ fn of_heads(b: &mut Builder, cx: &Cx, p: &Mixing, h: Value) -> Value {
     let kept = cx.attention_dropout.map(|d| d.of_attention(&p.scope));
     let Arch { scale, softcap, .. } = *cx.arch;
     let segments = cx.segments.is_some();
-    let op = Attention { scale, mask: cx.mask, softcap, slopes: false, segments, kept };
+    let op =
+        Attention { scale, mask: cx.mask, softcap, slopes: false, bias: false, segments, kept };
     let mut ins = vec![q, k, v, cx.positions, cx.positions];
     ins.extend(cx.segments.iter().flat_map(|&of| [of, of]));
     ins.extend(cx.attention_dropout.iter().flat_map(|d| [d.drawn.run, d.drawn.places]));

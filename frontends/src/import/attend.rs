@@ -46,15 +46,25 @@ impl Lower<'_> {
                     }
                 }
                 Val::Missing(m) => return Err(self.lacks(n, &m)),
-                _computed => return self.written_out(n, [&q, &k, &v], rate),
+                mask => {
+                    let of = self.scores(n, &q, &k);
+                    return match self.with_offsets(n, of, &v, &mask, rate)? {
+                        Some(y) => Ok(vec![Val::Data(y)]),
+                        None => self.written_out(n, [&q, &k, &v], rate),
+                    };
+                }
             },
             _ => return Err(self.refuse(n, "both a mask and is_causal")),
         };
-        let scale = self.number(n, "scale");
-        let size = q.shape.last().copied().unwrap_or(1);
-        let scale = scale.unwrap_or_else(|| 1.0 / (size as f64).sqrt());
-        let y = self.attend(n, [&q, &k, &v], rule, (scale, None, rate))?;
-        Ok(vec![Val::Data(y)])
+        let of = self.scores(n, &q, &k);
+        Ok(vec![Val::Data(self.attend(n, &of, &v, rule, rate)?)])
+    }
+
+    /// The scores of `scaled_dot_product_attention`.
+    fn scores(&self, n: &Node, q: &View, k: &View) -> Scores {
+        let size = q.shape.last().copied().unwrap_or(1).max(1);
+        let scale = self.number(n, "scale").unwrap_or_else(|| 1.0 / (size as f64).sqrt());
+        Scores { q: q.clone(), k: k.clone(), scale, softcap: None, bias: None }
     }
 
     /// Attention with a mask that is computed, such as a bias that is learned: scores, their softmax and what it drops are
@@ -65,8 +75,7 @@ impl Lower<'_> {
         if !alike || rate > 0.0 && rank != 4 {
             return Err(self.refuse(n, "its operands are not [rows, heads, tokens, size]"));
         }
-        let scale = self.number(n, "scale");
-        let scale = scale.unwrap_or_else(|| 1.0 / (q.shape[rank - 1].max(1) as f64).sqrt());
+        let scale = self.scores(n, q, k).scale;
         let [k, v] = [k, v].map(|x| repeated(x, q));
         let (q, k, v) = (self.of(q), self.of(&k.transpose(rank - 2, rank - 1)), self.of(&v));
         let two = |a, b| vec![("self", a), ("other", b)];
@@ -103,11 +112,21 @@ impl Lower<'_> {
         Ok(vec![self.call(n, "matmul.default", two(probs, v))?])
     }
 
-    /// The rule of a mask of so many queries and keys.
-    fn rule_of(&self, n: &Node, mask: &Cells, [s, t]: [usize; 2]) -> Result<Rule> {
+    /// The rule of a mask of so many queries and keys, or where it is none.
+    pub(super) fn rule_in(
+        &self,
+        mask: &Cells,
+        [s, t]: [usize; 2],
+    ) -> std::result::Result<Rule, Odd> {
+        let never = Folded::full(Elem::Bool, &[1, t], 1.0);
+        mask.rule(s, t, self.padding.as_ref().map_or(&never, |p| &p.1))
+    }
+
+    /// The same, with an error for people.
+    pub(super) fn rule_of(&self, n: &Node, mask: &Cells, [s, t]: [usize; 2]) -> Result<Rule> {
         let never = Folded::full(Elem::Bool, &[1, t], 1.0);
         let padding = self.padding.as_ref().map_or(&never, |p| &p.1);
-        mask.rule(s, t, padding).map_err(|odd| {
+        self.rule_in(mask, [s, t]).map_err(|odd| {
             let d = match odd {
                 Odd::Shape => Diag::new("mask-rule", "the mask is not one of [queries, keys] for all rows and heads"),
                 Odd::Large => Diag::new("mask-rule", format!("a mask of {s} queries and {t} keys is too large to be looked at"))
@@ -133,20 +152,23 @@ impl Lower<'_> {
         })
     }
 
-    /// Attention by a rule; with a softcap, if there is one, and a rate of dropout.
-    fn attend(
+    /// Attention by a rule, with a rate of dropout.
+    pub(super) fn attend(
         &mut self,
         n: &Node,
-        [q, k, v]: [&View; 3],
+        of: &Scores,
+        v: &View,
         rule: Rule,
-        (scale, softcap, rate): (f64, Option<f64>, f64),
+        rate: f64,
     ) -> Result<View> {
+        let Scores { q, k, scale, softcap, bias: line } = of;
         self.rules.push(rule.clone());
         let fits = [q, k, v].iter().all(|x| x.shape.len() == 4) && k.shape[2] == v.shape[2];
         if !fits {
             return Err(self.refuse(n, "its operands are not [rows, heads, tokens, size]"));
         }
-        let at = self.places(n, &rule, [q.shape[2], k.shape[2]])?;
+        let by_place = rule.mask != Mask::FULL || !rule.slopes.is_empty() || line.is_some();
+        let at = self.places(n, by_place, [q.shape[2], k.shape[2]])?;
         let q = self.heads(n, q)?;
         // Where one of both has repeats, they are written out.
         let few = [grouped(k), grouped(v)];
@@ -159,13 +181,17 @@ impl Lower<'_> {
         }
         let (kept, drawn) = self.kept(n, rate);
         let slope = !slopes.is_empty();
-        let op = Attention { scale, mask, softcap, slopes: slope, segments: padded, kept };
+        let (scale, softcap, bias) = (*scale, *softcap, line.is_some());
+        let op = Attention { scale, mask, softcap, slopes: slope, bias, segments: padded, kept };
         let mut ins = vec![q.value, k.value, v.value, at[0], at[1]];
         if op.slopes {
             if slopes.len() != q.shape[2] {
                 return Err(self.refuse(n, "its mask is of another number of heads"));
             }
             ins.push(self.literal(n, slopes.into())?);
+        }
+        if let Some(line) = line {
+            ins.push(self.bias(n, line, q.shape[2])?);
         }
         if padded {
             ins.extend(self.segments(n, [q.shape[1], k.shape[1]])?);
@@ -189,11 +215,10 @@ impl Lower<'_> {
 
     /// Positions of queries and keys, of which there are so many. Those that are no tokens have none: where all see
     /// all they are not asked for.
-    fn places(&mut self, n: &Node, rule: &Rule, sizes: [usize; 2]) -> Result<[Value; 2]> {
+    fn places(&mut self, n: &Node, asked: bool, sizes: [usize; 2]) -> Result<[Value; 2]> {
         let tokens = self.g.batch().is_some_and(|b| b.1.is_some());
         let is = |s: usize| tokens && s == self.sizes.seq;
-        let all = rule.mask == Mask::FULL && rule.slopes.is_empty();
-        if !sizes.into_iter().all(is) && !all {
+        if !sizes.into_iter().all(is) && asked {
             let what = "attention over other dims than tokens where not all see all";
             return Err(self.refuse(n, what));
         }
@@ -245,11 +270,18 @@ impl Lower<'_> {
 
     /// What scores are made of: back through factors, a softcap and joined heads to the product.
     pub(super) fn scores_of(&self, scores: &View) -> Option<Scores> {
-        let (mut at, mut by, mut softcap) = (scores.value, 1.0, None);
+        let (mut at, mut by, mut softcap, mut bias) = (scores.value, 1.0, None, None);
         let last =
             |v: Value| self.draft.ty(v).sizes().into_iter().rev().take(2).collect::<Vec<_>>();
         while !self.products.contains_key(&at) {
             let (op, ins) = self.maker(at)?;
+            if let (Some((own, line)), true) =
+                (self.added_offsets(op, ins), by == 1.0 && softcap.is_none())
+            {
+                bias = Some(line);
+                at = own;
+                continue;
+            }
             match (op, softcap) {
                 (Op::Reshape(_), _) if last(at) == last(ins[0]) => {}
                 (Op::Scale(s), _) => by *= s.by,
@@ -261,7 +293,7 @@ impl Lower<'_> {
         let (q, k) = self.products[&at].clone();
         // In c tanh(x / c) what is before the tanh has 1 / c in it.
         let scale = by * softcap.unwrap_or(1.0);
-        scores.is_ordered().then_some(Scores { q, k, scale, softcap })
+        scores.is_ordered().then_some(Scores { q, k, scale, softcap, bias })
     }
 
     /// [rows, heads, tokens, size] as [rows, tokens, heads, size], all of them dims of ours.
@@ -275,14 +307,16 @@ impl Lower<'_> {
             return Ok(None);
         };
         // What is more than scaled products of queries and keys is written out.
-        let Some(Scores { q, k, scale, softcap }) = self.scores_of(&scores) else {
-            return Ok(None);
-        };
+        let Some(of) = self.scores_of(&scores) else { return Ok(None) };
         let v = self.data(n, other)?;
+        if of.bias.is_some() {
+            return self.by_offset(n, of, &v, Some(&mask), rate);
+        }
+        let (q, k) = (of.q.clone(), of.k.clone());
         let len = |d: usize| scores.shape.len().checked_sub(d).map_or(1, |d| scores.shape[d]);
         let rule = self.rule_of(n, &mask, [len(2), len(1)])?;
         if q.shape.len() != 3 {
-            return self.attend(n, [&q, &k, &v], rule, (scale, softcap, rate)).map(Some);
+            return self.attend(n, &of, &v, rule, rate).map(Some);
         }
         // Rows and heads are one dim.
         let joined = q.shape[0];
@@ -301,7 +335,7 @@ impl Lower<'_> {
             l.reshaped(n, x, &to)
         };
         let (q, k, v) = (split(self, &q)?, split(self, &k)?, split(self, &v)?);
-        let y = self.attend(n, [&q, &k, &v], rule, (scale, softcap, rate))?;
+        let y = self.attend(n, &Scores { q, k, ..of }, &v, rule, rate)?;
         let to = [joined, y.shape[2], y.shape[3]];
         self.reshaped(n, &y, &to).map(Some)
     }
@@ -313,6 +347,8 @@ pub(super) struct Scores {
     pub k: View,
     pub scale: f64,
     pub softcap: Option<f64>,
+    /// A number for each offset and head [offsets, heads], which is added.
+    pub bias: Option<View>,
 }
 
 /// Keys or values with as many heads as queries have, each for as many of those; others as they are.

@@ -1,7 +1,7 @@
 //! Comparisons, which give truth values, and what is chosen by those.
 
 use super::folded::{Folded, spread};
-use super::graph::{Elem, Node};
+use super::graph::{Arg, Elem, Node};
 use super::lower::{Lower, Val};
 use super::mask::FAR;
 use super::math::Term;
@@ -81,10 +81,19 @@ impl Lower<'_> {
                     return Err(self.refuse(n, what));
                 }
             };
+            let Arg::Value(condition) = n.arg("condition") else {
+                return Err(self.refuse(n, "it has no condition"));
+            };
+            let key = (*condition, hides, put.to_bits());
+            if let Some((_, cells)) = self.chosen.as_ref().filter(|c| c.0 == key) {
+                let cells = cells.clone();
+                return Ok(vec![Val::Masked(self.data(n, scores)?, cells)]);
+            }
             let [put, zero] = [put, 0.0].map(|x| Folded::full(Elem::Float, &[], x));
             let (yes, no) = if hides { (put, zero) } else { (zero, put) };
             let cells = known.map(|m| m.choose(&yes, &no));
             let cells = cells.ok_or_else(|| self.refuse(n, "its mask is too large"))?;
+            self.chosen = Some((key, cells.clone()));
             return Ok(vec![Val::Masked(self.data(n, scores)?, cells)]);
         }
         let m = self.data(n, "condition")?;

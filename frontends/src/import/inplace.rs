@@ -4,44 +4,53 @@
 use super::graph::{Arg, Graph, Id, IntArg, Node};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Ops whose result shares the memory of their first operand, or may.
-const VIEWS: &[&str] = &[
-    "_unsafe_view",
+/// Ops whose result shares the memory of their first operand: they never copy.
+pub(super) const SHARED: &[&str] = &[
     "alias",
-    "broadcast_tensors",
-    "broadcast_to",
     "chunk",
-    "contiguous",
     "detach",
     "diagonal",
-    "dropout",
-    "einsum",
     "expand",
-    "expand_as",
-    "flatten",
-    "lift_fresh_copy",
     "mT",
     "narrow",
-    "numpy_T",
     "permute",
-    "pixel_shuffle",
-    "reshape",
     "select",
     "slice",
     "split",
     "split_with_sizes",
     "squeeze",
     "t",
-    "to",
     "transpose",
-    "type_as",
     "unbind",
-    "unflatten",
     "unfold",
     "unsqueeze",
     "view",
     "view_as",
 ];
+
+/// Ops whose result may share it, or be a copy.
+const EITHER: &[&str] = &[
+    "_unsafe_view",
+    "broadcast_tensors",
+    "broadcast_to",
+    "contiguous",
+    "dropout",
+    "einsum",
+    "expand_as",
+    "flatten",
+    "lift_fresh_copy",
+    "numpy_T",
+    "pixel_shuffle",
+    "reshape",
+    "to",
+    "type_as",
+    "unflatten",
+];
+
+/// Whether a result shares the memory of the first operand, or may.
+fn is_view(name: &str) -> bool {
+    SHARED.contains(&name) || EITHER.contains(&name)
+}
 
 /// The name of an op without its overload.
 pub(super) fn base(op: &str) -> &str {
@@ -50,13 +59,13 @@ pub(super) fn base(op: &str) -> &str {
 
 /// True if an op writes no number, and turns what it names (`t_`): a view of the same memory under another name.
 pub(super) fn renames(op: &str) -> bool {
-    base(op).strip_suffix('_').is_some_and(|name| VIEWS.contains(&name))
+    base(op).strip_suffix('_').is_some_and(is_view)
 }
 
 /// The operand whose memory a result shares, or may share.
 pub(super) fn shares(n: &Node, k: usize) -> Option<Id> {
     let name = base(&n.op);
-    if !VIEWS.contains(&name) && !renames(&n.op) {
+    if !is_view(name) && !renames(&n.op) {
         return None;
     }
     match n.args.iter().find(|a| matches!(a.1, Arg::Value(_) | Arg::Values(_)))? {

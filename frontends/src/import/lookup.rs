@@ -11,6 +11,9 @@ use shardc_ir::attr::Padding;
 use shardc_ir::diag::Result;
 use shardc_ir::ops::{StopGradient, Take};
 
+/// A table of so many pairs is looked up by their distances, if they say all.
+const FEW: usize = 4;
+
 impl Lower<'_> {
     pub(super) fn embedding(&mut self, n: &Node) -> Result<Vec<Val>> {
         if self.flag(n, "scale_grad_by_freq") {
@@ -56,7 +59,7 @@ impl Lower<'_> {
             Some(f)
                 if padding.is_none()
                     && f.shape.len() == 2
-                    && let Some((line, _)) = by_distance(&f) =>
+                    && let Some((line, _)) = by_distance(&f, FEW) =>
             {
                 // A bias of each distance: looked up once for all pairs that have it.
                 let index = self.env.push(Val::Folded(line));
@@ -65,6 +68,7 @@ impl Lower<'_> {
                     return Err(self.refuse(n, "it has no rows"));
                 };
                 let y = self.skewed(n, &rows, [f.shape[0], f.shape[1]])?;
+                self.offsets.insert(y.value, (rows, y.dims.clone()));
                 return Ok(vec![Val::Data(y)]);
             }
             Some(f) => {

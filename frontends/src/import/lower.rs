@@ -11,7 +11,7 @@ use super::losses::Mean;
 use super::mask::Rule as MaskRule;
 use super::padding::Cells;
 use super::table::{self, How};
-use super::view::View;
+use super::view::{Dim, View};
 use super::{Raise, Sizes};
 use shardc_ir::builder::Builder;
 use shardc_ir::diag::{Diag, Result};
@@ -116,10 +116,17 @@ pub(super) struct Lower<'a> {
     /// The rule of every attention, in order, and of each mask.
     pub rules: Vec<MaskRule>,
     pub masks: BTreeMap<Id, MaskRule>,
+    /// The last mask that chose between scores and what is far below, by what it was made of; and the rule of the last one
+    /// beside a bias: layers may have one each that are alike.
+    pub chosen: Option<((Id, bool, u64), Cells)>,
+    pub ruled: Option<(Cells, MaskRule)>,
     /// What was made by an op of operands in a layer.
     pub made: HashMap<(String, Vec<Value>, Option<u32>), Vec<Value>>,
     /// Operands of products of matrices, the second turned: queries and keys of scores.
     pub products: BTreeMap<Value, (View, View)>,
+    /// Numbers of pairs of queries and keys that were looked up by their offset: those of all offsets, and of which dims the
+    /// pairs are.
+    pub offsets: BTreeMap<Value, (View, Vec<Dim>)>,
     pub loss: Option<Value>,
     /// What is added to a loss that is a mean over labels.
     pub added: Option<Value>,
@@ -175,8 +182,11 @@ impl<'a> Lower<'a> {
             looked: (0, 0),
             rules: vec![],
             masks: BTreeMap::new(),
+            chosen: None,
+            ruled: None,
             made: HashMap::default(),
             products: BTreeMap::new(),
+            offsets: BTreeMap::new(),
             loss: None,
             added: None,
             counted: false,

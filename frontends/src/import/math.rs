@@ -368,6 +368,13 @@ impl Lower<'_> {
             {
                 (v, None, Cells::known(f))
             }
+            // A bias of these scores, with a mask.
+            (Some(Val::Data(v)), Some(Val::Masked(bias, c)))
+            | (Some(Val::Masked(bias, c)), Some(Val::Data(v)))
+                if self.offsets_of(&bias).is_some() =>
+            {
+                return Ok(Some(Val::Masked(self.both(n, Arithmetic::Add, &v, &bias)?, c)));
+            }
             (Some(Val::Masked(v, old)), Some(other)) | (Some(other), Some(Val::Masked(v, old))) => {
                 let Some(c) = self.cells(Some(&other)) else { return Ok(None) };
                 (v, Some(old), c)

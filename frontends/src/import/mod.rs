@@ -31,6 +31,7 @@ mod math;
 mod microbatches;
 mod names;
 mod norms;
+mod offsets;
 mod operands;
 mod outputs;
 mod padding;

@@ -39,6 +39,15 @@ impl Cells {
         Cells { plain, tried: None }
     }
 
+    /// True if both are the same in memory.
+    pub fn is(&self, o: &Cells) -> bool {
+        let tried = match (&self.tried, &o.tried) {
+            (Some(a), Some(b)) => a.is(b),
+            (a, b) => a.is_none() && b.is_none(),
+        };
+        tried && self.plain.is(&o.plain)
+    }
+
     /// What a function makes of the numbers; nothing if it makes nothing of some.
     pub fn map(&self, f: impl Fn(&Folded) -> Option<Folded>) -> Option<Cells> {
         let tried = match &self.tried {

@@ -3,32 +3,8 @@
 //! and buffers stays as it is, and is refused, as is a write behind a view whose part is not known here.
 
 use super::graph::{Arg, Graph, Id, Node};
-use super::inplace::{base, pure, renames, shares};
+use super::inplace::{SHARED, base, pure, renames, shares};
 use std::collections::{BTreeMap, BTreeSet};
-
-/// Views that never copy: what is taken again of the new tensor is what the old view shows.
-const SHARED: &[&str] = &[
-    "alias",
-    "chunk",
-    "detach",
-    "diagonal",
-    "expand",
-    "mT",
-    "narrow",
-    "permute",
-    "select",
-    "slice",
-    "split",
-    "split_with_sizes",
-    "squeeze",
-    "t",
-    "transpose",
-    "unbind",
-    "unfold",
-    "unsqueeze",
-    "view",
-    "view_as",
-];
 
 /// A value and the memory that it shows.
 #[derive(Clone)]
@@ -101,10 +77,9 @@ impl Writes<'_> {
         self.ages.get(&root).copied().unwrap_or(0)
     }
 
-    /// Another name of a value of the same kind.
+    /// Another value of the same kind and name: messages name what the model has.
     fn named(&mut self, id: Id) -> Id {
-        let name = format!("{}_written", self.g.names[id]);
-        let new = self.g.names.push(name.into());
+        let new = self.g.names.push(self.g.names[id].clone());
         if self.g.truths.contains(&id) {
             self.g.truths.insert(new);
         }
@@ -262,7 +237,8 @@ mod tests {
     fn replaced(nodes: &[(&str, &[u32], u32)], outputs: &[u32]) -> Vec<String> {
         let mut g = graph(nodes, outputs);
         replace(&mut g);
-        let name = |id: &Id| g.names[*id].to_string();
+        let new = |id: &Id| if id.0 < 20 { "" } else { "'" };
+        let name = |id: &Id| format!("{}{}", g.names[*id], new(id));
         let line = |n: &Node| {
             let ins: Vec<String> = n.ids().iter().map(name).collect();
             format!("{} {} -> {}", n.op, ins.join(" "), name(&n.outs[0]))
@@ -280,15 +256,15 @@ mod tests {
             ("neg.default", &[1][..], 4),
         ];
         let lines = replaced(&write, &[4]);
-        assert_eq!(lines[2], "copy.default 2 0 -> 2_written");
-        assert_eq!(lines[3], "slice_scatter.default 1 2_written -> 1_written");
-        assert_eq!(lines[4], "neg.default 1_written -> 4");
+        assert_eq!(lines[2], "copy.default 2 0 -> 2'");
+        assert_eq!(lines[3], "slice_scatter.default 1 2' -> 1'");
+        assert_eq!(lines[4], "neg.default 1' -> 4");
         // Another view of the same memory, that was taken before.
         let mut again = vec![write[0], ("select.int", &[1][..], 5), write[1], write[2]];
         again.push(("neg.default", &[5][..], 6));
         let lines = replaced(&again, &[6, 1]);
-        assert_eq!(lines[5], "select.int 1_written -> 5_written");
-        assert_eq!(lines[6..], ["neg.default 5_written -> 6", "6 1_written"]);
+        assert_eq!(lines[5], "select.int 1' -> 5'");
+        assert_eq!(lines[6..], ["neg.default 5' -> 6", "6 1'"]);
         // A part of a part, and all of it.
         let deep = [
             write[0],
@@ -299,11 +275,11 @@ mod tests {
             ("neg.default", &[6][..], 8),
         ];
         let lines = replaced(&deep, &[8, 7]);
-        assert_eq!(lines[4], "select_scatter.default 2 5_written -> 2_written");
-        assert_eq!(lines[5], "slice_scatter.default 1 2_written -> 1_written");
-        assert_eq!(lines[6], "mul.Tensor 1_written 0 -> 1_written");
-        assert_eq!(lines[7], "slice.Tensor 1_written -> 2_written");
-        assert_eq!(lines[10], "8 1_written");
+        assert_eq!(lines[4], "select_scatter.default 2 5' -> 2'");
+        assert_eq!(lines[5], "slice_scatter.default 1 2' -> 1'");
+        assert_eq!(lines[6], "mul.Tensor 1' 0 -> 1'");
+        assert_eq!(lines[7], "slice.Tensor 1' -> 2'");
+        assert_eq!(lines[10], "8 1'");
     }
 
     #[test]

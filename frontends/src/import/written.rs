@@ -158,7 +158,7 @@ impl Lower<'_> {
 
     /// Numbers that differ along several dims: a list in another shape.
     pub(super) fn table_of(&mut self, n: &Node, f: &Folded, moving: &[usize]) -> Result<View> {
-        if let Some((line, [a, b])) = by_distance(f) {
+        if let Some((line, [a, b])) = by_distance(f, LARGE) {
             let line = self.constant(n, &line)?;
             let mut y = self.skewed(n, &line, [f.shape[a], f.shape[b]])?;
             for d in 0..f.shape.len() {
@@ -209,13 +209,13 @@ impl Lower<'_> {
     }
 }
 
-/// Numbers that differ along two dims, by the distance of row and column alone: those of all distances, and the dims. Few
-/// are a table.
-pub(super) fn by_distance(f: &Folded) -> Option<(Folded, [usize; 2])> {
+/// Numbers that differ along two dims, by the distance of row and column alone: those of all distances, and the dims.
+/// Fewer than `least` are a table.
+pub(super) fn by_distance(f: &Folded, least: usize) -> Option<(Folded, [usize; 2])> {
     let moving: Vec<usize> = (0..f.shape.len()).filter(|&d| !f.is_same_along(d)).collect();
     let [a, b] = moving[..] else { return None };
     let (s, t) = (f.shape[a], f.shape[b]);
-    if s < 2 || t < 2 || s * t < LARGE {
+    if s < 2 || t < 2 || s * t < least {
         return None;
     }
     super::room::work(2 * s * t)?;

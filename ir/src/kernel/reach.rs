@@ -73,6 +73,9 @@ impl Kernel {
                     .for_each(|v| see(&v.adjacent(), &[&h.by_key(), &[h.value_width]]));
                 see(&k.d_out.adjacent(), &[&h.by_query(), &[h.value_width]]);
                 [&k.lse, &k.delta].iter().for_each(|v| see(v, &[&h.by_query()]));
+                if let (Some(v), Some((_, offsets))) = (&k.d_bias, &h.bias) {
+                    see(&v.adjacent(), &[&[h.groups * h.repeat, *offsets]]);
+                }
             }
             Kernel::Recurrence(k) => k.reach(&mut see),
             Kernel::RecurrenceGrad(k) => k.reach(&mut see),
@@ -131,6 +134,9 @@ impl Heads {
         see(&self.q_pos, &[&[self.queries]]);
         see(&self.k_pos, &[&[self.keys]]);
         self.slopes.iter().for_each(|v| see(v, &[&[self.groups * self.repeat]]));
+        if let Some((v, offsets)) = &self.bias {
+            see(&v.adjacent(), &[&[self.groups * self.repeat, *offsets]]);
+        }
         if let Some([q, k]) = &self.segments {
             see(q, &[&[self.batch, self.queries]]);
             see(k, &[&[self.batch, self.keys]]);

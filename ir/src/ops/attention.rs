@@ -10,14 +10,17 @@ op! {
     /// only the ones in its chunk of 8 positions (`-4..2/8`). A score is x = scale q·k or, with a softcap c, c
     /// tanh(x / c) (Gemma Team, 2024, *Gemma 2*, section 2). With `slopes=true` there is another operand, f32
     /// `[n]`, one slope per head: the slope times the distance of query and key is subtracted from a score
-    /// (Press et al., 2022, *ALiBi*); slopes have no gradient. With `segments=true` i32 `[b,s]` and `[b,t]`
+    /// (Press et al., 2022, *ALiBi*); slopes have no gradient. With `bias=true` it is f32 `[n,o]` in their place,
+    /// a number for each head and offset, key less query, which is added to a score (Raffel et al., 2020, *T5*,
+    /// section 2.1): o is odd, offset 0 stands in the middle, and farther ones have the number at the end. With
+    /// `segments=true` i32 `[b,s]` and `[b,t]`
     /// follow, the segments of queries and keys: a query sees only keys of its own segment, as far as the mask
     /// allows. With `kept=0.9 h.0.attn` (dropout of probabilities) the run and the places of queries `[b,s]`
     /// follow, as in `draw`: each probability is kept with that chance and divided by it, else 0, depending on
     /// the place, the head and the position of the key. Results: the output `[b,s,n,e]` and the log-sum-exp of
     /// the scores `[b,s,n]`, in f32 (-inf, and output 0, where a query sees no key).
-    Attention = "attention" (q, k, v, q_pos, k_pos, slopes, q_seg, k_seg, run, place) { scale: f64, mask: Mask, softcap: Option<f64>, slopes: bool, segments: bool, kept: Option<Kept> }
-    facts |o| { kind: Attention, fusion: None, precision: if o.slopes { Wants::Gated } else { Wants::Half }, gradient: Flows }
+    Attention = "attention" (q, k, v, q_pos, k_pos, slopes, bias, q_seg, k_seg, run, place) { scale: f64, mask: Mask, softcap: Option<f64>, slopes: bool, bias: bool, segments: bool, kept: Option<Kept> }
+    facts |o| { kind: Attention, fusion: None, precision: if o.slopes || o.bias { Wants::Gated } else { Wants::Half }, gradient: Flows }
     samples [
         "attention[0.5; mask=causal] f32[2,3,4,2], f32[2,3,2,2], f32[2,3,2,2], i32[3], i32[3]",
         "attention[0.7; mask=-1..0] f32[1,4,2,2], f32[1,4,1,2], f32[1,4,1,3], i32[4], i32[4]",
@@ -29,6 +32,8 @@ op! {
         "attention[0.7; mask=causal; segments=true] f32[2,4,4,2], f32[2,4,2,2], f32[2,4,2,2], i32[4], i32[4], i32[2,4], i32[2,4]",
         "attention[0.7; mask=full; softcap=1.5; slopes=true; segments=true; kept=0.7 a.1] f32[2,3,4,2], f32[2,5,2,2], f32[2,5,2,3], i32[3], i32[5], f32[4], i32[2,3], i32[2,5], i32[3], i32[2,3]",
         "attention[0.7; mask=full; slopes=true; kept=0.7 a.1] f32[1,3,4,2], f32[1,5,2,2], f32[1,5,2,3], i32[3], i32[5], f32[4], i32[3], i32[1,3]",
+        "attention[0.7; mask=full; bias=true] f32[2,4,4,2], f32[2,4,2,2], f32[2,4,2,2], i32[4], i32[4], f32[4,7]",
+        "attention[0.7; mask=full; softcap=1.5; bias=true; segments=true; kept=0.7 a.1] f32[2,3,4,2], f32[2,5,2,2], f32[2,5,2,3], i32[3], i32[5], f32[4,3], i32[2,3], i32[2,5], i32[3], i32[2,3]",
     ]
 }
 
@@ -36,6 +41,7 @@ op! {
 #[derive(Clone, Copy, Debug)]
 pub struct Behind {
     pub slopes: Option<usize>,
+    pub bias: Option<usize>,
     /// The segments of queries and of keys.
     pub segments: Option<[usize; 2]>,
     /// The run and the places of queries.
@@ -55,20 +61,24 @@ impl Behind {
         };
         let pair = |at: usize| [at, at + 1];
         let slopes = next(of.slopes, 1);
+        let bias = next(of.bias, 1);
         let segments = next(of.segments, 2).map(pair);
         let drawn = next(of.kept.is_some(), 2).map(pair);
-        Behind { slopes, segments, drawn, end }
+        Behind { slopes, bias, segments, drawn, end }
     }
     /// Their letters.
     fn rule(self) -> String {
         let word = |there, text| if there { text } else { "" };
+        let slopes = word(self.slopes.is_some(), ",(gr)");
+        let bias = word(self.bias.is_some(), ",(gr)!o");
         let seen = word(self.segments.is_some(), ",bs,b!t");
-        [word(self.slopes.is_some(), ",(gr)"), seen, word(self.drawn.is_some(), ",!k,bs")].concat()
+        [slopes, bias, seen, word(self.drawn.is_some(), ",!k,bs")].concat()
     }
     /// Their ranks, behind those of the others.
     fn ranks(self, others: &[usize]) -> Vec<usize> {
         let mut all = others.to_vec();
         all.extend(self.slopes.map(|_| 1));
+        all.extend(self.bias.map(|_| 2));
         all.extend(self.segments.iter().flat_map(|_| [2, 2]));
         all.extend(self.drawn.iter().flat_map(|_| [1, 2]));
         all
@@ -84,6 +94,13 @@ impl Behind {
         }
         if self.slopes.is_some_and(|i| ins[i].rank() != 1 || ins[i].dtype != DType::F32) {
             return Err("slopes are f32 of 1 dim".into());
+        }
+        if self.slopes.is_some() && self.bias.is_some() {
+            return Err("slopes are a bias by offset, too: there is one of both".into());
+        }
+        let odd = |t: &Type| t.rank() == 2 && t.dtype == DType::F32 && t.dims[1].size % 2 == 1;
+        if self.bias.is_some_and(|i| !odd(ins[i])) {
+            return Err("a bias is f32 [heads, offsets], of an odd number of offsets".into());
         }
         let is = |i: usize, rank| ins[i].rank() == rank && ins[i].dtype == DType::I32;
         if self.segments.iter().flatten().any(|&i| !is(i, 2)) {
@@ -218,14 +235,24 @@ pub(crate) fn capped(x: f64, softcap: Option<f64>) -> f64 {
     softcap.map_or(x, |c| c * (x / c).tanh())
 }
 
-/// What is taken off the score of a query and a key in a head, if heads have slopes.
-pub(crate) fn far_off(
-    q_pos: &Tensor,
-    k_pos: &Tensor,
-    slopes: Option<&Tensor>,
-    [s, t, h]: [usize; 3],
-) -> f64 {
-    slopes.map_or(0.0, |m| m.data[h] * (q_pos.data[s] - k_pos.data[t]).abs())
+/// Which of so many offsets a key at a distance from its query has.
+pub fn offset(far: i64, offsets: usize) -> usize {
+    let last = offsets.saturating_sub(1) as i64;
+    far.saturating_add(last / 2).clamp(0, last) as usize
+}
+
+impl Behind {
+    /// What is added to the score of a query and a key in a head.
+    pub(crate) fn added(
+        self,
+        ins: &[&Tensor],
+        [q_pos, k_pos]: [usize; 2],
+        [s, t, h]: [usize; 3],
+    ) -> f64 {
+        let far = ins[k_pos].data[t] - ins[q_pos].data[s];
+        let slope = self.slopes.map_or(0.0, |i| -ins[i].data[h] * far.abs());
+        slope + self.bias.map_or(0.0, |i| ins[i].at(&[h, offset(far as i64, ins[i].shape[1])]))
+    }
 }
 
 /// Multiplications and additions of products over all pairs: b·s·n·t·(d + e).
@@ -264,7 +291,7 @@ impl OpDef for Attention {
     }
     /// Slopes.
     fn untrained(&self) -> u32 {
-        1 << 5
+        self.behind().slopes.map_or(0, |i| 1 << i)
     }
     fn grad(&self, b: &mut Builder, ins: &[Value], outs: &[Value], d: &[Option<Value>]) -> Grads {
         let none: Grads = smallvec::smallvec![None; ins.len()];
@@ -275,13 +302,15 @@ impl OpDef for Attention {
         if let Some(d_lse) = d[1] {
             delta = b.push("delta", Sub::same(), &[delta, d_lse]);
         }
-        let Attention { scale, mask, softcap, slopes, segments, kept } = self.clone();
-        let op = AttentionGrad { scale, mask, softcap, slopes, segments, kept };
+        let Attention { scale, mask, softcap, slopes, bias, segments, kept } = self.clone();
+        let op = AttentionGrad { scale, mask, softcap, slopes, bias, segments, kept };
         let mut all = vec![ins[0], ins[1], ins[2], outs[1], d_o, delta];
         all.extend(&ins[3..]);
-        let g = b.push_n(&["q", "k", "v"], op, &all);
+        let hints = ["q", "k", "v", "bias"];
+        let g = b.push_n(&hints[..3 + usize::from(bias)], op, &all);
         let mut grads = none;
-        grads.iter_mut().zip(g).for_each(|(to, g)| *to = Some(g));
+        let of = [0, 1, 2].into_iter().chain(self.behind().bias);
+        of.zip(g).for_each(|(i, g)| grads[i] = Some(g));
         grads
     }
     fn dtypes(&self, ins: &[&Type], _: usize) -> SmallVec<[DType; 2]> {
@@ -302,8 +331,7 @@ impl OpDef for Attention {
         let score = |b, s, h, g, t| {
             let pairs = q.row(&[b, s, h]).iter().zip(k.row(&[b, t, g]));
             let dot: f64 = pairs.map(|(x, y)| x * y).sum();
-            let x = capped(self.scale * dot, self.softcap);
-            x - far_off(ins[3], ins[4], behind.slopes.map(|i| ins[i]), [s, t, h])
+            capped(self.scale * dot, self.softcap) + behind.added(ins, [3, 4], [s, t, h])
         };
         let mut max = Tensor::full(&cx.out_shape(1), f64::NEG_INFINITY);
         each_pair(pairs, seeing, self.mask, |b, s, h, g, t| {

@@ -4,9 +4,9 @@ use super::attention::Behind;
 use super::*;
 
 op! {
-    /// The gradients of q, k and v of `attention`, computed from its log-sum-exp, the cotangent `d_o` of the
+    /// The gradients of q, k and v of `attention`, and of its bias if it has one, computed from its log-sum-exp, the cotangent `d_o` of the
     /// output and `delta` = rowsum(d_o * o) - d_lse (Dao, 2023, algorithm 2). Linear in (`d_o`, `delta`).
-    AttentionGrad = "attention_grad" (q, k, v, lse, d_o, delta, q_pos, k_pos, slopes, q_seg, k_seg, run, place) { scale: f64, mask: Mask, softcap: Option<f64>, slopes: bool, segments: bool, kept: Option<Kept> }
+    AttentionGrad = "attention_grad" (q, k, v, lse, d_o, delta, q_pos, k_pos, slopes, bias, q_seg, k_seg, run, place) { scale: f64, mask: Mask, softcap: Option<f64>, slopes: bool, bias: bool, segments: bool, kept: Option<Kept> }
     facts { kind: Attention, fusion: None, precision: Wants::AsTheyAre, gradient: Unasked }
     samples [
         "attention_grad[0.5; mask=causal] f32[2,3,4,2], f32[2,3,2,2], f32[2,3,2,2], f32[2,3,4], f32[2,3,4,2], f32[2,3,4], i32[3], i32[3]",
@@ -17,6 +17,8 @@ op! {
         "attention_grad[0.5; mask=causal; segments=true] f32[2,4,4,2], f32[2,4,2,2], f32[2,4,2,2], f32[2,4,4], f32[2,4,4,2], f32[2,4,4], i32[4], i32[4], i32[2,4], i32[2,4]",
         "attention_grad[0.5; mask=full; softcap=1.5; slopes=true; segments=true; kept=0.7 a.1] f32[2,3,4,2], f32[2,5,2,2], f32[2,5,2,3], f32[2,3,4], f32[2,3,4,3], f32[2,3,4], i32[3], i32[5], f32[4], i32[2,3], i32[2,5], i32[3], i32[2,3]",
         "attention_grad[0.5; mask=full; softcap=1.5; slopes=true; kept=0.7 a.1] f32[1,3,4,2], f32[1,5,2,2], f32[1,5,2,3], f32[1,3,4], f32[1,3,4,3], f32[1,3,4], i32[3], i32[5], f32[4], i32[3], i32[1,3]",
+        "attention_grad[0.5; mask=full; bias=true] f32[2,4,4,2], f32[2,4,2,2], f32[2,4,2,2], f32[2,4,4], f32[2,4,4,2], f32[2,4,4], i32[4], i32[4], f32[4,7]",
+        "attention_grad[0.5; mask=full; softcap=1.5; bias=true; segments=true; kept=0.7 a.1] f32[2,3,4,2], f32[2,5,2,2], f32[2,5,2,3], f32[2,3,4], f32[2,3,4,3], f32[2,3,4], i32[3], i32[5], f32[4,3], i32[2,3], i32[2,5], i32[3], i32[2,3]",
     ]
 }
 
@@ -27,8 +29,8 @@ impl AttentionGrad {
     }
     /// The attention whose gradients these are.
     pub fn forward(&self) -> Attention {
-        let AttentionGrad { scale, mask, softcap, slopes, segments, kept } = self.clone();
-        Attention { scale, mask, softcap, slopes, segments, kept }
+        let AttentionGrad { scale, mask, softcap, slopes, bias, segments, kept } = self.clone();
+        Attention { scale, mask, softcap, slopes, bias, segments, kept }
     }
 }
 
@@ -51,7 +53,8 @@ impl OpDef for AttentionGrad {
     }
     fn rule(&self, _: &[usize]) -> Cow<'_, Rule> {
         let ins = "bs(gr)!d,b!tg!d,b!tg!e,bs(gr),bs(gr)e,bs(gr),s,!t";
-        self.behind().letters(ins, &[4, 4, 4, 3, 4, 3, 1, 1], "bs(gr)d,btgd,btge")
+        let outs = if self.bias { "bs(gr)d,btgd,btge,(gr)o" } else { "bs(gr)d,btgd,btge" };
+        self.behind().letters(ins, &[4, 4, 4, 3, 4, 3, 1, 1], outs)
     }
     fn linear(&self) -> Linear {
         Linear::Together(1 << 4 | 1 << 5)
@@ -64,6 +67,10 @@ impl OpDef for AttentionGrad {
     }
     fn workspace(&self, mesh: &Mesh, ins: &[&Type], _: &[&Type]) -> usize {
         attention::score_bytes(mesh, [ins[0], ins[1], ins[2]], true)
+    }
+    fn dtypes(&self, ins: &[&Type], _: usize) -> SmallVec<[DType; 2]> {
+        let of_bias = self.bias.then_some(DType::F32);
+        std::iter::repeat_n(ins[0].dtype, 3).chain(of_bias).collect()
     }
     /// Log-sum-exp and row sums are those of the attention of these q, k, v.
     fn settle(&self, types: &[Type], drawn: &mut [Tensor]) {
@@ -87,6 +94,7 @@ impl OpDef for AttentionGrad {
         let [q, k, v, lse, d_o, delta] = [ins[0], ins[1], ins[2], ins[3], ins[4], ins[5]];
         let (mut dq, mut dk, mut dv) =
             (Tensor::full(&q.shape, 0.0), Tensor::full(&k.shape, 0.0), Tensor::full(&v.shape, 0.0));
+        let mut d_bias = behind.bias.map(|i| Tensor::full(&ins[i].shape, 0.0));
         let seeing = behind.seeing(ins, [6, 7]);
         attention::each_pair([q, k], seeing, self.mask, |b, s, h, g, t| {
             let (row, key) = ([b, s, h], [b, t, g]);
@@ -98,16 +106,20 @@ impl OpDef for AttentionGrad {
             let score = attention::capped(self.scale * dot, self.softcap);
             // d (c tanh(x / c)) / dx = 1 - tanh²(x / c)
             let slope = self.softcap.map_or(1.0, |c| 1.0 - (score / c).powi(2));
-            let slopes = behind.slopes.map(|i| ins[i]);
-            let score = score - attention::far_off(ins[6], ins[7], slopes, [s, t, h]);
+            let score = score + behind.added(ins, [6, 7], [s, t, h]);
             let p = (score - lse.at(&row)).exp();
             let dp = product(d_o.row(&row), v.row(&key));
             let kept = factors.as_ref().map_or(1.0, |f| f.at(&[b, s, h, t]));
-            let ds = self.scale * slope * p * (kept * dp - delta.at(&row));
+            let d_score = p * (kept * dp - delta.at(&row));
+            if let (Some(to), Some(i)) = (&mut d_bias, behind.bias) {
+                let far = ins[7].data[t] - ins[6].data[s];
+                *to.at_mut(&[h, attention::offset(far as i64, ins[i].shape[1])]) += d_score;
+            }
+            let ds = self.scale * slope * d_score;
             add(dv.row_mut(&key), kept * p, d_o.row(&row));
             add(dq.row_mut(&row), ds, k.row(&key));
             add(dk.row_mut(&key), ds, q.row(&row));
         });
-        vec![dq, dk, dv]
+        [dq, dk, dv].into_iter().chain(d_bias).collect()
     }
 }

@@ -9,7 +9,7 @@ op! {
     Concat = "concat" (a, b) { sizes: Sizes, dim: Along }
     facts { kind: Movement, fusion: None, precision: Wants::Same, gradient: Flows }
     samples ["concat[d=6] f32[2,3,4], f32[2,3,2]", "concat[d=7; dim=0] f32[2,3], f32[4,3], f32[1,3]",
-             "concat[d=5; dim=1] f32[2,3,4], f32[2,2,4]", "concat[d=3] f32[2,3]"]
+             "concat[d=5; dim=1] f32[2,3,4], f32[2,2,4]", "concat[d=3] f32[2,3]", "concat[d=5; dim=1] i32[2,4], i32[2,1]"]
 }
 
 /// Most operands: each has a letter of its own.
@@ -33,7 +33,6 @@ impl OpDef for Concat {
         if ins.is_empty() || ins.len() > MOST {
             return Err(format!("1 to {MOST} operands are needed"));
         }
-        floats(ins, ins.len())?;
         let rank = ins[0].rank();
         let fits = ins.iter().all(|t| t.rank() == rank && t.dtype == ins[0].dtype);
         let dim = self.dim.of(rank).filter(|_| fits && rank <= MOST_OTHERS + 1);
@@ -72,7 +71,8 @@ impl OpDef for Concat {
             let n = b.ty(v).dims[dim].size;
             let part = Narrow { dim: self.dim, ..Narrow::new(start, n) };
             start += n;
-            b.wants(v).then(|| b.push("concat_grad", part, &[d]))
+            let trained = b.ty(v).dtype.is_float() && b.wants(v);
+            trained.then(|| b.push("concat_grad", part, &[d]))
         };
         ins.iter().map(|&v| one(v)).collect()
     }

@@ -32,7 +32,7 @@ const TOKENS: usize = 1;
 /// Replaces attention over keys and values that were gathered over `cp`, and its gradient.
 ///
 /// # Errors
-/// `ring` for attention whose operands are cut in another way.
+/// `ring` for attention whose operands are cut in another way, or whose bias is trained.
 pub fn ring(mesh: &Mesh, cp: AtomSet, f: &mut Func) -> Result<()> {
     let uses = f.uses();
     let nodes = std::mem::take(&mut f.nodes);
@@ -70,6 +70,9 @@ impl Gathered<'_> {
     fn blocks(&self, f: &Func, n: &Node) -> Result<[Value; 2]> {
         let (at, behind) = match &n.op {
             Op::Attention(k) => (3, k.behind()),
+            Op::AttentionGrad(k) if k.bias && self.uses.count(n.outs[3]) > 0 => {
+                return Err(self.biased(f, n));
+            }
             Op::AttentionGrad(k) => (6, k.behind()),
             _other => return Err(self.unlike(f, n)),
         };
@@ -116,6 +119,13 @@ impl Gathered<'_> {
             Op::ReduceScatter(s) if s.axes == self.cp && s.dim == TOKENS => Ok(Some(user.outs[0])),
             _other => Err(self.unlike(f, n)),
         }
+    }
+
+    fn biased(&self, f: &Func, n: &Node) -> Diag {
+        let cp = self.mesh.names(self.cp, "*");
+        let what = format!("a bias by offset is not trained where blocks go around {cp}");
+        let at = format!("@{}, {}", f.name, f.scope_info(n.scope).path);
+        Diag::new("ring", what).at(at).help("use --cp-mode all-gather or --cp-mode ulysses")
     }
 
     fn unlike(&self, f: &Func, n: &Node) -> Diag {

@@ -327,6 +327,7 @@ fn rules_work_around_ops_of_several_results() {
         mask: Mask::CAUSAL,
         softcap: None,
         slopes: false,
+        bias: false,
         segments: false,
         kept: None,
     };

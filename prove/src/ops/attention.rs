@@ -13,6 +13,8 @@ pub struct Scores {
     pub softcap: Option<Real>,
     /// An operand behind the others has a slope for each head.
     pub slopes: bool,
+    /// In their place a number for each head and offset, the middle one of which is 0.
+    pub bias: bool,
     /// The segments of queries and of keys follow: only those of one segment see each other.
     pub segments: bool,
     /// The run and places of queries follow: some probabilities are 0 at random, by this rate and
@@ -22,7 +24,7 @@ pub struct Scores {
 
 impl Scores {
     pub(super) fn of(k: &ops::Attention) -> Scores {
-        let ops::Attention { scale, mask, softcap, slopes, segments, kept } = k;
+        let ops::Attention { scale, mask, softcap, slopes, bias, segments, kept } = k;
         let ops::Mask { left, right, chunk } = mask;
         let of = |ops::Kept { rate, stream }: &ops::Kept| (Real::new(*rate), stream.0.clone());
         Scores {
@@ -31,12 +33,13 @@ impl Scores {
             chunk: *chunk,
             softcap: softcap.map(Real::new),
             slopes: *slopes,
+            bias: *bias,
             segments: *segments,
             kept: kept.as_ref().map(of),
         }
     }
 
-    /// The letters of an attention whose other operands have these; behind them stand slopes,
+    /// The letters of an attention whose other operands have these; behind them stand slopes, a bias,
     /// segments, the run and places.
     pub(super) fn letters(
         &self,
@@ -45,8 +48,9 @@ impl Scores {
         ranks: &[usize],
     ) -> Option<Cow<'static, Rule>> {
         let (mut text, mut takes) = (ins.to_string(), others.to_vec());
-        let behind: [(bool, &str, &[usize]); 3] = [
+        let behind: [(bool, &str, &[usize]); 4] = [
             (self.slopes, ",(gr)", &[1]),
+            (self.bias, ",(gr)!o", &[2]),
             (self.segments, ",bs,b!t", &[2, 2]),
             (self.kept.is_some(), ",!k,bs", &[1, 2]),
         ];
@@ -65,12 +69,24 @@ impl Scores {
         x.all[at] = Tensor::from_fn(&later.shape, |i| later.at(i) % 4 * (i[0] as u64).min(1));
         if self.segments {
             // The first key is of a segment of two.
-            let of = at + 1 + usize::from(self.slopes);
+            let of = at + 1 + self.numbers();
             for i in [of, of + 1] {
                 let own = x.noise(i);
                 x.all[i] = Tensor::from_fn(&own.shape, |at| own.at(at) % 2 * (at[1] as u64).min(1));
             }
         }
+    }
+
+    /// How many operands of numbers stand behind positions.
+    pub fn numbers(&self) -> usize {
+        usize::from(self.slopes) + usize::from(self.bias)
+    }
+
+    /// Which of the numbers of a bias a query and a key have: those at the ends are of all that are farther.
+    pub(super) fn offset(&self, x: &[&Tensor], at: usize, s: usize, t: usize) -> usize {
+        let (far, last) =
+            (x[at].integer(&[t]) - x[at - 1].integer(&[s]), x[at + 1].shape[1] as i64 - 1);
+        (far + last / 2).clamp(0, last) as usize
     }
 
     pub(super) fn name(&self, of: &str) -> String {
@@ -80,6 +96,7 @@ impl Scores {
         s += &self.chunk.map(|n| format!("; chunk={n}")).unwrap_or_default();
         s += &self.softcap.map(|c| format!("; softcap={c:?}")).unwrap_or_default();
         s += if self.slopes { "; slopes" } else { "" };
+        s += if self.bias { "; bias" } else { "" };
         s += if self.segments { "; segments" } else { "" };
         let kept = self.kept.as_ref();
         s += &kept.map(|(rate, stream)| format!("; kept={rate:?} {stream}")).unwrap_or_default();
@@ -104,7 +121,7 @@ impl Scores {
         mut f: impl FnMut(usize, usize, usize, usize, usize),
     ) {
         let [q, k, q_at, k_at] = [x[0], x[1], x[at - 1], x[at]];
-        let of = at + 1 + usize::from(self.slopes);
+        let of = at + 1 + self.numbers();
         let one = |b: usize, s: usize, t: usize| {
             !self.segments || x[of].integer(&[b, s]) == x[of + 1].integer(&[b, t])
         };
@@ -120,7 +137,7 @@ impl Scores {
     }
 
     /// e^score, and the slope of the score's cap. Behind the operands `x` up to that of keys'
-    /// positions, `at`, are the slopes of heads.
+    /// positions, `at`, are the slopes of heads, or their bias.
     pub(super) fn weight(
         &self,
         x: &[&Tensor],
@@ -144,6 +161,9 @@ impl Scores {
         if self.slopes {
             let far = x[at - 1].integer(&[a[1]]).abs_diff(x[at].integer(&[b[1]]));
             of.push(times(x[at + 1].at(&[a[2]]), far));
+        }
+        if self.bias {
+            of.push(x[at + 1].at(&[a[2], self.offset(x, at, a[1], b[1])]));
         }
         [oracle(mix(seed("e^"), cap), &of), slope]
     }
@@ -199,7 +219,7 @@ impl Law for ops::Attention {
         Scores::of(self).letters(text, &[4, 4, 4, 1, 1], ranks)
     }
     fn typing(&self) -> Option<Typing> {
-        let ins = if self.slopes { "nnniini" } else { "nnniii" };
+        let ins = if self.slopes || self.bias { "nnniini" } else { "nnniii" };
         Some(Typing { kinds: [ins, "nn"], ..NONLINEAR })
     }
     fn shrink(&mut self, small: &mut Small) {
@@ -230,6 +250,10 @@ impl Law for ops::Attention {
             back.push(Some(at.s.apply(f, &args, k as u8, &shape)));
         }
         back.extend(at.x[3..].iter().map(|_| None));
+        if self.bias {
+            let (f, shape) = (AttentionGrad(Scores::of(self)), at.shape(5));
+            back[5] = Some(at.s.apply(f, &args, 3, &shape));
+        }
         Ok(back)
     }
 }

@@ -8,7 +8,7 @@
 //! | composition | scan(x ++ y, S) is (o_x ++ o_y, e_y), where (o_x, e_x) = scan(x, S) and (o_y, e_y) = scan(y, e_x) |
 //! | affine | end(x, S) = Φ(x) S + end(x, 0), where Φ(x) = end(x with values 0, I); by the plain rule Φ(x) is a number times I |
 //! | documents | where the segment of the first token of y is not that of the last of x, scan(y, e_x) is scan(y, 0) |
-//! | filling | scan(x ++ z, S) is (o_x ++ o_z, e_x), if keys, values and decays g of z are 0 |
+//! | filling | scan(x ++ z, S) is (o_x ++ o_z, e_x), if keys, values and decays g of z are 0, and z is of the segment of the last token of x |
 //!
 //! By induction over pieces the state before piece r + 1 is Φ_r S_r + E_r. An exchange that is written otherwise stays, and is
 //! no form of its model.
@@ -221,12 +221,17 @@ impl<'a> Reader<'a> {
         nodes + self.f.results.iter().filter(|r| r.value == v).count()
     }
 
-    /// Whether all operands are filled up by zeros, which keep a state, behind as many tokens; and nothing reads outputs but
-    /// those of these.
+    /// Whether all operands are filled up by zeros, which keep a state, behind as many tokens, and segments by the last of
+    /// these; and nothing reads outputs but those of these.
     fn filled(&self, op: &Scan, out: Value, own: &[Value]) -> Option<(usize, Vec<Value>)> {
-        let real: Vec<Value> = own.iter().map(|v| self.among_zeros(*v)).collect::<Option<_>>()?;
+        let segments = op.segments.then(|| own.len() - 1);
+        let one = |(i, v): (usize, &Value)| match segments == Some(i) {
+            true => self.before_last(*v),
+            false => self.among_zeros(*v),
+        };
+        let real: Vec<Value> = own.iter().enumerate().map(one).collect::<Option<_>>()?;
         let tokens = self.size(*real.first()?, 1);
-        let alike = !op.segments && real.iter().all(|v| self.size(*v, 1) == tokens);
+        let alike = real.iter().all(|v| self.size(*v, 1) == tokens);
         let at = self.f.nodes.iter().position(|n| n.ins.contains(&out))?;
         let takes = self.f.nodes[at].op == Narrow::along(1, 0, tokens, 1).into();
         (alike && takes && self.readers(out) == 1).then_some((at, real))
@@ -239,6 +244,16 @@ impl<'a> Reader<'a> {
         let x = *n.ins.first()?;
         let first = Narrow::along(1, 0, 1, 1);
         (*dim == first.dim && *step == first.step && self.size(x, 1) < self.size(v, 1)).then_some(x)
+    }
+
+    /// What stands before its own last token, again and again.
+    fn before_last(&self, v: Value) -> Option<Value> {
+        let n = self.maker(v)?;
+        let (&x, more) = n.ins.split_first()?;
+        let tokens = self.size(x, 1);
+        let last = Narrow::along(1, tokens.checked_sub(1)?, 1, 1);
+        let alike = more.iter().all(|&v| self.by(v, last.clone()).is_some_and(|of| of == [x]));
+        (n.op == Concat::along(1, self.size(v, 1)).into() && alike).then_some(x)
     }
 
     /// The state before all pieces.

@@ -38,6 +38,8 @@ class Extra(NamedTuple):
 
     softcap: Optional[float] = None
     slopes: Optional[Tensor] = None
+    #: A number for each head and offset, `[n,o]`, the middle one of offset 0.
+    bias: Optional[Tensor] = None
     segments: Optional[Segments] = None
     kept: Optional[Kept] = None
 
@@ -163,6 +165,12 @@ def _factors(kept: Kept, k_pos: Tensor, heads: int) -> Tensor:
     return kept_of(word, rate, run[2])
 
 
+def _offsets(bias: Tensor, q_pos: Tensor, k_pos: Tensor) -> Tensor:
+    """Which of its offsets each query and key have, `[s,t]`."""
+    last = bias.shape[1] - 1
+    return (k_pos[None].long() - q_pos[:, None].long() + last // 2).clamp_(0, last)
+
+
 def _scores(
     q: Tensor, k: Tensor, q_pos: Tensor, k_pos: Tensor, scale: float, mask: Mask, more: Extra, grad: bool = False
 ) -> Tuple[Tensor, Optional[Tensor]]:
@@ -174,6 +182,8 @@ def _scores(
         s, t = (t * more.softcap, t) if grad else (t.mul_(more.softcap), None)
     if more.slopes is not None:
         s.sub_(more.slopes[:, None, None] * (q_pos[:, None] - k_pos[None]).abs().float())
+    if more.bias is not None:
+        s.add_(more.bias[:, _offsets(more.bias, q_pos, k_pos)])
     ok = _allowed(mask, q_pos, k_pos)[None]
     if more.segments is not None:
         ok = ok & (more.segments[0][:, :, None] == more.segments[1][:, None])
@@ -226,8 +236,8 @@ def attention(
 def attention_grad(
     q: Tensor, k: Tensor, v: Tensor, lse: Tensor, do: Tensor, delta: Tensor, q_pos: Tensor, k_pos: Tensor, scale: float,
     mask: Mask, places: Optional[str] = None, **extra: Any,
-) -> Tuple[Tensor, Tensor, Tensor]:
-    """The gradients of q, k and v; `delta` is rowsum(do o) less the gradient of the log-sum-exp."""
+) -> Tuple[Tensor, ...]:
+    """The gradients of q, k and v, and of a bias if there is one; `delta` is rowsum(do o) less the gradient of the log-sum-exp."""
     n, d = q.shape[2:]
     groups, e = k.shape[2], v.shape[-1]
     if extra:
@@ -239,7 +249,11 @@ def attention_grad(
         drop = None if more.kept is None else _factors(more.kept, k_pos, n)
         if drop is not None:
             dp.mul_(drop)
-        ds = dp.sub_(delta.transpose(1, 2)[..., None]).mul_(p).mul_(scale)
+        ds, of_bias = dp.sub_(delta.transpose(1, 2)[..., None]).mul_(p), ()
+        if more.bias is not None:
+            at = _offsets(more.bias, q_pos, k_pos).flatten()
+            of_bias = (torch.zeros_like(more.bias).index_add_(1, at, ds.sum(0).flatten(1)),)
+        ds.mul_(scale)
         if t is not None:
             ds.mul_(t.square_().neg_().add_(1))
         if drop is not None:
@@ -248,7 +262,7 @@ def attention_grad(
         dq = torch.einsum("bgrst,btgd->bsgrd", ds, k.float()).flatten(2, 3)
         dk = torch.einsum("bgrst,bsgrd->btgd", ds, q.float().unflatten(2, (groups, -1)))
         dv = torch.einsum("bgrst,bsgre->btge", p, do)
-        return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)
+        return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), *of_bias
     seen = _see(mask, q_pos, k_pos, places)
     if seen is None:
         return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)

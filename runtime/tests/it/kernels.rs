@@ -83,6 +83,10 @@ const LARGE: &[&str] = &[
     "attention[0.3; mask=causal; segments=true] f32[2,230,2,3], f32[2,900,1,3], f32[2,900,1,2], i32[230], i32[900], i32[2,230], i32[2,900]",
     "attention_grad[0.3; mask=full; softcap=0.7; segments=true] f32[2,230,2,3], f32[2,900,1,3], f32[2,900,1,2], f32[2,230,2], f32[2,230,2,2], f32[2,230,2], i32[230], i32[900], i32[2,230], i32[2,900]",
     "attention_grad[0.3; mask=causal; slopes=true; segments=true; kept=0.7 a] f32[2,70,4,3], f32[2,90,2,3], f32[2,90,2,2], f32[2,70,4], f32[2,70,4,2], f32[2,70,4], i32[70], i32[90], f32[4], i32[2,70], i32[2,90], i32[3], i32[2,70]",
+    "attention[0.3; mask=full; bias=true] f32[2,70,4,3], f32[2,90,2,3], f32[2,90,2,2], i32[70], i32[90], f32[4,179]",
+    "attention_grad[0.3; mask=full; bias=true] f32[2,70,4,3], f32[2,90,2,3], f32[2,90,2,2], f32[2,70,4], f32[2,70,4,2], f32[2,70,4], i32[70], i32[90], f32[4,179]",
+    "attention[0.3; mask=causal; bias=true; segments=true] f32[2,230,2,3], f32[2,900,1,3], f32[2,900,1,2], i32[230], i32[900], f32[2,41], i32[2,230], i32[2,900]",
+    "attention_grad[0.3; mask=causal; softcap=0.7; bias=true; segments=true; kept=0.7 a] f32[2,230,2,3], f32[2,900,1,3], f32[2,900,1,2], f32[2,230,2], f32[2,230,2,2], f32[2,230,2], i32[230], i32[900], f32[2,41], i32[2,230], i32[2,900], i32[3], i32[2,230]",
     "rope f32[3,70,4,6], f32[3,70,2], f32[3,70,2]",
     "attention[0.3; mask=-4..7] f32[1,130,2,3], f32[1,130,2,3], f32[1,130,2,3], i32[130], i32[130]",
     "attention_grad[0.3; mask=-8..3/20] f32[1,70,4,3], f32[1,70,2,3], f32[1,70,2,2], f32[1,70,4], f32[1,70,4,2], f32[1,70,4], i32[70], i32[70]",
@@ -332,8 +336,8 @@ fn in_half(s: &Sample, dtype: DType) -> Option<Sample> {
     half.ins.iter_mut().filter(|t| t.dtype == DType::F32).for_each(|t| t.dtype = dtype);
     let f32s: &[usize] = match &s.op {
         Op::Rope(_) => &[1, 2],
-        Op::Attention(k) if k.slopes => &[5],
-        Op::AttentionGrad(k) if k.slopes => &[3, 5, 8],
+        Op::Attention(k) if k.slopes || k.bias => &[5],
+        Op::AttentionGrad(k) if k.slopes || k.bias => &[3, 5, 8],
         Op::AttentionGrad(_) => &[3, 5],
         Op::MergeAttention(_) => &[1, 3],
         // All of it is f32.

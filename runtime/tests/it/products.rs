@@ -381,6 +381,7 @@ fn attention(c: &Case, d: &mut Draw) {
         scale: 0.3,
         mask: c.mask,
         slopes: None,
+        bias: None,
         segments: None,
         kept: None,
         softcap: c.softcap,
@@ -404,6 +405,7 @@ fn attention(c: &Case, d: &mut Draw) {
         d_q: v(7),
         d_k: v(8),
         d_v: v(9),
+        d_bias: None,
     };
     let memory = run_alike(&Kernel::AttentionGrad(Box::new(backward)), &memory, memory.len() - 1);
     let get = |i: usize, b, row, head, x| memory[i].get(views[i].at(&[b, row, head]) + x);

@@ -457,6 +457,9 @@ impl<'a> Site<'a, '_> {
         if let Some(i) = behind.slopes {
             out += &format!(", slopes={}", x(i));
         }
+        if let Some(i) = behind.bias {
+            out += &format!(", bias={}", x(i));
+        }
         if let Some([q, k]) = behind.segments {
             out += &format!(", segments=({}, {})", x(q), x(k));
         }

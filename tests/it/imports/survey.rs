@@ -1,14 +1,16 @@
 //! Archives that `tests/imports/survey.py` makes, which are not kept, against PyTorch.
 
 use super::{Expected, MESHES, ROWS, SEQ, compare_with, held};
-use crate::fixture::options;
+use crate::fixture::{options, try_compile};
 use shardc_frontends::Model;
 use shardc_frontends::import::{Opened, Raise, Sizes};
 use shardc_ir::diag::Exit;
-use shardc_ir::func::{Fill, inputs};
+use shardc_ir::func::{Fill, Value, inputs};
+use shardc_ir::ops::Op;
 use shardc_ir::plan::Mode;
 use shardc_ir::types::DType;
-use shardc_passes::options::Options;
+use shardc_passes::autodiff::recompute::Recompute;
+use shardc_passes::options::{CpMode, CpSplit, Options};
 use shardc_runtime::{Numbers, StepBatch};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
@@ -73,6 +75,39 @@ fn attention_that_is_written_out_is_as_pytorch() {
     let wrong: Vec<String> =
         kept.iter().flat_map(|n| look(&super::file(&format!("{n}.pt2")))).collect();
     assert!(wrong.is_empty(), "not as PyTorch: {wrong:#?}");
+}
+
+/// A T5 with padding, as attention that has a bias by offset: no value of its program is of all pairs of tokens.
+#[test]
+fn a_bias_by_offset_is_an_operand_of_attention() {
+    let opened = Opened::read(&super::file("t5_padded.pt2")).unwrap_or_else(|e| panic!("{e}"));
+    let sizes = Sizes { rows: ROWS, seq: SEQ };
+    let m = opened.import(sizes, Mode::Train, Raise::default()).unwrap_or_else(|e| panic!("{e}"));
+    let model = held(&opened, m);
+    let biased = |op: &Op| matches!(op, Op::Attention(a) if a.bias);
+    assert_eq!(super::count(&model, biased), 4, "of two layers and two");
+    let f = &model.module.funcs[0];
+    let of_pairs = |v: &Value| {
+        let all = [[4, SEQ, SEQ], [SEQ, SEQ, 4]];
+        f.ty(*v).sizes().windows(3).any(|w| all.iter().any(|x| x == w))
+    };
+    assert!(!f.nodes.iter().flat_map(|n| &n.outs).any(of_pairs));
+    let want = Expected::at(&super::file("t5_padded.safetensors"), false);
+    let more = |o: Options| Options { seq: SEQ, ..o };
+    for o in [
+        Options { zero: 3, ..options(&[("dp_shard", 2), ("tp", 2)], false, 4) },
+        Options { recompute: Recompute::Full, ..options(&[("pp", 2), ("tp", 2)], false, 8) },
+        Options { cp_mode: CpMode::Ulysses, ..options(&[("cp", 2), ("tp", 2)], false, 8) },
+        Options { cp_split: Some(CpSplit::Zigzag), ..options(&[("cp", 2)], false, 8) },
+        options(&[("cp", 3), ("dp_replicate", 2)], false, 4),
+    ] {
+        let o = more(o);
+        compare_with("t5_padded", &want, &model, &o, &batch(&model, &want));
+    }
+    let ring = more(Options { cp_mode: CpMode::Ring, ..options(&[("cp", 2)], false, 8) });
+    let refused = try_compile(&model, &ring).expect_err("a ring");
+    assert_eq!(refused.code, "ring");
+    assert!(refused.message.contains("a bias by offset is not trained"), "{refused}");
 }
 
 #[test]

@@ -162,6 +162,34 @@ fn attention_with_slopes() {
     }
 }
 
+/// A number for each head and offset, some of which are farther than there are numbers; and its gradient.
+#[test]
+fn attention_with_a_bias_by_offset() {
+    for (mask, cap, offsets) in
+        [("full", "", 79), ("causal", "", 79), ("-9..4", "; softcap=2.5", 11)]
+    {
+        let sizes = "f32[2,35,4,3], f32[2,40,2,3], f32[2,40,2,2]";
+        let of = format!("i32[35], i32[40], f32[4,{offsets}]");
+        let grad = "f32[2,35,4], f32[2,35,4,2], f32[2,35,4]";
+        check_pieces(&format!("attention[0.3; mask={mask}{cap}; bias=true] {sizes}, {of}"));
+        check_pieces(&format!(
+            "attention_grad[0.3; mask={mask}{cap}; bias=true] {sizes}, {grad}, {of}"
+        ));
+        let drawn = "i32[2,35], i32[2,40], i32[3], i32[2,35]";
+        let more = "bias=true; segments=true; kept=0.6 a";
+        check(&format!("attention[0.3; mask={mask}{cap}; {more}] {sizes}, {of}, {drawn}"));
+        check(&format!(
+            "attention_grad[0.3; mask={mask}{cap}; {more}] {sizes}, {grad}, {of}, {drawn}"
+        ));
+        let sizes = "bf16[1,70,2,64], bf16[1,70,1,64], bf16[1,70,1,64]";
+        let of = format!("i32[70], i32[70], f32[2,{offsets}]");
+        check_groups(&format!("attention[0.1; mask={mask}{cap}; bias=true] {sizes}, {of}"));
+        check_groups(&format!(
+            "attention_grad[0.1; mask={mask}{cap}; bias=true] {sizes}, f32[1,70,2], bf16[1,70,2,64], f32[1,70,2], {of}"
+        ));
+    }
+}
+
 /// Only keys of a query's own segment, with what else says who is seen; rows of a batch have other segments.
 #[test]
 fn attention_of_segments() {

@@ -103,6 +103,7 @@ def arguments():
     p.add_argument("--layout", default="dp=1", help="as in dp=1 (one rank), tp=2, fsdp=2, pp=2,tp=2")
     p.add_argument("--dtype", choices=["f32", "bf16"], default="f32")
     p.add_argument("--variant", default="", help="of a side: see its file")
+    p.add_argument("--schedule", choices=["gpipe", "1f1b"], default="gpipe", help="of PyTorch's pipelines")
     p.add_argument("--threads", type=int, default=2)
     p.add_argument("--steps", type=int, default=3)
     return p.parse_args()

@@ -40,7 +40,7 @@ class Side:
             env = os.environ | {"RANK": str(rank), "WORLD_SIZE": str(ranks), "STORE": f"{meeting}/store",
                                 "PYTHONPATH": package, "IN_TURNS": "1", "PROFILE": (profile if rank == 0 else profile and os.devnull)}
             args = ["--model", model, "--dir", dir, "--layout", layout, "--variant", variant,
-                    "--threads", max(1, THREADS // ranks)]
+                    "--threads", max(1, THREADS // ranks), "--schedule", "1f1b"]
             return subprocess.Popen([sys.executable, HERE / script, *map(str, args)], env=env, text=True,
                                     stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 

@@ -18,7 +18,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, loss_parallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
@@ -83,7 +83,8 @@ def trainer(model, ids, targets):
     if "pp" in axes:
         rank, stages = cut("pp")
         stage = PipelineStage(model, rank, stages, torch.device("cpu"), group=mesh.get_group("pp"))
-        schedule = ScheduleGPipe(stage, common.MICROBATCHES, loss_fn=loss_of)
+        kind = Schedule1F1B if args.schedule == "1f1b" else ScheduleGPipe
+        schedule = kind(stage, common.MICROBATCHES, loss_fn=loss_of)
         inputs = [ids] if rank == 0 else []
 
         def run():

@@ -168,7 +168,10 @@ class Plan:
         with tempfile.TemporaryDirectory(prefix="shardc-") as folder:
             program = os.path.join(folder, "program")
             run(["export", str(self.path), "--to", "torch", "-o", program])
-            return load(program, self.model if weights is None else weights, timeout, None, self.path, optimizer, compile)
+            step = load(program, self.model if weights is None else weights, timeout, None, self.path, optimizer, compile)
+        # What it saves needs the plan's folder, which may go with the plan.
+        step.made_by = self
+        return step
 
 
 def compile(

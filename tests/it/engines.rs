@@ -54,6 +54,10 @@ const ROWS: &[Row] = &[
     ("qwen3_moe", &["--mesh", "dp=2,ep=2"], 2e-4),
     ("qwen3", &["--mesh", "cp=2", "--dtype", "f16", "--initial-loss-scale", "65536"], 1e-2),
     ("gemma3", &["--mesh", "tp=2", "--lora", "r=4,alpha=8"], 2e-5),
+    ("llama_gqa", &["--mesh", "dp=2", "--zero", "1", "--optimizer", "lion"], 2e-5),
+    ("llama_gqa", &["--mesh", "tp=2", "--optimizer", "muon", "--muon-dtype", "f32"], 2e-5),
+    ("gpt2", &["--mesh", "dp_shard=2", "--zero", "3", "--optimizer", "adafactor"], 2e-5),
+    ("phi3", &["--mesh", "pp=2", "--microbatch", "1", "--optimizer", "sgd"], 2e-5),
 ];
 
 /// Six steps: all by shardc, or two, two by PyTorch from the checkpoint of these, and two more from PyTorch's.
@@ -62,7 +66,7 @@ fn each_goes_on_from_the_other() {
     if !has_torch() {
         return skip(Tool::Torch, "runs that change the engine");
     }
-    for (i, (name, flags, by)) in ROWS.iter().enumerate().filter(|(i, _)| taken(*i, 6)) {
+    for (i, (name, flags, by)) in ROWS.iter().enumerate().filter(|(i, _)| taken(*i, 10)) {
         let lab = Lab::new(&format!("engines-{i}"));
         let model = format!("{FIXTURES}/{name}");
         lab.write("data.txt", include_str!("engines.rs"));
@@ -229,23 +233,31 @@ fn optimizers_of_ones_own() {
     if !has_torch() {
         return skip(Tool::Torch, "optimizers of one's own");
     }
-    let rows: [&[&str]; 4] = [
-        &["--mesh", "dp_shard=2", "--zero", "3"],
-        &["--mesh", "pp=2", "--microbatch", "1"],
-        &["--mesh", "dp_replicate=2"],
-        &["--mesh", "dp_shard=2", "--zero", "1", "--dtype", "bf16"],
+    let rows: [(&[&str], &[&str]); 5] = [
+        (&["--mesh", "dp_shard=2", "--zero", "3"], &[]),
+        (&["--mesh", "pp=2", "--microbatch", "1"], &[]),
+        (&["--mesh", "dp_replicate=2"], &[]),
+        (&["--mesh", "dp_shard=2", "--zero", "1", "--dtype", "bf16"], &[]),
+        // The first stage has no gradient, and knows their norm from the other.
+        (
+            &["--mesh", "pp=2", "--microbatch", "1"],
+            &["model.embed_tokens.", "model.layers.0.", "model.layers.1."],
+        ),
     ];
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let model = format!("{FIXTURES}/llama_gqa");
-    for (i, flags) in rows.iter().enumerate().filter(|(i, _)| taken(*i, 4)) {
+    for (i, (flags, frozen)) in rows.iter().enumerate().filter(|(i, _)| taken(*i, 5)) {
         let lab = Lab::new(&format!("engines-own-{i}"));
+        let freeze: Vec<String> = frozen.iter().map(|f| format!("--freeze={f}*")).collect();
+        let freeze: Vec<&str> = freeze.iter().map(String::as_str).collect();
         let size = ["compile", &model, "--seq", "16", "--global-batch", "8"];
         let adamw = ["--lr", "1e-3", "--eps", "1e-5", "--weight-decay", "0.01", "--decay", "all"];
-        lab.ok(&[&size[..], &adamw, flags, &["--clip", "0.5", "-o", "p"]].concat());
+        lab.ok(&[&size[..], &adamw, flags, &freeze, &["--clip", "0.5", "-o", "p"]].concat());
         lab.ok(&[&size[..], &["--mesh", "tp=2", "--optimizer", "muon", "-o", "muon"]].concat());
         let mut c = Command::new(python());
         c.arg("-B").arg(root.join("tests/torch/own.py"));
-        c.args([lab.path("p"), lab.path("muon"), PathBuf::from(&model), lab.path("")]);
+        c.args([lab.path("p"), lab.path("muon"), PathBuf::from(&model), lab.path("")])
+            .args(*frozen);
         c.env("SHARDC_BINARY", env!("CARGO_BIN_EXE_shardc")).env("PYTHONPATH", root.join("python"));
         let out: Output = c.output().expect("Python starts");
         assert!(out.status.success(), "{flags:?}: {}", String::from_utf8_lossy(&out.stderr));

@@ -138,6 +138,38 @@ const TWO_MORE: &[Feature] = &[
     ),
 ];
 
+/// Rules of updates that are programs, of pieces of matrices and of whole ones.
+const RULES: &[Feature] = &[
+    (
+        "llama_gqa",
+        ("lion zero=1", |o| {
+            mesh(o, &[("dp_shard", 2)]);
+            (o.zero, o.microbatch, o.optim) = (1, 4, vec!["*=lion".into()]);
+        }),
+    ),
+    (
+        "gpt2",
+        ("muon tp=2", |o| {
+            mesh(o, &[("tp", 2)]);
+            o.optim = vec!["hidden=muon,dtype=f32".into()];
+        }),
+    ),
+    (
+        "qwen3_moe",
+        ("adafactor zero=3", |o| {
+            mesh(o, &[("dp_shard", 2)]);
+            (o.zero, o.microbatch, o.optim) = (3, 4, vec!["*=adafactor".into()]);
+        }),
+    ),
+    (
+        "phi3",
+        ("sgd pp=2", |o| {
+            staged(o, &[("pp", 2)], "1f1b");
+            o.optim = vec!["*=sgd".into()];
+        }),
+    ),
+];
+
 /// Layers that predict tokens behind the next.
 const FURTHER: &[Feature] = &[
     (
@@ -249,7 +281,7 @@ fn agrees(ranks: usize, layouts: &[Layout], features: &[Feature], sample: [usize
     if !has_torch() {
         return skip(Tool::Torch, &format!("programs of torch on {ranks} ranks"));
     }
-    let lab = Lab::new(&format!("torch{ranks}-{}", layouts.len()));
+    let lab = Lab::new(&format!("torch{ranks}-{}-{}", layouts.len(), features.len()));
     let dir: PathBuf = lab.path("");
     let names: Vec<&str> = [ALL, EXPERTS, DENSE, SPARSE].concat();
     let mut all: Vec<Case> = vec![];
@@ -335,6 +367,11 @@ fn weight<'a>(model: &'a Model, param: &str) -> &'a shardc_ir::weights::Weight {
 #[test]
 fn two_ranks_as_transformers() {
     agrees(2, TWO, TWO_MORE, [8, 6]);
+}
+
+#[test]
+fn updates_by_other_rules() {
+    agrees(2, &[], RULES, [1, 2]);
 }
 
 #[test]

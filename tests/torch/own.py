@@ -1,6 +1,7 @@
-"""Optimizers of one's own: `own.py PLAN PROGRAMS MODEL FOLDER`, on 2 ranks which this starts.
+"""Optimizers of one's own: `own.py PLAN PROGRAMS MODEL FOLDER FROZEN…`, on 2 ranks which this starts.
 
-PLAN trains by AdamW with the numbers below, PROGRAMS by an optimizer that is a program.
+PLAN trains by AdamW with the numbers below, PROGRAMS by an optimizer that is a program. Tensors
+that begin as FROZEN are not trained.
 """
 
 import sys
@@ -13,6 +14,7 @@ from safetensors.torch import load_file
 import shardc
 
 plan, programs, model, folder = (Path(a) for a in sys.argv[1:5])
+frozen = tuple(sys.argv[5:])
 
 
 def refused(code, work):
@@ -39,14 +41,19 @@ def rank(number):
     step = opened.torch(weights=str(model), timeout=60, optimizer=None)
     own = step.parameters()
     begin = {k: x.clone() for k, x in own.items()}
+    tensors = {w["param"]: w["tensor"] for w in step.weights}
+    trained = {k for k in own if not tensors[k].startswith(frozen)}
     adamw = torch.optim.AdamW(own.values(), lr=1e-3, betas=(0.9, 0.999), eps=1e-5, weight_decay=0.01, fused=True)
+    # Each rank shuffles by itself.
+    refused("batch-shape", lambda: step({k: x.roll(number, 0) for k, x in batch.items()}))
     for n in range(3):
         got = step(batch)
         assert all(abs(got[k] - want[n][k]) <= 1e-6 * abs(want[n][k]) for k in want[n]), (n, got, want[n])
         gradients = step.gradients()
-        assert gradients.keys() == own.keys() and all(gradients[k] is own[k].grad for k in own)
+        assert gradients.keys() == trained and all(gradients[k] is own[k].grad for k in trained)
         adamw.step()
-    assert all(not torch.equal(begin[k], x) for k, x in own.items()), "a parameter has not moved"
+    moved = {k for k, x in own.items() if not torch.equal(begin[k], x)}
+    assert moved == trained, f"trained are {trained}, and {moved} have moved"
     near(own, planned.parameters(), "parameters")
     # The end of data is no rank's share of a batch.
     refused("batch-shape", lambda: step({k: x[:4] for k, x in batch.items()}))

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from unittest import mock
 
+import torch
 from safetensors.torch import load_file
 
 import shardc
@@ -34,15 +35,27 @@ short = {k: x[:, :-1] for k, x in batch.items()}
 refused("batch-shape", "needs [8, 16]", lambda: step(short))
 refused("batch-shape", "no 'input_ids'", lambda: step({"labels": batch["labels"]}))
 refused("batch-shape", "torch.int32", lambda: step({**batch, "input_ids": batch["input_ids"].float()}))
+refused("batch-shape", "list, and not a tensor", lambda: step({**batch, "input_ids": batch["input_ids"].tolist()}))
 refused("token-range", "use 0 to 66", lambda: step({**batch, "input_ids": batch["input_ids"] + 9999}))
+for name in "attention_mask", "position_ids":
+    refused("batch-shape", f"no column {name!r}", lambda: step({**batch, name: 0 * batch["input_ids"]}))
 # What was refused changed nothing; a mapping of weights is as good as a folder.
 loss = step.evaluate(batch)["loss"]
+assert loss == step.evaluate({**batch, "attention_mask": 1 + 0 * batch["input_ids"]})["loss"]
 assert step.steps == 0 and loss == step(batch)["loss"]
 other = shardc.torch.load(one, step.whole("param"))
 assert abs(other.evaluate(batch)["loss"] - step.evaluate(batch)["loss"]) < 1e-6
 # From a model to a step in two lines.
 plan = shardc.compile(str(model), seq=16)
 assert abs(plan.torch().evaluate(batch)["loss"] - loss) < 1e-6
+# Rows of two documents, as the batch says, are rows of half the tokens. A step saves also where nobody else has its plan.
+packed = shardc.compile(str(model), seq=16, documents="rows").torch()
+short = shardc.compile(str(model), seq=8, global_batch=16).torch()
+halves = {k: batch[k].reshape(16, 8) for k in ("input_ids", "labels")}
+rows = packed.evaluate({**batch, "segments": (batch["input_ids"] * 0).index_fill(1, torch.arange(8, 16), 3)})["loss"]
+packed.save_hf(one / "saved")
+assert (one / "saved/model.safetensors").is_file()
+assert abs(rows - short.evaluate(halves)["loss"]) < 1e-6 and abs(packed.evaluate(batch)["loss"] - loss) < 1e-6 < abs(rows - loss)
 text = (one / "program.py").read_text()
 (one / "program.py").write_text(text.replace('PLAN = "0', 'PLAN = "1'))
 refused("plan", "of two plans", lambda: shardc.torch.load(one, model))

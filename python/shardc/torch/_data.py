@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import zlib
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -12,6 +14,8 @@ from .._command import ShardcError
 from ._mesh import Mesh, device
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16, "i32": torch.int32}
+#: How columns are filled that batches have.
+_GIVEN = ("tokens", "labels", "mask", "column")
 #: Labels below 0 are ignored.
 IGNORED = -100
 
@@ -60,9 +64,15 @@ class Inputs:
     def begin(self, batch: Mapping[str, Tensor], what: str = "step") -> None:
         """Takes the columns of a step, or of an evaluation."""
         self._columns, self._before = {}, None
+        for name, x in batch.items():
+            if not isinstance(x, Tensor):
+                raise wrong(f"{name!r} is a {type(x).__name__}, and not a tensor", "collate rows into tensors, or take it out")
+        read = {row["name"] for row in self.table.values() if row["fill"] == "segments"}
         for row in self.table.values():
-            if row["fill"] in ("tokens", "labels", "mask", "column"):
-                x = self._checked(row, self._column(row, batch))
+            if row["fill"] in _GIVEN:
+                source, x = self._column(row, batch)
+                read.add(source)
+                x = self._checked(row, x)
                 self._columns[row["name"]] = x
                 # Half of a batch may be all that a rank has of one: not where it has had all.
                 if not row["batch"]:
@@ -72,10 +82,40 @@ class Inputs:
                 if len(x) != before:
                     way = "leave out what is left of the data: DataLoader(…, drop_last=True); or pad it with rows whose labels are -100"
                     raise wrong(f"{row['name']!r} has {len(x)} rows, and {before} in batches before", way)
+        for name in batch:
+            if name not in read:
+                self._unread(name, batch[name])
         if self.settings.get("documents"):
-            self._documents(self.settings["documents"])
+            self._documents(self.settings["documents"], batch)
         self._ahead()
         self._scored()
+
+    def agree(self, shares: Mapping[str, int]) -> None:
+        """Refuses the first batch of its kind if ranks have other rows where they need the same; to be called on all ranks.
+
+        `shares` says by column which share of a batch this rank needs.
+        """
+        if self._own[0] in self._rows or self.mesh.ranks == 1:
+            return
+        own = {}
+        for name, x in self._columns.items():
+            row = self.table[name]
+            if row["fill"] in _GIVEN and name in shares:
+                is_share = row["batch"] and len(x) < self.settings["global_batch"]
+                number = zlib.crc32(x.cpu().flatten().view(torch.uint8).numpy())
+                own[name] = f"share {shares[name]} of the batch" if is_share else "the whole batch", number
+        all_of: List[Any] = [None] * self.mesh.ranks
+        dist.all_gather_object(all_of, own)
+        known: Dict[Tuple[str, str], Tuple[int, int]] = {}
+        for rank, has in enumerate(all_of):
+            for name, (what, number) in has.items():
+                other, same = known.setdefault((name, what), (rank, number))
+                if number != same:
+                    raise wrong(
+                        f"ranks {other} and {rank} were given other rows of {name!r}, and both take them as {what}",
+                        "give each rank the same batch (a DataLoader with a seeded generator, no DistributedSampler); or of each "
+                        "data rank its own rows alone, the same on the ranks of tp, cp and pp beside it",
+                    )
 
     def end(self) -> None:
         """A step or an evaluation has gone well."""
@@ -89,25 +129,43 @@ class Inputs:
             if row is not None:
                 self._columns[name] = x.reshape([-1, *row["sizes"]] if row["batch"] else row["sizes"])
 
-    def _column(self, row: Mapping[str, Any], batch: Mapping[str, Tensor]) -> Tensor:
+    def _column(self, row: Mapping[str, Any], batch: Mapping[str, Tensor]) -> Tuple[str, Tensor]:
+        """What fills an input, and the name of the column in the batch."""
         name, fill, reads = row["name"], row["fill"], row["reads"]
         if name in batch:
-            return _behind(batch[name]) if fill == "labels" and reads == "next" else batch[name]
+            return name, _behind(batch[name]) if fill == "labels" and reads == "next" else batch[name]
         tokens = batch.get("input_ids")
         if fill == "tokens" and reads == "" and tokens is not None:
-            return tokens
+            return "input_ids", tokens
         if fill == "labels" and reads == "" and "labels" in batch:
-            return _behind(batch["labels"])
+            return "labels", _behind(batch["labels"])
         if fill == "labels" and reads == "causal" and tokens is not None:
-            return _behind(tokens)
+            return "input_ids", _behind(tokens)
         if fill == "mask":
             rows = next((len(x) for x in batch.values()), 0)
-            return torch.ones(rows, *row["sizes"], dtype=torch.int32)
+            return name, torch.ones(rows, *row["sizes"], dtype=torch.int32)
         has = ", ".join(sorted(batch)) or "nothing"
         way = f"give a tensor of the name {name!r}"
         if fill == "labels" and reads == "":
             way = "give 'labels', each at its own token: to train on all tokens, a copy of input_ids"
         raise wrong(f"the batch has no {name!r}: it has {has}", way)
+
+    def _unread(self, name: str, x: Tensor) -> None:
+        """Refuses a column that no input takes, unless that changes nothing."""
+        if name == "attention_mask" and bool((x != 0).all()):
+            return
+        if name == "labels" and all(row["fill"] != "labels" for row in self.table.values()):
+            return
+        takes = ", ".join(repr(row["name"]) for row in self.table.values() if row["fill"] in (*_GIVEN, "segments"))
+        way = "take it out of the batch, if the loss does not depend on it"
+        if name == "attention_mask":
+            way = (
+                "pad on the right, with labels of -100, and take it out: no token before sees padding then; or compile with "
+                "documents=\"rows\", and give 'segments', below 0 where padding is"
+            )
+        if name == "position_ids":
+            way = "compile with documents=\"rows\", and give 'segments': for each token the number of its document"
+        raise wrong(f"the plan takes no column {name!r}, and what is left out would change numbers: it takes {takes}", way)
 
     def _checked(self, row: Mapping[str, Any], x: Tensor) -> Tensor:
         name, want = row["name"], list(row["sizes"])
@@ -131,24 +189,34 @@ class Inputs:
                 raise wrong(f"{name!r} has {bad}; the plan knows {below}", f"use 0 to {below - 1}", "token-range")
         return x.to(dtype)
 
-    def _documents(self, how: Mapping[str, Any]) -> None:
+    def _documents(self, how: Any, batch: Mapping[str, Tensor]) -> None:
+        """Which token is of which document, and which labels are scored: tokens part documents, or the batch says it."""
         named = {row["fill"]: name for name, row in self.table.items()}
         tokens = self._columns.get(named.get("tokens", ""))
         if tokens is None:
             return
-        end, padding = how["end"], how.get("padding")
-        if "labels" in named:
-            labels = self._columns[named["labels"]]
+        if how == "rows":
+            # Neighbours of one document have the same number, padding one below 0; without them a row is one document.
+            name = named.get("segments", "")
+            given = self._checked(self.table[name], batch[name]) if name in batch else torch.zeros_like(tokens)
+            numbers = given.clamp(min=-1)
+            pads, begins = numbers < 0, numbers != numbers.roll(1, 1)
+            scored = ~pads
+            scored[:, :-1] &= ~begins[:, 1:]
+        else:
+            end, padding = how["end"], how.get("padding")
             scored = tokens != end
-            if padding is not None and padding != end:
+            beside = torch.cat([tokens[:, 1:2], tokens[:, :-1]], 1) if tokens.shape[1] > 1 else torch.full_like(tokens, end - 1)
+            pads = torch.zeros_like(tokens, dtype=torch.bool)
+            if padding is not None:
+                pads = (tokens == padding) & ((tokens != end) | (beside == end))
+            before, padded = tokens.roll(1, 1), pads.roll(1, 1)
+            begins = (padded != pads) | ((before == end) & ~padded)
+        labels = self._columns.get(named.get("labels", ""))
+        if labels is not None and labels.shape == tokens.shape:
+            if how != "rows" and padding is not None and padding != end:
                 scored &= (tokens != padding) & (labels != padding)
             self._columns[named["labels"]] = torch.where(scored, labels, IGNORED)
-        beside = torch.cat([tokens[:, 1:2], tokens[:, :-1]], 1) if tokens.shape[1] > 1 else torch.full_like(tokens, end - 1)
-        pads = torch.zeros_like(tokens, dtype=torch.bool)
-        if padding is not None:
-            pads = (tokens == padding) & ((tokens != end) | (beside == end))
-        before, padded = tokens.roll(1, 1), pads.roll(1, 1)
-        begins = (padded != pads) | ((before == end) & ~padded)
         begins[:, 0] = True
         places = torch.arange(tokens.shape[1]).expand_as(tokens)
         first = torch.where(begins, places, 0).cummax(1).values

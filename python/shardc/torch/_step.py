@@ -56,6 +56,8 @@ class Step(Schedule):
         #: The hash of the plan.
         self.plan: str = facts["plan"]
         self._plan, self._states = plan, facts["states"]
+        #: The plan that made this step, if one did.
+        self.made_by: Any = None
         self._base = ["--weights", str(weights)] if isinstance(weights, (str, Path)) else []
         self.weights: List[Dict[str, Any]] = facts["weights"]
         #: Steps that were taken.
@@ -73,7 +75,7 @@ class Step(Schedule):
 
         With `optimizer=None` it leaves gradients at the parameters, and updates none.
         """
-        self._inputs.begin(batch)
+        self._begin(batch, "step")
         if self._gives:
             for x in self.parameters().values():
                 x.grad = None
@@ -92,10 +94,15 @@ class Step(Schedule):
         """The loss of a batch, which changes nothing."""
         if not self._lists["evaluation"]:
             raise wrong("the plan has no evaluation", "call the step itself: it does not train", "no-evaluation")
-        self._inputs.begin(batch, "evaluation")
+        self._begin(batch, "evaluation")
         out = self._run("evaluation", 0, {"loss_scale": self._scale.scale})
         self._inputs.end()
         return out
+
+    def _begin(self, batch: Mapping[str, Tensor], what: str) -> None:
+        self._inputs.begin(batch, what)
+        args = (a for f in self._functions.values() for a in f.args if a[1][0] == "input" and self._types[a[2]].over)
+        self._inputs.agree({name: self._types[t].over[0].place for _, (_, name), t in args})
 
     def told(self, how: Mapping[str, Any], columns: Mapping[str, Tensor]) -> Shown:
         """Does a step as another program tells it, with all that inputs have; what this rank has to show of it."""

@@ -384,7 +384,7 @@ fn chosen(p: &Price, o: &Options, compared: Option<[(f64, usize); 2]>) -> String
 /// Most values that are named.
 const NAMED: usize = 4;
 
-/// What `--shard` splits of a model without a recipe, and what is split because of that.
+/// What is split of a model without a recipe as `--shard` and its text ask, and what is because of that.
 fn spread(p: &Propagated, o: &Options) -> Option<String> {
     if o.shard.is_empty() || o.auto {
         return None;
@@ -407,9 +407,9 @@ fn spread(p: &Propagated, o: &Options) -> Option<String> {
     let asked = names(&Vec::from_iter(asked));
     Some(match also.first() {
         _ if asked.is_empty() => return None,
-        None => format!("--shard splits {asked}, and nothing else is split because of that"),
+        None => format!("split as asked: {asked}; nothing else is because of that"),
         Some(one) => format!(
-            "--shard splits {asked}; because of that {} are split, too: shardc explain PLAN {} says how",
+            "split as asked: {asked}; because of that also {}: shardc explain PLAN {} says how",
             names(&also),
             f.name(*one)
         ),

@@ -461,14 +461,14 @@ pub fn wrapped(head: &str, text: &str) -> String {
     out + "\n"
 }
 
-/// Bytes to three digits, for rows that are to be short.
+/// Bytes to three digits, for rows that are to be short; no fewer than there are.
 pub fn brief(n: usize) -> String {
     let text = bytes(n);
-    match text.split_once(' ') {
-        Some((x, unit)) if x.len() > 4 && x.contains('.') => {
-            format!("{} {unit}", x[..4].trim_end_matches('.'))
-        }
-        _short => text,
+    let long = text.split_once(' ').filter(|(x, _)| x.len() > 4 && x.contains('.'));
+    match long.and_then(|(x, unit)| Some((x.parse::<f64>().ok()?, unit))) {
+        Some((x, unit)) if x > 99.9 => format!("{:.0} {unit}", (x - 1e-6).ceil()),
+        Some((x, unit)) => format!("{:.1} {unit}", (x * 10.0 - 1e-6).ceil() / 10.0),
+        None => text,
     }
 }
 

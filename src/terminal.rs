@@ -350,10 +350,13 @@ fn wrapped(line: &str, width: usize, indent: usize) -> String {
 }
 
 /// A text in lines that a terminal has room for. What goes on in the next line stands below the last column of its
-/// line, if that has columns. Lines with colours, and of a program with carets below it, stay as they are.
+/// line, if that has columns. Lines with colours, commands, and lines of a program with carets below them stay as they
+/// are.
 fn fitted(text: &str, width: usize) -> String {
     let one = |line: &str| {
-        let stays = line.contains('\u{1b}') || line.starts_with("    |");
+        // A command that is copied is one line: the terminal breaks it.
+        let is_command = line.trim_start().starts_with("shardc ");
+        let stays = is_command || line.contains('\u{1b}') || line.starts_with("    |");
         if stays || line.chars().count() <= width {
             return line.to_string() + "\n";
         }

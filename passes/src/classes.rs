@@ -85,10 +85,11 @@ fn placed(
             place(*rank, &lists, enough)
         };
         let posted = early::post(class, &lists.step, limit, again);
-        posted.unwrap_or_else(|| match class.memory.peak_bytes <= least {
-            true if smallest == Smallest::Each => place(*rank, lists, 0),
-            _as_small_as_found => (*class).clone(),
-        })
+        let own = class.memory.peak_bytes;
+        let is_whole = smallest == Smallest::Fullest || own > least;
+        let searched = || (!is_whole).then(|| place(*rank, lists, 0));
+        let searched = || searched().filter(|c| c.memory.peak_bytes <= own);
+        posted.or_else(searched).unwrap_or_else(|| (*class).clone())
     })
 }
 

@@ -102,14 +102,20 @@ impl<'a> Call<'a> {
         Some(unsafe { *self.memory[v.operand].add(v.at(&[head])) })
     }
 
-    /// Numbers of all offsets of a head, of a bias or its gradient.
+    /// The first of a head's numbers of all offsets, of a bias or its gradient, and how many they are.
+    fn offsets(&self, v: &View, head: usize) -> (*mut f32, usize) {
+        let n = self.heads.bias.as_ref().map_or(0, |b| b.1);
+        (self.memory[v.operand].wrapping_add(v.at(&[head])), n)
+    }
+
+    /// The gradient of a head's bias.
     ///
     /// # Safety
-    /// As for [`Call::new`]; nobody else uses those of a gradient.
-    unsafe fn offsets(&self, v: &View, head: usize) -> &'a mut [f32] {
-        let n = self.heads.bias.as_ref().map_or(0, |b| b.1);
+    /// As for [`Call::new`]; nobody else uses it.
+    unsafe fn d_bias(&self, v: &View, head: usize) -> &'a mut [f32] {
+        let (first, n) = self.offsets(v, head);
         // SAFETY: by the caller.
-        unsafe { std::slice::from_raw_parts_mut(self.memory[v.operand].add(v.at(&[head])), n) }
+        unsafe { std::slice::from_raw_parts_mut(first, n) }
     }
 
     /// What is added to the scores of a query of a head with these keys.
@@ -123,8 +129,9 @@ impl<'a> Call<'a> {
             math::take_distances(scores, keys, at, slope);
         }
         if let Some((v, _)) = &self.heads.bias {
+            let (first, n) = self.offsets(v, head);
             // SAFETY: by the caller.
-            let bias = unsafe { self.offsets(v, head) };
+            let bias = unsafe { std::slice::from_raw_parts(first, n) };
             scores.iter_mut().zip(keys).for_each(|(x, &k)| *x += bias[of(k, at, bias)]);
         }
     }
@@ -300,7 +307,7 @@ pub(crate) unsafe fn backward(k: &AttentionGrad, memory: &[*mut f32], threads: u
     let rows = if k.d_bias.is_some() { h.batch } else { 1 };
     if let Some(v) = &k.d_bias {
         // SAFETY: by the caller; no task has begun.
-        (0..h.groups * h.repeat).for_each(|head| unsafe { c.offsets(v, head).fill(0.0) });
+        (0..h.groups * h.repeat).for_each(|head| unsafe { c.d_bias(v, head).fill(0.0) });
     }
     let (all, next) = (h.batch * h.groups / rows.max(1), AtomicUsize::new(0));
     let workers = threads.min(slots).min(all);
@@ -415,7 +422,7 @@ unsafe fn backward_block(
             rows::grad(p, d_p, c.mask(s, &keys, hidden), [lse, delta, h.scale]);
             if let Some(v) = &k.d_bias {
                 // SAFETY: by the caller, one task has all of this head.
-                let to = unsafe { c.offsets(v, place.head) };
+                let to = unsafe { c.d_bias(v, place.head) };
                 for ((&key, p), d) in c.k_pos[keys.clone()].iter().zip(&*p).zip(&of_scores) {
                     to[of(key, c.q_pos[s], to)] += p * d;
                 }

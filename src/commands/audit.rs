@@ -3,7 +3,7 @@
 use super::show;
 use crate::audit::{self, foreign, forks, megatron, page};
 use crate::machine::device;
-use crate::terminal::{doing, json_line, note};
+use crate::terminal::{doing, json_line, note, show_file};
 use clap::{Args, ValueEnum};
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::files;
@@ -100,7 +100,7 @@ pub fn audit(what: &Audit, as_json: bool) -> Result<i32> {
         note(format!("wrote {}: open it in a browser", to.display()));
     }
     if what.check {
-        show(done.check());
+        show_file(&done.check());
         return Ok(0);
     }
     show(if as_json { json_line("audit", done.json()) } else { done.text() });

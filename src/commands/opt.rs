@@ -3,7 +3,7 @@
 use super::passes::{MAX_TEXT, attempt, carried, find, read, write_program};
 use super::show;
 use crate::flags::Flags;
-use crate::terminal::{Shown, json_line};
+use crate::terminal::{Shown, json_line, show_written};
 use clap::Args;
 use serde_json::json;
 use shardc_ir::diag::{Diag, Result};
@@ -56,7 +56,10 @@ pub fn opt(how: &Opt, json: bool) -> Result<i32> {
     };
     let text = text::print_between(&done);
     match &how.output {
-        Some(path) => write_program(path, &text)?,
+        Some(path) => {
+            write_program(path, &text)?;
+            show_written(path);
+        }
         None if json => {
             let phase = done.phase.name();
             show(json_line("opt", json!({ "pass": name, "phase": phase, "text": text })));

@@ -82,12 +82,13 @@ fn for_people(by: &str, r: &Report) -> String {
     let all: Vec<&Refuted> = r.refuted.iter().chain(&r.unsure).collect();
     if let Some((first, others)) = all.split_first() {
         let [has, should] = proof::sides(first);
-        s += &format!("{}\n   in the plan  {has}\n   should be    {should}\n", first.what);
+        let other = if r.refuted.is_empty() { "textbook " } else { "should be" };
+        s += &format!("{}\n   in the plan  {has}\n   {other}    {should}\n", first.what);
         let names: Vec<&str> = others.iter().take(SHOWN).map(|x| &*x.what).collect();
         let more = others.len() - names.len();
         let more = if more > 0 { format!(", and {more} more") } else { String::new() };
         if !others.is_empty() {
-            s += &format!("   and so       {}{more}\n", names.join(", "));
+            s += &format!("   also differ  {}{more}\n", names.join(", "));
         }
         let terms = all.iter().take(if talks().volume == Volume::Verbose { SHOWN } else { 0 });
         s.extend(terms.map(|x| {

@@ -103,6 +103,7 @@ TABLE |= {
     "t5_padded": (*TABLE["t5"][:3], "two_padded"),
     "t5_short": (*TABLE["t5"][:3], "two_short"),
     "biased": (None, None, {}, "padded"),
+    "two_biases": (None, None, {}, "tokens"),
     "mt5": ("MT5ForConditionalGeneration", "mt5", dict(TABLE["t5"][2], feed_forward_proj="gated-gelu"), "two"),
     "swin": (CLASSES_OF_IMAGES, "swin", dict(VISION, patch_size=2, embed_dim=8, depths=[2, 2], num_attention_heads=[2, 4], window_size=4,
                                              drop_path_rate=0.0), "image"),
@@ -144,6 +145,33 @@ class Biased(nn.Module):
         return transformers.modeling_outputs.MaskedLMOutput(loss=loss, logits=logits)
 
 
+class TwoBiases(nn.Module):
+    """Scores with two learned biases of distances, of which one knows the direction, in front of a causal mask."""
+
+    def __init__(self):
+        super().__init__()
+        self.config = transformers.PretrainedConfig(vocab_size=32)
+        self.embed, self.head = nn.Embedding(32, 16), nn.Linear(16, 32)
+        self.near, self.far = nn.Embedding(8, 4), nn.Embedding(8, 4)
+
+    def forward(self, input_ids, labels):
+        x = self.embed(input_ids)
+        q = x.view(x.shape[0], SEQ, 4, 4).transpose(1, 2)
+        places = torch.arange(SEQ)
+        away = places[None] - places[:, None]
+        scores = q @ q.transpose(2, 3) / 2
+        scores = scores + self.near(away.clamp(-3, 4) + 3).permute(2, 0, 1)[None]
+        scores = scores + self.far(away.abs().clamp(max=7)).permute(2, 0, 1)[None]
+        scores = scores + torch.full((SEQ, SEQ), torch.finfo(torch.float32).min).triu(1)[None, None]
+        y = (scores.softmax(-1) @ q).transpose(1, 2).reshape(x.shape)
+        logits = self.head(x + y)
+        loss = nn.functional.cross_entropy(logits.view(-1, 32), labels.view(-1))
+        return transformers.modeling_outputs.MaskedLMOutput(loss=loss, logits=logits)
+
+
+# Modules of our own, by name.
+OWN = {"biased": Biased, "two_biases": TwoBiases}
+
 # What of a model is exported.
 AROUND = {"roberta": WithPositions}
 
@@ -171,8 +199,8 @@ def inputs(kind, vocab):
 def model_of(name):
     of, kind, own, takes = TABLE[name]
     torch.manual_seed(sum(map(ord, name)))
-    if name == "biased":
-        return Biased()
+    if name in OWN:
+        return OWN[name]()
     own = dict(own)
     experts = own.pop("experts_implementation", None)
     base = make.BASE if takes in ("tokens", "mel") or takes.startswith("two") else {k: make.BASE[k] for k in (

@@ -83,8 +83,8 @@ mod shell;
 mod sinks;
 mod starts;
 mod strangers;
-#[cfg(feature = "tokenizers")]
 mod terminal;
+#[cfg(feature = "tokenizers")]
 mod text;
 mod told;
 mod torch;

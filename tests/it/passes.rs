@@ -298,7 +298,7 @@ fn own_collectives_are_kept() {
     );
     let base = ["compile", "m.ir", "--mesh", "tp=2", "--shard", "w1=-,tp"];
     let said = text(&lab.ok(&[&base[..], &["--dump-all", "dump"]].concat()).stderr);
-    assert!(said.contains("--shard splits %w1; because of that %h, %a are split, too"), "{said}");
+    assert!(said.contains("split as asked: %w1; because of that also %h, %a:"), "{said}");
     let program = std::fs::read_to_string(lab.path("dump/08-partition.ir")).expect("a dump");
     let sum = program.lines().find(|l| l.contains("%y = all_reduce[tp] ")).expect("a sum");
     let made = |keep: &str| {

@@ -15,11 +15,15 @@ fn shown(lab: &Lab, args: &[&str], status: i32) -> String {
     text
 }
 
-/// Lines that are wider, but for words that are: paths, names and formulas.
+/// Lines that are wider, and wider than their longest word, which may be a path; but for commands: they are copied.
 fn wide(text: &str) -> Vec<String> {
-    let long = |l: &&str| l.chars().count() > COLUMNS;
-    let words = |l: &&str| l.split_whitespace().all(|w| w.chars().count() < COLUMNS / 2);
-    text.lines().filter(long).filter(words).map(String::from).collect()
+    let long = |l: &&str| {
+        let words = l.split_whitespace().map(|w| w.chars().count());
+        let indent = l.chars().take_while(|c| *c == ' ').count();
+        l.chars().count() > COLUMNS.max(indent + words.max().unwrap_or(0))
+    };
+    let copied = |l: &&str| l.trim_start().starts_with("shardc ");
+    text.lines().filter(long).filter(|l| !copied(l)).map(String::from).collect()
 }
 
 #[test]

@@ -275,9 +275,9 @@ impl Lower<'_> {
             |v: Value| self.draft.ty(v).sizes().into_iter().rev().take(2).collect::<Vec<_>>();
         while !self.products.contains_key(&at) {
             let (op, ins) = self.maker(at)?;
-            if let (Some((own, line)), true) =
-                (self.added_offsets(op, ins), by == 1.0 && softcap.is_none())
-            {
+            // Attention takes one.
+            let first = bias.is_none() && by == 1.0 && softcap.is_none();
+            if let (Some((own, line)), true) = (self.added_offsets(op, ins), first) {
                 bias = Some(line);
                 at = own;
                 continue;

@@ -55,7 +55,7 @@ impl<'t> Parser<'t> {
             .map_err(|e| self.bad_attribute(&e, text))?;
         if kept && op.layout().is_none() {
             let attrs = text.attrs.unwrap_or_default();
-            let what = format!("`{}` is no collective, and no pass changes one for it", text.name);
+            let what = format!("`keep` is for collectives, and `{}` is none", text.name);
             return Err(Fail::new("attribute", text.at, attrs.len() + 1, what)
                 .rule("`keep` leaves a collective as it stands")
                 .help("leave `; keep` out"));

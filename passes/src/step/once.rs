@@ -109,8 +109,9 @@ impl Once {
                     let out = f.value(ty, name);
                     let made = |i: &Key| values[*i].expect("what it is made of stands before it");
                     let ins: Vec<Value> = ins.iter().map(made).collect();
-                    let note = node.note.clone();
-                    f.nodes.push(Node { note, ..Node::new(node.op.clone(), &ins, &[out], scope) });
+                    let (note, kept) = (node.note.clone(), node.kept);
+                    let new = Node::new(node.op.clone(), &ins, &[out], scope);
+                    f.nodes.push(Node { note, kept, ..new });
                     out
                 }
             });
@@ -156,7 +157,7 @@ fn numbered(loops: &[Func], all: &mut Vec<Alike>) -> Vec<ValueMap<Option<Key>>> 
             let ins: Option<SmallVec<[Key; 4]>> = n.ins.iter().map(|v| keys[v]).collect();
             let Some(ins) = ins.filter(|_| !shown.contains(&out)) else { continue };
             let same = made.entry((n.op.mnemonic(), ins.clone())).or_default();
-            let is = |k: &&Key| all[**k].is_made_by(&n.op, f.ty(out));
+            let is = |k: &&Key| !n.kept && all[**k].is_made_by(&n.op, f.ty(out));
             let known = same.iter().find(is).copied();
             let key = known.unwrap_or_else(|| {
                 let scope = f.scope_info(n.scope).path.clone();
@@ -185,7 +186,8 @@ fn numbered(loops: &[Func], all: &mut Vec<Alike>) -> Vec<ValueMap<Option<Key>>> 
 
 impl Alike {
     fn is_made_by(&self, op: &Op, ty: &Type) -> bool {
-        matches!(&self.maker, Maker::Node { node, .. } if node.op == *op) && self.ty == *ty
+        matches!(&self.maker, Maker::Node { node, .. } if node.op == *op && !node.kept)
+            && self.ty == *ty
     }
 }
 

@@ -116,7 +116,9 @@ impl Gathered<'_> {
             None => return Err(self.unlike(f, n)),
         };
         match &user.op {
-            Op::ReduceScatter(s) if s.axes == self.cp && s.dim == TOKENS => Ok(Some(user.outs[0])),
+            Op::ReduceScatter(s) if s.axes == self.cp && s.dim == TOKENS && !user.kept => {
+                Ok(Some(user.outs[0]))
+            }
             _other => Err(self.unlike(f, n)),
         }
     }
@@ -134,7 +136,7 @@ impl Gathered<'_> {
             .at(format!("@{}, {}", f.name, f.scope_info(n.scope).path))
             .rule(format!("queries, keys and values are cut over {cp} along the sequence, alone and evenly"))
             .why(format!("it is `{}`", shardc_ir::text::node_text(self.mesh, f, n).text))
-            .help(format!("use a --seq that is a multiple of {ways}, leave --shard off keys and values, or use --cp-mode all-gather"))
+            .help(format!("use a --seq that is a multiple of {ways}, leave --shard off keys and values, take `keep` off their collectives, or use --cp-mode all-gather"))
     }
 }
 

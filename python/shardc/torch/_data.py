@@ -112,7 +112,7 @@ class Inputs:
                 other, same = known.setdefault((name, what), (rank, number))
                 if number != same:
                     raise wrong(
-                        f"ranks {other} and {rank} were given other rows of {name!r}, and both take them as {what}",
+                        f"ranks {other} and {rank} were given other rows, and both take them as {what}",
                         "give each rank the same batch (a DataLoader with a seeded generator, no DistributedSampler); or of each "
                         "data rank its own rows alone, the same on the ranks of tp, cp and pp beside it",
                     )

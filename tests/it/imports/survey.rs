@@ -71,7 +71,7 @@ fn look(path: &Path) -> Vec<String> {
 /// Of the survey, what is kept: an encoder with a decoder, biases of distances, padding, and two towers with one loss.
 #[test]
 fn attention_that_is_written_out_is_as_pytorch() {
-    let kept = ["biased", "clip", "swin", "t5_padded", "t5_short"];
+    let kept = ["biased", "clip", "swin", "t5_padded", "t5_short", "two_biases"];
     let wrong: Vec<String> =
         kept.iter().flat_map(|n| look(&super::file(&format!("{n}.pt2")))).collect();
     assert!(wrong.is_empty(), "not as PyTorch: {wrong:#?}");

@@ -123,7 +123,7 @@ impl Search<'_> {
     fn scattered(&self, node: usize) -> Option<Job> {
         let n = &self.f.nodes[node];
         let Op::ReduceScatter(ReduceScatter { dim, .. }) = n.op else { return None };
-        if !self.f.ty(n.ins[0]).dims[dim].atoms.is_empty() {
+        if n.kept || !self.f.ty(n.ins[0]).dims[dim].atoms.is_empty() {
             return None;
         }
         let to = self.f.ty(n.outs[0]).dims[dim];

@@ -110,7 +110,7 @@ function times() {
         m.rows.map((r) => h("tr", {}, h("td", {}, r.stage), h("td", {}, ACTIONS[r.kind] ? ACTIONS[r.kind][0] : r.kind), h("td", { class: "n" }, r.planned_ms === null ? "–" : seconds(r.planned_ms / 1e3)), h("td", { class: "n" }, r.planned_ms === null ? "–" : percent(r.planned_ms, planned)),
           h("td", { class: "n" }, seconds(r.measured_ms / 1e3)), h("td", { class: "n" }, percent(r.measured_ms, sum)), h("td", { class: "n" }, r.planned_ms ? (r.measured_ms / r.planned_ms).toFixed(2) : "–"))))));
   }
-  if (out.length) section("cost", "Where the time goes", t ? "Estimated times of every launch and exchange of the programs, simulated on all pipeline ranks." : "As measured in a run; give --device to compare with an estimate.", ...out);
+  if (out.length) section("cost", "Where the time goes", t ? "Estimated times of every launch and exchange of the programs, simulated on all pipeline ranks." : "As measured in a run; give --machine to compare with an estimate.", ...out);
 }
 
 function compare() {

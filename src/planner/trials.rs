@@ -39,6 +39,8 @@ const MARGIN: f64 = 0.9;
 const TIME_MARGIN: f64 = 0.95;
 /// The same of memory between plans whose ranks hold as much by any formula: what differs is how cp exchanges.
 const SAME: f64 = 0.99;
+/// The same between plans of equal tp and pp.
+const NEAR: f64 = 0.95;
 
 /// Recomputation, stage of ZeRO, schedule, and what a rank has: tp, pp, chunks, and tokens of a microbatch.
 type Likeness = (Recompute, u8, Option<Schedule>, Option<[usize; 4]>);
@@ -99,6 +101,8 @@ impl<'a> Search<'a> {
     pub fn run(&mut self, guesses: &mut Guesses, say: &mut dyn FnMut(Progress)) -> usize {
         self.compile_families(guesses, say);
         let mut put_off: Vec<Guess> = vec![];
+        // What waits for the plan of one that is near.
+        let mut waits: Option<Guess> = None;
         let mut late = vec![].into_iter();
         while self.fitting().count() < self.asked.top && self.goes_on() {
             // Of what fits there is one with fewer layers that are computed again.
@@ -107,13 +111,17 @@ impl<'a> Search<'a> {
             }
             let mut some: Vec<Guess> = vec![];
             while some.len() < self.at_once() {
-                if let Some(g) = guesses.next() {
+                if let Some(g) = waits.take().or_else(|| guesses.next()) {
                     if self.firsts.contains(&g.candidate) {
                         continue;
                     }
                     match (self.is_hopeless(&g), self.seems_to_fit(&g)) {
                         (true, _) => self.passed_over += 1,
                         (false, false) => put_off.push(g),
+                        (false, true) if some.iter().any(|s| self.tells_of(s, &g)) => {
+                            waits = Some(g);
+                            break;
+                        }
                         (false, true) => some.push(g),
                     }
                     continue;
@@ -137,7 +145,7 @@ impl<'a> Search<'a> {
             }
             self.compile_all(some, say);
         }
-        let mut left: Vec<Guess> = put_off.into_iter().chain(late).collect();
+        let mut left: Vec<Guess> = put_off.into_iter().chain(waits).chain(late).collect();
         if self.bound().is_none() {
             self.fewer_layers(guesses, say);
         }
@@ -305,29 +313,33 @@ impl<'a> Search<'a> {
         }
         let many = self.compiled >= HOPES;
         let margin = if self.fits.is_empty() && many { 1.0 } else { MARGIN };
-        let known = |of: &Likeness| self.ratios.get(of);
-        let [same, schedule, any] = self.likenesses(g);
-        let ratio = match known(&same) {
-            Some(ratio) => ratio * SAME,
-            None => margin * known(&schedule).or_else(|| known(&any)).unwrap_or(&FIRST_RATIO),
-        };
+        let margins = [SAME, NEAR, margin, margin];
+        let mut known = self.likenesses(g).into_iter().zip(margins);
+        let known = known.find_map(|(of, margin)| Some(self.ratios.get(&of)? * margin));
+        let ratio = known.unwrap_or(FIRST_RATIO * margin);
         g.likely * ratio <= self.asked.room_of(&g.candidate) as f64
     }
 
     /// What the error of the formula of memory depends on, from what plans that are most alike have in common to what it
     /// depends on most.
-    fn likenesses(&self, g: &Guess) -> [Likeness; 3] {
+    fn likenesses(&self, g: &Guess) -> [Likeness; 4] {
         let l = &g.candidate.layout;
         let tokens = l.microbatch * self.base.seq / l.cp;
         let rank = Some([l.tp, l.pp, l.chunks, tokens]);
         let any = (kind(l.recompute), l.zero, None, None);
         let schedule = (any.0, any.1, Some(l.schedule), None);
-        [(l.recompute, l.zero, schedule.2, rank), schedule, any]
+        [(l.recompute, l.zero, schedule.2, rank), near(g), schedule, any]
+    }
+
+    /// True if one layout's plan would be the first that tells of the memory of those near another.
+    fn tells_of(&self, one: &Guess, other: &Guess) -> bool {
+        let of = near(other);
+        near(one) == of && !self.ratios.contains_key(&of)
     }
 
     /// True if enough were compiled that did not seem to fit, and by plans like it this one does not either.
     fn is_too_late(&self, g: &Guess) -> bool {
-        let known = self.ratios.contains_key(&self.likenesses(g)[2]);
+        let known = self.ratios.contains_key(&self.likenesses(g)[3]);
         known && !self.seems_to_fit(g) && self.late >= LATE * self.asked.top.max(FEW)
     }
 
@@ -399,6 +411,12 @@ impl<'a> Search<'a> {
         let of = |question| Ok(Closed { question, balanced: true }.price()?.parts);
         Ok((ifs.parts(plan, device, parts, [of(plain)?, of(asked)?]), ifs.peak(plan)))
     }
+}
+
+/// What the error of the formula of memory depends on beside the microbatch and how a rank's layers are cut.
+fn near(g: &Guess) -> Likeness {
+    let l = &g.candidate.layout;
+    (kind(l.recompute), l.zero, None, Some([l.tp, l.pp, 0, 0]))
 }
 
 /// What the error of the formula of time depends on most.

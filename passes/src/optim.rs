@@ -11,7 +11,7 @@ use crate::options::{Decay, Options};
 use asked::{base, read, wrong};
 use heads::heads;
 use shardc_ir::diag::{Diag, Result};
-use shardc_ir::func::{Func, RoleKind, StateDecl, StateInit, StateOwner, Value};
+use shardc_ir::func::{Func, RoleKind, StateDecl, StateInit, StateOwner, Uses, Value};
 use shardc_ir::maps::HashMap;
 use shardc_ir::mesh::PIPELINE;
 use shardc_ir::names::{self, nearest};
@@ -93,8 +93,9 @@ pub fn groups(
         (!frozen.contains(&*role.name)).then_some((a.value, &*role.name))
     });
     let params: Vec<(Value, &str)> = params.collect();
-    let matches = matches(f, &all, &params, &weights)?;
-    let warnings = left_out(f, &all, &params, &weights).into_iter().collect();
+    let uses = &f.uses();
+    let matches = matches((f, uses), &all, &params, &weights)?;
+    let warnings = left_out((f, uses), &all, &params, &weights).into_iter().collect();
     let mut out = Groups { all, warnings, ..Groups::default() };
     let mut known: HashMap<Alike, Arc<Update>> = HashMap::default();
     for ((v, name), group) in params.into_iter().zip(matches) {
@@ -102,7 +103,7 @@ pub fn groups(
         let shape = f.ty(v).sizes().to_vec();
         let stack = weight.is_some_and(|w| w.experts.is_some());
         let decays = o.decay == Decay::All || weight.is_none_or(|w| w.matrix);
-        let fans = fans(f, v, usize::from(stack));
+        let fans = fans(f, uses, v, usize::from(stack));
         // Of what takes parameters as they are heads are no difference.
         let sees = sees_heads(&own, &out.all[group].rule);
         let heads = sees.then(|| heads(f, v)).flatten();
@@ -182,7 +183,7 @@ impl Groups {
 
 /// The group of each parameter.
 fn matches(
-    f: &Func,
+    of_model: (&Func, &Uses),
     all: &[Group],
     params: &[(Value, &str)],
     weights: &HashMap<&str, &Weight>,
@@ -194,7 +195,7 @@ fn matches(
             let mut found = false;
             for (i, &(v, name)) in params.iter().enumerate() {
                 let is = match (glob, weights.get(name)) {
-                    (HIDDEN, w) => is_hidden(f, v, w.copied()) == Some(true),
+                    (HIDDEN, w) => is_hidden(of_model, v, w.copied()) == Some(true),
                     (_, None) => names::glob(glob, name),
                     (_, Some(w)) => {
                         let one = std::slice::from_ref(*w);
@@ -220,23 +221,24 @@ fn matches(
 
 /// Of what has the dims of a matrix of a layer, or more: whether it is one, or a stack of experts', which a product
 /// takes. `None`: an embedding, a head, a bias, or a vector.
-fn is_hidden(f: &Func, v: Value, w: Option<&Weight>) -> Option<bool> {
+fn is_hidden((f, uses): (&Func, &Uses), v: Value, w: Option<&Weight>) -> Option<bool> {
     let first = usize::from(w.is_some_and(|w| w.experts.is_some()));
     // Those of experts have a dim for these.
     let bias = w.is_some_and(|w| w.tensor.ends_with("bias"));
     let large = !bias && f.ty(v).rank() >= 2 + first && f.name(v).layer.is_some();
-    large.then(|| f.ty(v).rank() == 2 + first && product(f, v, first).is_some())
+    large.then(|| f.ty(v).rank() == 2 + first && product(f, uses, v, first).is_some())
 }
 
 /// A warning that names what `hidden` leaves out of layers, if there is a group of it.
 fn left_out(
-    f: &Func,
+    of_model: (&Func, &Uses),
     all: &[Group],
     params: &[(Value, &str)],
     weights: &HashMap<&str, &Weight>,
 ) -> Option<Diag> {
     let group = all.iter().find(|g| g.on.split('+').any(|g| g.trim() == HIDDEN))?;
-    let no = |p: &&(Value, &str)| is_hidden(f, p.0, weights.get(p.1).copied()) == Some(false);
+    let no =
+        |p: &&(Value, &str)| is_hidden(of_model, p.0, weights.get(p.1).copied()) == Some(false);
     let left: Vec<&str> = params.iter().filter(no).map(|p| p.1).collect();
     let (first, more) = (left.first()?, left.len() - 1);
     let others = match more {
@@ -251,24 +253,32 @@ fn left_out(
 
 /// What a parameter's matrix makes of how many: the sizes of dims that its product keeps, and of
 /// those that it sums over. Of what is in no product, as torch stores it.
-fn fans(f: &Func, v: Value, first: usize) -> [usize; 2] {
+fn fans(f: &Func, uses: &Uses, v: Value, first: usize) -> [usize; 2] {
     let sizes = f.ty(v).sizes();
-    product(f, v, first).unwrap_or_else(|| match sizes[first.min(sizes.len())..] {
+    product(f, uses, v, first).unwrap_or_else(|| match sizes[first.min(sizes.len())..] {
         [] => [1, 1],
         [one] => [one, 1],
         [out, ref rest @ ..] => [out, rest.iter().product()],
     })
 }
 
-/// The sizes of dims that the product keeps which takes a parameter, and of those that it sums over.
-fn product(f: &Func, v: Value, first: usize) -> Option<[usize; 2]> {
+/// The sizes of dims that the first product keeps which takes a parameter, converted or as it is, and of those that it
+/// sums over.
+fn product(f: &Func, uses: &Uses, v: Value, first: usize) -> Option<[usize; 2]> {
     let sizes = f.ty(v).sizes();
-    let mut same = vec![v];
-    for n in &f.nodes {
-        let Some(j) = n.ins.iter().position(|x| same.contains(x)) else { continue };
+    // By number, the nodes that take it, and as which operand first.
+    let mut next: BTreeMap<u32, u32> = BTreeMap::new();
+    let takes = |next: &mut BTreeMap<u32, u32>, v: Value| {
+        uses.of(v).iter().for_each(|u| {
+            next.entry(u.node).or_insert(u.operand);
+        });
+    };
+    takes(&mut next, v);
+    while let Some((i, operand)) = next.pop_first() {
+        let n = &f.nodes[i as usize];
         let kind = n.op.facts().kind;
         if kind == Kind::Conversion {
-            same.extend(&n.outs);
+            n.outs.iter().for_each(|&o| takes(&mut next, o));
         }
         if !matches!(kind, Kind::Product | Kind::GroupedProduct) {
             continue;
@@ -276,7 +286,7 @@ fn product(f: &Func, v: Value, first: usize) -> Option<[usize; 2]> {
         let ranks: Vec<usize> = n.ins.iter().map(|&x| f.ty(x).rank()).collect();
         let rule = n.op.def().rule(&ranks);
         let mut out = [1, 1];
-        for (d, group) in rule.ins[j].iter().enumerate().skip(first) {
+        for (d, group) in rule.ins[operand as usize].iter().enumerate().skip(first) {
             out[usize::from(!rule.outs[0].contains(group))] *= sizes[d];
         }
         return Some(out);

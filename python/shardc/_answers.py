@@ -182,6 +182,14 @@ class PlannedByFormula:
 
 
 @dataclass(frozen=True)
+class PlannedWithNarrowGradients:
+    grad_dtype: str
+    layout: str
+    step_s: float
+    peak_bytes: int
+
+
+@dataclass(frozen=True)
 class PlannedPlansOptions:
     global_batch: int
     microbatch: int
@@ -299,6 +307,8 @@ class Planned:
     put_off: int
     #: Lines that are faster in fp8 or with activations on the host: no plan is so.
     by_formula: List[PlannedByFormula]
+    #: What is much faster than the first plan with gradients in the type of the weights, if another was asked for.
+    with_narrow_gradients: Optional[PlannedWithNarrowGradients]
     plans: List[PlannedPlans]
 
 

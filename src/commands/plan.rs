@@ -12,6 +12,7 @@ use crate::planner::space::NUMBERS;
 use crate::planner::what_if::{self, Ifs};
 use crate::planner::{
     Asked, BUDGET, Compiled, Cut, EACH, Found, Progress, SEQ, about_a_million, plan as search,
+    with_narrow_gradients,
 };
 use crate::report::bytes;
 use crate::search::ways::mesh_text;
@@ -22,7 +23,6 @@ use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 use shardc_cost::device::Device;
 use shardc_ir::diag::{Diag, Result, count};
-use shardc_ir::plan::Mode;
 use shardc_passes::options::Options;
 use shardc_passes::pipeline::Manager;
 use std::path::{Path, PathBuf};
@@ -273,12 +273,8 @@ fn cut(found: &Found) -> Option<String> {
 
 /// The fastest layout that fits if gradients have the type of the weights, as flags say it; where they have not.
 fn narrow(what: &Plan, asked: &Asked, quiet: bool) -> Option<String> {
-    let o = &asked.options;
-    if o.mode != Mode::Train || !o.dtype.is_half() || o.grad_dtype == o.dtype {
-        return None;
-    }
-    let flag = format!("--grad-dtype {}", o.dtype.name());
-    let options = Options { grad_dtype: o.dtype, ..o.clone() };
+    let options = with_narrow_gradients(&asked.options)?;
+    let flag = format!("--grad-dtype {}", options.grad_dtype.name());
     let asked_so = Asked { options, top: 1, ..asked.clone() };
     let found = search(&what.model, &asked_so, &mut teller(&format!("with {flag}: "), quiet));
     let fits = found.ok()?.fits;
@@ -488,5 +484,6 @@ fn to_json(asked: &Asked, found: &Found, what: &Plan) -> Value {
         "put_off": found.put_off,
         "plans": found.fits.iter().map(one).collect::<Vec<_>>(),
         "by_formula": found.beyond.iter().map(lines::beyond_json).collect::<Vec<_>>(),
+        "with_narrow_gradients": found.narrower.as_ref().map(lines::narrower_json),
     })
 }

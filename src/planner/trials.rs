@@ -47,10 +47,10 @@ type Likeness = (Recompute, u8, Option<Schedule>, Option<[usize; 4]>);
 
 /// What was compiled so far.
 pub(super) struct Search<'a> {
-    asked: &'a Asked,
+    pub asked: &'a Asked,
     /// What is asked for, but for the layout.
-    base: &'a Options,
-    input: &'a Input,
+    pub base: &'a Options,
+    pub input: &'a Input,
     form: &'a Form,
     /// The first of each family, which is compiled before all others.
     firsts: Vec<Candidate>,
@@ -269,6 +269,11 @@ impl<'a> Search<'a> {
         self.fits.iter().filter(|c| !self.asked.is_over(c))
     }
 
+    /// Seconds of the fastest plan.
+    pub fn best(&self) -> Option<f64> {
+        self.fitting().map(|c| c.seconds).min_by(f64::total_cmp)
+    }
+
     /// Seconds of the slowest plan that would be shown; `None` if more are wanted.
     fn bound(&self) -> Option<f64> {
         let mut seconds: Vec<f64> = self.fitting().map(|c| c.seconds).collect();
@@ -277,7 +282,7 @@ impl<'a> Search<'a> {
     }
 
     /// The least that a layout may take by formula, if it is as plans like it.
-    fn time(&self, g: &Guess) -> f64 {
+    pub fn time(&self, g: &Guess) -> f64 {
         let ratio = self.times.get(&pace(g));
         g.seconds * ratio.map_or(FIRST_TIME, |r| r * TIME_MARGIN)
     }
@@ -306,7 +311,7 @@ impl<'a> Search<'a> {
 
     /// True if the formula of memory, scaled by what plans like it needed, says so, and if one is asked for that of the
     /// target.
-    fn seems_to_fit(&self, g: &Guess) -> bool {
+    pub fn seems_to_fit(&self, g: &Guess) -> bool {
         let theirs = target::held(self.form, self.asked, &g.candidate).ok().flatten();
         if theirs.is_some_and(|bytes| bytes > self.asked.memory) {
             return false;
@@ -366,7 +371,7 @@ impl<'a> Search<'a> {
         }
     }
 
-    fn compile(&self, g: &Guess) -> Result<Compiled> {
+    pub fn compile(&self, g: &Guess) -> Result<Compiled> {
         let (base, device) = (self.base, &self.asked.device);
         // NCCL connects GPUs only; plans for MPI are the same programs.
         let transport = if device.is_gpu() { Transport::Nccl } else { Transport::Mpi };

@@ -50,6 +50,15 @@ pub(super) fn assumed(asked: &Asked, found: &Found) -> String {
             _another => "\n",
         };
     }
+    if let Some(c) = &found.narrower {
+        let kind = c.options.grad_dtype.name();
+        out += &format!(
+            "with --grad-dtype {kind} a step takes {} in {}: {} (gradients are then summed and kept in {kind})\n",
+            time(c.seconds),
+            bytes(c.peak),
+            c.guess.candidate.words()
+        );
+    }
     if let Some((to, (why, n))) = asked.target.zip(found.left_out.most()) {
         out += &format!(
             "left out: {} that {} does not take, most often ({n}) for {why}\n",
@@ -123,6 +132,16 @@ pub(super) fn beyond_json(b: &Beyond) -> Value {
         "bytes": b.bytes,
         "host_bytes": host,
         "executable": false,
+    })
+}
+
+/// What is much faster with narrow gradients, for programs.
+pub(super) fn narrower_json(c: &Compiled) -> Value {
+    json!({
+        "grad_dtype": c.options.grad_dtype.name(),
+        "layout": c.guess.candidate.words(),
+        "step_s": c.seconds,
+        "peak_bytes": c.peak,
     })
 }
 

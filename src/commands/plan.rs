@@ -386,7 +386,7 @@ fn table(asked: &Asked, found: &Found) -> String {
     let counted = format!(
         "a step: {} of {}, in {}\n{} legal, {} may fit in {}, all priced in closed form; {} \
          compiled, {} refused, {} passed over (a plan that needs less does not fit), {} not compiled that may be as \
-         fast",
+         fast; the last {} brought nothing faster",
         count(asked.options.global_batch, "sequence", "sequences"),
         count(asked.options.seq, "token", "tokens"),
         asked.options.dtype.name(),
@@ -396,7 +396,8 @@ fn table(asked: &Asked, found: &Found) -> String {
         found.compiled,
         found.refused.len(),
         found.passed_over,
-        found.put_off
+        found.put_off,
+        found.since_best
     );
     let within = lines::within(found);
     let cut = cut(found).map_or(String::new(), |text| format!("\n{text}"));

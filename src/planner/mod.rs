@@ -35,7 +35,7 @@ use space::Candidate;
 use std::path::Path;
 use std::time::Instant;
 use target::LeftOut;
-use trials::Search;
+use trials::{MOST_LOOKED_AT, Search};
 use what_if::Ifs;
 
 /// Layouts that are compiled, fitting or not, unless another number is asked for; and as many for each plan that is.
@@ -170,6 +170,8 @@ pub struct Found {
     pub put_off: usize,
     /// What ended the search before its budget.
     pub cut: Option<Cut>,
+    /// Layouts that were compiled, or refused, since the fastest was found. With half of the budget the search is over.
+    pub since_best: usize,
     /// Those that fit, the fastest first.
     pub fits: Vec<Compiled>,
     /// What is faster by formula in fp8 or with activations on the host.
@@ -256,6 +258,7 @@ pub fn plan(model: &Path, asked: &Asked, say: &mut dyn FnMut(Progress)) -> Resul
     signals::save_first();
     let put_off = search.run(&mut guesses, say);
     signals::save_no_more();
+    let since_best = search.since_best();
     let narrower = narrower(&search, &facts, &legal)?;
     let Search { refused, mut fits, least, compiled, passed_over, cut, .. } = search;
     let (untaken, refused): (Vec<_>, Vec<_>) =
@@ -276,6 +279,7 @@ pub fn plan(model: &Path, asked: &Asked, say: &mut dyn FnMut(Progress)) -> Resul
         passed_over,
         put_off,
         cut,
+        since_best,
         fits,
         beyond,
         narrower,
@@ -293,22 +297,24 @@ pub fn with_narrow_gradients(o: &Options) -> Option<Options> {
 
 /// Part of the seconds of line 1 in which a step with narrow gradients has to be made to be spoken of.
 const MUCH: f64 = 0.75;
-/// Layouts with narrow gradients that are compiled at most.
-const NARROW: usize = 2;
-
-/// The fastest layout by formula of those that seem to fit with narrow gradients, by what is known of plans: compiled, if
-/// it is much faster than what was found.
+/// The fastest layout with narrow gradients, if it is much faster than what was found; looked for where one may be by what
+/// is known of plans, with half of the budget.
 fn narrower(search: &Search, facts: &Facts, legal: &[Candidate]) -> Result<Option<Compiled>> {
     let (asked, input) = (search.asked, search.input);
     let base = with_narrow_gradients(search.base).filter(|_| search.cut.is_none());
     let Some((best, base)) = search.best().zip(base) else { return Ok(None) };
     let form = Form::of(facts, input, &base, asked.ifs, &asked.device)?;
-    let mut guesses = Guesses::of(&form, &asked.device, legal, &|c| asked.room_of(c))?;
-    let so = Search::new(asked, &base, input, &form);
-    let near = std::iter::from_fn(|| guesses.next()).take_while(|g| search.time(g) < MUCH * best);
-    let fits = near.filter(|g| search.seems_to_fit(g)).take(NARROW);
-    let mut all = fits.filter_map(|g| so.compile(&g).ok());
-    Ok(all.find(|c| c.seconds < MUCH * best && c.peak <= asked.room(c.beside)))
+    let guesses = || Guesses::of(&form, &asked.device, legal, &|c| asked.room_of(c));
+    let mut all = guesses()?;
+    let mut near = std::iter::from_fn(|| all.next()).take(MOST_LOOKED_AT);
+    if !near.any(|g| search.time(&g) < MUCH * best && search.seems_to_fit(&g)) {
+        return Ok(None);
+    }
+    let budget = asked.budget.div_ceil(2);
+    let asked = &Asked { options: base.clone(), top: 1, budget, ..asked.clone() };
+    let mut so = Search::new(asked, &base, input, &form);
+    so.run(&mut guesses()?, &mut |_| {});
+    Ok(so.fastest().filter(|c| c.seconds < MUCH * best))
 }
 
 /// Lines whose seconds differ by less are one to who reads them.

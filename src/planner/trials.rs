@@ -29,7 +29,7 @@ const HOPES: usize = 10;
 /// Most layouts of the budget that are for fewer layers of the fastest plan that computes some again.
 const FOR_LAYERS: usize = 3;
 /// Layouts that are looked at to find faster ones than those that fit.
-const MOST_LOOKED_AT: usize = 4096;
+pub(super) const MOST_LOOKED_AT: usize = 4096;
 
 /// Parts of the formulas of memory and time that are taken for what a plan needs and takes until one like it was
 /// compiled; and what of a known part may still be too much: formulas err by microbatch, too.
@@ -64,7 +64,9 @@ pub(super) struct Search<'a> {
     pub fits: Vec<Compiled>,
     pub least: Option<(Candidate, usize, usize)>,
     pub compiled: usize,
-    /// Of them, those that were late.
+    /// How much of the budget was used when the fastest plan was found.
+    best_at: usize,
+    /// Of those compiled, the ones that were late.
     late: usize,
     pub passed_over: usize,
     pub cut: Option<Cut>,
@@ -90,6 +92,7 @@ impl<'a> Search<'a> {
             fits: vec![],
             least: None,
             compiled: 0,
+            best_at: 0,
             late: 0,
             passed_over: 0,
             cut: None,
@@ -172,7 +175,8 @@ impl<'a> Search<'a> {
         let mut bound = self.bound().unwrap_or(f64::INFINITY);
         loop {
             left.retain(|g| !self.is_hopeless(g) && self.time(g) < bound);
-            if !self.goes_on() || self.spent() + spared >= self.asked.budget {
+            let is_over = self.is_settled() || self.spent() + spared >= self.asked.budget;
+            if is_over || !self.goes_on() {
                 return;
             }
             let (mut now, rest): (Vec<_>, Vec<_>) =
@@ -253,12 +257,15 @@ impl<'a> Search<'a> {
     }
 
     fn compile_all(&mut self, some: Vec<Guess>, say: &mut dyn FnMut(Progress)) {
-        let done = all(&some, |g| self.compile(g));
+        let (before, done) = (self.best(), all(&some, |g| self.compile(g)));
         for (g, done) in some.into_iter().zip(done) {
             match done {
                 Err(d) => self.refused.push((g.candidate, d)),
                 Ok(c) => self.keep(c),
             }
+        }
+        if self.best() != before {
+            self.best_at = self.spent();
         }
         let best = self.fitting().min_by(|a, b| a.seconds.total_cmp(&b.seconds));
         say(Progress::Compiled(self.compiled, self.fitting().count(), best));
@@ -269,7 +276,13 @@ impl<'a> Search<'a> {
         self.fits.iter().filter(|c| !self.asked.is_over(c))
     }
 
-    /// Seconds of the fastest plan.
+    /// The fastest plan.
+    pub fn fastest(mut self) -> Option<Compiled> {
+        self.fits.retain(|c| !self.asked.is_over(c));
+        self.fits.into_iter().min_by(|a, b| a.seconds.total_cmp(&b.seconds))
+    }
+
+    /// Its seconds.
     pub fn best(&self) -> Option<f64> {
         self.fitting().map(|c| c.seconds).min_by(f64::total_cmp)
     }
@@ -292,6 +305,16 @@ impl<'a> Search<'a> {
         let is_over = self.asked.end.is_some_and(|end| Instant::now() >= end);
         self.cut = signals::asked().map(Cut::Signal).or(is_over.then_some(Cut::Time));
         self.cut.is_none() && self.spent() < self.asked.budget
+    }
+
+    /// How much of the budget was used since the fastest plan was found.
+    pub fn since_best(&self) -> usize {
+        self.spent() - self.best_at
+    }
+
+    /// True if that is half of it, and as many fit as are shown.
+    fn is_settled(&self) -> bool {
+        self.since_best() >= self.asked.budget.div_ceil(2) && self.bound().is_some()
     }
 
     /// How much of the budget is for fewer layers.
@@ -371,7 +394,7 @@ impl<'a> Search<'a> {
         }
     }
 
-    pub fn compile(&self, g: &Guess) -> Result<Compiled> {
+    fn compile(&self, g: &Guess) -> Result<Compiled> {
         let (base, device) = (self.base, &self.asked.device);
         // NCCL connects GPUs only; plans for MPI are the same programs.
         let transport = if device.is_gpu() { Transport::Nccl } else { Transport::Mpi };

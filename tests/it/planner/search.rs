@@ -206,8 +206,16 @@ fn a_tight_job_finds_its_pipelines() {
         let job = ["--global-batch", "64", "--top", "3", "--format", "json"];
         let found = lab.ok(&[&args[..], &job, more].concat()).stdout;
         let found: Json = serde_json::from_slice(&found).expect("JSON");
-        found["plans"][0]["step_s"].as_f64().unwrap_or_else(|| panic!("{found}"))
+        let first = found["plans"][0]["step_s"].as_f64();
+        (first.unwrap_or_else(|| panic!("{found}")), found["with_narrow_gradients"].clone())
     };
-    let (first, fixed) = (best(&[]), best(&["--fix", "pp=2,tp=4", "--budget", "12"]));
+    let (first, narrow) = best(&[]);
+    let (fixed, _) = best(&["--fix", "pp=2,tp=4", "--budget", "12"]);
     assert!(first <= 1.01 * fixed, "{first} s, and {fixed} s of a pipeline");
+    // With gradients in 16 bits FSDP alone fits, and that is said; of those who ask for them nothing more is.
+    assert_eq!(narrow["grad_dtype"], "bf16", "{narrow}");
+    let (own, more) = best(&["--grad-dtype", "bf16"]);
+    assert!(more.is_null(), "{more}");
+    let said = narrow["step_s"].as_f64().expect("seconds");
+    assert!(said < 0.75 * first && said <= 1.01 * own, "{said} s, {own} s of its own, {first} s");
 }

@@ -3,7 +3,7 @@
 
 use crate::fixture::*;
 use shardc_frontends::{Facts, from_config};
-use shardc_ir::func::{Func, Port, RoleKind, Value};
+use shardc_ir::func::{Func, FuncKind, Port, RoleKind, Value};
 use shardc_ir::group::{Launch, launches};
 use shardc_ir::ops::Op;
 use shardc_ir::plan::{MemoryClass, Plan};
@@ -14,6 +14,7 @@ use shardc_passes::options::{CpMode, Options, Order, Transport};
 use shardc_passes::pipeline::Compiled;
 use shardc_passes::shard::zero::Accumulate;
 use shardc_testing::taken;
+use std::collections::BTreeMap;
 use std::path::Path;
 
 type Axes = &'static [(&'static str, usize)];
@@ -47,6 +48,37 @@ fn every_family_in_pieces() {
                 train_and_compare(name, &zero(mesh, stage, sp, microbatch));
             }
         }
+    }
+}
+
+/// What the end of a step adds up over ranks beside gradients, squares of them and losses, is one call for each group of
+/// ranks.
+#[test]
+fn scalars_of_a_step_are_one_call_per_group() {
+    // With how many groups, and how many scalars beside the first of a call.
+    let rows: [(&str, Axes, u8, [usize; 2]); 4] = [
+        ("llama_gqa", &[("dp_shard", 2), ("tp", 2)], 1, [2, 1]),
+        ("mixtral", &[("dp_shard", 4)], 2, [1, 2]),
+        ("llama_deep", &[("pp", 2), ("dp_shard", 2)], 1, [2, 1]),
+        ("llama_deep", &[("dp_replicate", 2), ("dp_shard", 2), ("tp", 2)], 3, [3, 0]),
+    ];
+    for (name, mesh, stage, expected) in rows {
+        let o = zero(mesh, stage, false, 1);
+        let plan = compile(&Fixture::open(name).model(&o), &o).plan;
+        let (mut calls, mut joined) = (0, 0);
+        for f in plan.module.of_kind(FuncKind::OptimizerStep) {
+            let mut of_group = BTreeMap::new();
+            for n in &f.nodes {
+                let Op::AllReduce(sum) = &n.op else { continue };
+                if n.outs.iter().all(|&v| f.ty(v).rank() == 0) {
+                    *of_group.entry(sum.axes).or_insert(0) += 1;
+                    joined += n.outs.len() - 1;
+                }
+            }
+            assert!(of_group.values().all(|&n| n == 1), "{name} {mesh:?}: {of_group:?}");
+            calls = calls.max(of_group.len());
+        }
+        assert_eq!([calls, joined], expected, "{name} {mesh:?}");
     }
 }
 

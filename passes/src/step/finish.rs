@@ -8,8 +8,8 @@
 use crate::optim::Groups;
 use crate::options::Options;
 use crate::step::enter::scale_of;
-use crate::step::losses::{Sums, loss, show};
-use crate::step::norm::{By, norm};
+use crate::step::losses::{Sums, loss, parts, show};
+use crate::step::norm::{By, norm, squares, wholes};
 use crate::step::router_bias::Corrected;
 use crate::step::updates::{Given, Scalars, Updates};
 use shardc_ir::attr::Broadcast;
@@ -85,11 +85,15 @@ pub fn finish(
         }
         grads.push(reduce(&mut b, p, d));
     }
-    b.enter("step");
+    let squares = squares(&mut b, &trained, &grads);
+    let losses = args.sums.as_ref().map_or(vec![], parts);
+    let all = [&losses[..], &squares.iter().map(|&v| ("squares", v)).collect::<Vec<_>>()].concat();
+    let all = wholes(&mut b, &all);
+    let (losses, squares) = all.split_at(losses.len());
     if let Some(sums) = &args.sums {
-        loss(&mut b, sums);
+        loss(&mut b, sums, losses);
     }
-    let norm = norm(&mut b, &trained, &grads);
+    let norm = norm(&mut b, squares);
     let by = By::new(&mut b, norm, args.scale, o.clip);
     show(&mut b, by.norm, RoleKind::Metric, "grad_norm");
     let unscale = by.unscale.filter(|_| o.observe);

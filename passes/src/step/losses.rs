@@ -1,6 +1,7 @@
 //! The loss of a step: of what was summed over microbatches, in `@optimizer_step` and `@evaluate`.
 
 use crate::step::enter::{COUNTED, sums};
+use crate::step::norm::wholes;
 use shardc_ir::builder::Builder;
 use shardc_ir::func::{Func, FuncKind, Name, Port, Role, RoleKind, Value};
 use shardc_ir::mesh::Mesh;
@@ -19,7 +20,8 @@ pub fn evaluate(
     let sums = Sums::arguments(&mut f, loops, counts)?;
     let mut b = Builder::new(mesh, &mut f);
     b.enter("step");
-    loss(&mut b, &sums);
+    let wholes = wholes(&mut b, &parts(&sums));
+    loss(&mut b, &sums, &wholes);
     Some(f)
 }
 
@@ -64,20 +66,23 @@ pub(super) fn show(b: &mut Builder, value: Value, kind: RoleKind, name: &str) {
     b.f.results.push(Port { value, role: Some(Role::new(kind, name)) });
 }
 
-/// Makes the loss of the step, and shows it.
-pub(super) fn loss(b: &mut Builder, sums: &Sums) {
-    let whole = |b: &mut Builder, v: Value| {
-        let axes = b.ty(v).sum;
-        if axes.is_empty() { v } else { b.push("loss_sum", AllReduce { axes }, &[v]) }
-    };
-    let mut loss = sums.counted.map(|(sum, inv_tokens)| {
-        let sum = whole(b, sum);
+/// What ranks have summed, by hint; the scalars are to be whole before they make a loss.
+pub(super) fn parts(sums: &Sums) -> Vec<(&'static str, Value)> {
+    let counted = sums.counted.iter().map(|c| c.0);
+    counted.chain(sums.others.iter().map(|o| o.1)).map(|v| ("loss_sum", v)).collect()
+}
+
+/// Makes the loss of the step of its `parts` as a whole, and shows it.
+pub(super) fn loss(b: &mut Builder, sums: &Sums, wholes: &[Value]) {
+    let mut wholes = wholes.iter().copied();
+    let mut whole = || wholes.next().expect("as many as parts");
+    let mut loss = sums.counted.map(|(_, inv_tokens)| {
+        let sum = whole();
         b.push("loss", Mul::same(), &[sum, inv_tokens])
     });
-    for (name, v) in &sums.others {
-        let sum = whole(b, *v);
+    for (name, _) in &sums.others {
         let inv = sums.inv_microbatches.expect("there is another sum");
-        let mean = b.push("loss", Mul::same(), &[sum, inv]);
+        let mean = b.push("loss", Mul::same(), &[whole(), inv]);
         if name != COUNTED {
             show(b, mean, RoleKind::Mean, name);
         }

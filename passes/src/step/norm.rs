@@ -56,8 +56,8 @@ impl By {
     }
 }
 
-/// Square root of the sum of squares of all gradients.
-pub(super) fn norm(b: &mut Builder, params: &[&ParamLayout], grads: &[Value]) -> Value {
+/// Sums of squares of all gradients, one of those that are split alike.
+pub(super) fn squares(b: &mut Builder, params: &[&ParamLayout], grads: &[Value]) -> Vec<Value> {
     let mut groups: BTreeMap<AtomSet, Vec<Value>> = BTreeMap::new();
     for (p, &g) in params.iter().zip(grads) {
         b.enter(&p.scope);
@@ -68,16 +68,32 @@ pub(super) fn norm(b: &mut Builder, params: &[&ParamLayout], grads: &[Value]) ->
         groups.entry(b.ty(sq).sum).or_default().push(sq);
     }
     b.enter("step");
-    let mut sums = Vec::new();
-    for (axes, parts) in groups {
-        let mut s = b.push("squares", Add::same(), &parts);
-        if !axes.is_empty() {
-            s = b.push("squares", AllReduce { axes }, &[s]);
+    groups.values().map(|parts| b.push("squares", Add::same(), parts)).collect()
+}
+
+/// What was summed on ranks, scalars that are there at the end of a step, as a whole: those of one group of ranks in
+/// one call.
+pub(super) fn wholes(b: &mut Builder, sums: &[(&'static str, Value)]) -> Vec<Value> {
+    let mut wholes: Vec<Value> = sums.iter().map(|s| s.1).collect();
+    let mut groups: BTreeMap<AtomSet, Vec<usize>> = BTreeMap::new();
+    for (i, &(_, v)) in sums.iter().enumerate() {
+        groups.entry(b.ty(v).sum).or_default().push(i);
+    }
+    groups.remove(&AtomSet::default());
+    for (axes, of) in groups {
+        let (hints, ins): (Vec<&str>, Vec<Value>) = of.iter().map(|&i| sums[i]).unzip();
+        let outs = b.push_n(&hints, AllReduce { axes }, &ins);
+        if hints.contains(&"squares") {
             b.note("each piece of a split gradient is counted by the rank that has it");
         }
-        sums.push(s);
+        of.iter().zip(outs).for_each(|(&i, whole)| wholes[i] = whole);
     }
-    let total = match &sums[..] {
+    wholes
+}
+
+/// Square root of the sum of these.
+pub(super) fn norm(b: &mut Builder, sums: &[Value]) -> Value {
+    let total = match sums {
         [] => b.push_as("squares", Fill { value: 0.0 }, &[], &Type::f32(&[])),
         [one] => *one,
         many => b.push("squares", Add::same(), many),

@@ -8,23 +8,54 @@ use std::sync::Arc;
 /// Bytes that pass through pinned memory at once.
 const STAGING: usize = 4 << 20;
 
+/// Pinned memory of the host: the device reads and writes it by itself.
+pub(super) struct Pinned {
+    at: *mut u8,
+    bytes: usize,
+}
+
+// SAFETY: it owns its memory.
+unsafe impl Send for Pinned {}
+
+impl Pinned {
+    /// Memory of this thread's device, before work is queued that waits for another rank: to allocate it may wait for
+    /// all of the device's.
+    pub fn new(bytes: usize) -> Result<Pinned> {
+        // SAFETY: it is freed by `drop` only.
+        let at = unsafe { result::malloc_host(bytes, 0) }.called("cuMemHostAlloc")?;
+        // SAFETY: so many bytes were just allocated: they have some value.
+        unsafe { at.cast::<u8>().write_bytes(0, bytes) };
+        Ok(Pinned { at: at.cast(), bytes })
+    }
+
+    /// What is there, when no copy is under way.
+    pub fn bytes(&mut self) -> &mut [u8] {
+        // SAFETY: allocated by `new`, and borrowed as this is.
+        unsafe { std::slice::from_raw_parts_mut(self.at, self.bytes) }
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        // SAFETY: allocated by `new`, and no copy uses it any more.
+        let _ = unsafe { result::free_host(self.at.cast()) };
+    }
+}
+
 /// One allocation on the device.
 pub struct Arena {
     stream: Arc<Stream>,
     first: sys::CUdeviceptr,
     bytes: usize,
-    /// Pinned: the device reads and writes it by itself. Null until it is asked for.
-    staging: *mut u8,
+    /// None until it is asked for.
+    staging: Option<Pinned>,
 }
-
-// SAFETY: the arena owns its memory.
-unsafe impl Send for Arena {}
 
 impl Arena {
     /// Memory for so many bytes, full of NaN if `poison`, else of zeros.
     pub fn new(stream: &Arc<Stream>, bytes: usize, poison: bool) -> Result<Arena> {
         let first = stream.device.allocate(bytes.max(1))?;
-        let arena = Arena { stream: stream.clone(), first, bytes, staging: std::ptr::null_mut() };
+        let arena = Arena { stream: stream.clone(), first, bytes, staging: None };
         let byte = if poison { 0xff } else { 0 };
         // SAFETY: the memory was just allocated.
         unsafe { result::memset_d8_async(first, byte, bytes, stream.stream) }
@@ -44,39 +75,32 @@ impl Arena {
         Err(Diag::new("plan", format!("{len} B at {byte} are not in an arena of {}", self.bytes)))
     }
 
-    /// With pinned memory, before work is queued that waits for another rank: to allocate it may wait for all
-    /// of the device's.
+    /// With pinned memory, before there is work that waits for another rank: see [`Pinned::new`].
     pub fn staged(mut self) -> Result<Arena> {
         self.stage()?;
         Ok(self)
     }
 
-    /// The pinned memory, of this thread's device.
-    fn stage(&mut self) -> Result<()> {
-        if self.staging.is_null() {
-            // SAFETY: it is freed by `drop` only.
-            let staging = unsafe { result::malloc_host(STAGING.min(self.bytes.max(1)), 0) };
-            self.staging = staging.called("cuMemHostAlloc")?.cast();
+    /// The pinned memory.
+    fn stage(&mut self) -> Result<&mut [u8]> {
+        if self.staging.is_none() {
+            self.staging = Some(Pinned::new(STAGING.min(self.bytes.max(1)))?);
         }
-        Ok(())
+        Ok(self.staging.as_mut().expect("it was just made").bytes())
     }
 
     /// Writes bytes; they are there for what is queued afterwards.
     pub fn write(&mut self, byte: usize, data: &[u8]) -> Result<()> {
         self.check(byte, data.len())?;
         self.stream.device.bind()?;
-        self.stage()?;
         for (i, part) in data.chunks(STAGING).enumerate() {
             // The last part has left the pinned memory.
             self.stream.wait()?;
-            // SAFETY: the pinned memory has room for a part, and the range was checked.
-            unsafe {
-                let staged = std::slice::from_raw_parts_mut(self.staging, part.len());
-                staged.copy_from_slice(part);
-                let to = self.address(byte + i * STAGING);
-                result::memcpy_htod_async(to, staged, self.stream.stream)
-                    .called("cuMemcpyHtoDAsync")?;
-            }
+            let (to, stream) = (self.address(byte + i * STAGING), self.stream.stream);
+            let staged = &mut self.stage()?[..part.len()];
+            staged.copy_from_slice(part);
+            // SAFETY: the range was checked; the next part, and `drop`, wait before they use the pinned memory.
+            unsafe { result::memcpy_htod_async(to, staged, stream) }.called("cuMemcpyHtoDAsync")?;
         }
         Ok(())
     }
@@ -112,22 +136,20 @@ impl Arena {
     pub fn read(&mut self, byte: usize, out: &mut [u8]) -> Result<()> {
         self.check(byte, out.len())?;
         self.stream.device.bind()?;
-        self.stage()?;
         // What is queued may take any time, and copies may not.
-        self.stream.wait()?;
-        let one = |(i, part): (usize, &mut [u8])| {
-            // SAFETY: as for `write`.
-            unsafe {
-                let staged = std::slice::from_raw_parts_mut(self.staging, part.len());
-                let from = self.address(byte + i * STAGING);
-                result::memcpy_dtoh_async(staged, from, self.stream.stream)
-                    .called("cuMemcpyDtoHAsync")?;
-                self.stream.wait()?;
-                part.copy_from_slice(staged);
-                Ok(())
-            }
+        let stream = self.stream.clone();
+        stream.wait()?;
+        let mut one = |(i, part): (usize, &mut [u8])| {
+            let from = self.address(byte + i * STAGING);
+            let staged = &mut self.stage()?[..part.len()];
+            // SAFETY: the range was checked, and the copy is waited for.
+            unsafe { result::memcpy_dtoh_async(staged, from, stream.stream) }
+                .called("cuMemcpyDtoHAsync")?;
+            stream.wait()?;
+            part.copy_from_slice(staged);
+            Ok(())
         };
-        out.chunks_mut(STAGING).enumerate().try_for_each(|part| self.stream.copying(|| one(part)))
+        out.chunks_mut(STAGING).enumerate().try_for_each(|part| stream.copying(|| one(part)))
     }
 }
 
@@ -135,14 +157,9 @@ impl Drop for Arena {
     fn drop(&mut self) {
         // What is queued on a device that was given up may use it until the process ends.
         if self.stream.wait().is_err() {
-            return;
+            return std::mem::forget(self.staging.take());
         }
-        // SAFETY: allocated by `new`, and no queued work uses them any more.
-        unsafe {
-            let _ = result::free_sync(self.first);
-            if !self.staging.is_null() {
-                let _ = result::free_host(self.staging.cast());
-            }
-        }
+        // SAFETY: allocated by `new`, and no queued work uses it any more.
+        let _ = unsafe { result::free_sync(self.first) };
     }
 }

@@ -1,6 +1,6 @@
 //! Runs one kernel on a device: the launches that it became, a literal, or a collective.
 
-use super::arena::Arena;
+use super::arena::{Arena, Pinned};
 use super::device::{Called, Stream};
 use super::graphs::Graphs;
 use super::modules::{Modules, Own, Ready};
@@ -10,9 +10,10 @@ use crate::experts;
 use crate::transport::Transport;
 use cudarc::driver::result;
 use shardc_ir::diag::{Diag, Result};
-use shardc_ir::kernel::{Kernel, Ragged};
+use shardc_ir::kernel::{Collective, Exchange, Kernel, Ragged};
 use shardc_ir::launch::SCRATCH;
 use smallvec::SmallVec;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Where scratch memory begins, behind the status.
@@ -29,6 +30,8 @@ pub struct Executor {
     own: Arena,
     products: Option<Products>,
     graphs: Graphs,
+    /// For counts of experts, of the exchange that has most.
+    counts: Option<Pinned>,
 }
 
 impl Executor {
@@ -40,7 +43,8 @@ impl Executor {
         let own = Arena::new(stream, BEHIND + SCRATCH, false)?.staged()?;
         let graphs = Graphs::new(stream);
         let (stream, _modules) = (stream.clone(), modules.clone());
-        Ok(Executor { stream, _modules, transport, own, products: None, graphs })
+        let (products, counts) = (None, None);
+        Ok(Executor { stream, _modules, transport, own, products, graphs, counts })
     }
 
     /// With a library that does what products it can be told of, in place of our kernels.
@@ -127,11 +131,11 @@ impl Executor {
                     .called("cuMemcpyHtoDAsync")
             }
             Kernel::Collective(k) => {
-                let stream = self.stream.clone();
+                let counts = self.counts(k, &addresses)?;
                 let there = |r: &Ragged| {
-                    let counts = counts(&stream, r, &addresses)?;
+                    let own = &counts[&r.counts.view.operand];
                     // SAFETY: by the caller.
-                    Ok(unsafe { experts::there(r, memory, |at| counts[at]) })
+                    Ok(unsafe { experts::there(r, memory, |at| own[at]) })
                 };
                 // SAFETY: by the caller; what comes before the exchange was launched.
                 unsafe { exchange(&mut *self.transport, k, memory, there) }
@@ -140,15 +144,51 @@ impl Executor {
         }
     }
 
-    /// Lets the library choose how to do a product.
+    /// Lets the library choose how to do a product, and makes room for counts of experts.
     ///
     /// # Errors
-    /// Those of the library.
+    /// Those of the library and of the driver.
     pub fn prepare(&mut self, kernel: &Kernel) -> Result<()> {
+        if let Kernel::Collective(k) = kernel {
+            self.room(4 * counted(k).values().sum::<usize>())?;
+        }
         match (kernel, &mut self.products) {
             (Kernel::Gemm(k), Some(library)) => library.prepare(k),
             _ours => Ok(()),
         }
+    }
+
+    /// Pinned memory for counts of so many bytes.
+    fn room(&mut self, bytes: usize) -> Result<&mut [u8]> {
+        if self.counts.as_mut().map_or(0, |c| c.bytes().len()) < bytes {
+            self.stream.device.bind()?;
+            self.counts = Some(Pinned::new(bytes)?);
+        }
+        Ok(self.counts.as_mut().map_or(&mut [], Pinned::bytes))
+    }
+
+    /// The counts of an exchange of rows of experts, by operand, as far as they are used: they are waited for once.
+    fn counts(&mut self, k: &Collective, memory: &[u64]) -> Result<BTreeMap<usize, Vec<i32>>> {
+        let counted = counted(k);
+        if counted.is_empty() {
+            return Ok(BTreeMap::new());
+        }
+        let stream = self.stream.clone();
+        let mut rest = self.room(4 * counted.values().sum::<usize>())?;
+        let mut parts = vec![];
+        for (&operand, &n) in &counted {
+            let (part, behind) = rest.split_at_mut(4 * n);
+            // SAFETY: the block lies in the operand; the pinned memory stays, and nobody reads it before the stream
+            // has been waited for.
+            unsafe { result::memcpy_dtoh_async(part, memory[operand], stream.stream) }
+                .called("cuMemcpyDtoHAsync")?;
+            parts.push((operand, part));
+            rest = behind;
+        }
+        stream.wait()?;
+        let word = |w: &[u8]| i32::from_ne_bytes(w.try_into().expect("4 bytes"));
+        let numbers = |part: &mut [u8]| part.chunks_exact(4).map(word).collect();
+        Ok(parts.into_iter().map(|(operand, part)| (operand, numbers(part))).collect())
     }
 
     /// Prepares a collective before it is first run: see [`Transport::rehearse`].
@@ -183,15 +223,14 @@ impl Executor {
     }
 }
 
-/// The counts' operand as far as it is used, on the host.
-fn counts(stream: &Stream, r: &Ragged, memory: &[u64]) -> Result<Vec<i32>> {
-    let mut counts = vec![0i32; r.counts.end()];
-    stream.device.bind()?;
-    // SAFETY: the block lies in the operand; the stream has finished before the vector is used.
-    unsafe {
-        result::memcpy_dtoh_async(&mut counts, memory[r.counts.view.operand], stream.stream)
-            .called("cuMemcpyDtoHAsync")?;
+/// The operands with counts of an exchange of rows of experts, and how many elements of each are used.
+fn counted(k: &Collective) -> BTreeMap<usize, usize> {
+    let mut all = BTreeMap::new();
+    if let Exchange::AllToAllV { from, to } = &k.exchange {
+        for r in from.iter().chain(to) {
+            let own: &mut usize = all.entry(r.counts.view.operand).or_default();
+            *own = r.counts.end().max(*own);
+        }
     }
-    stream.wait()?;
-    Ok(counts)
+    all
 }

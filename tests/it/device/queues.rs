@@ -69,6 +69,28 @@ fn exchanges_are_queued() {
     assert!(exchanges > 200 && waits < exchanges / 4, "{waits} waits for {exchanges} exchanges");
 }
 
+/// Counts of experts are waited for once in an exchange of their rows, however many ranks take part.
+#[test]
+fn counts_are_read_once_in_an_exchange() {
+    // The same data and results, and no experts.
+    let waits = |name: &str, model: &str| {
+        let flags = if model == "mixtral" { "dp=4,ep=4" } else { "dp=4" };
+        let m = compiled(name, model, &["--mesh", flags])?;
+        let [one, three] = [1, 3].map(|steps| recorded(&m, steps, &[])["waited"].times);
+        let plan = plan_dir::read(&m.dir.join("plan")).expect("a plan").plan;
+        let of_rows = |rank: usize| calls(&plan, rank).iter().filter(|c| c.is_err()).count();
+        Some(((three - one) / 2, (0..4).map(of_rows).sum::<usize>()))
+    };
+    let (Some((with, exchanges)), Some((without, none))) =
+        (waits("counts", "mixtral"), waits("no-counts", "llama_gqa"))
+    else {
+        return;
+    };
+    println!("{with} waits with {exchanges} exchanges of rows, {without} without");
+    assert!(none == 0 && exchanges >= 4 * 8, "{exchanges}");
+    assert!(with - without <= exchanges + 4, "{with} and {without}, {exchanges} exchanges");
+}
+
 /// Runs of launches are graphs before the first step, and launched as such in every step; what is timed is
 /// launched one by one.
 #[test]

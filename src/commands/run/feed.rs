@@ -6,17 +6,32 @@ use shardc_ir::diag::{Diag, Result, count};
 use shardc_ir::func::{Fill, InputRow};
 use shardc_ir::plan::Settings;
 use shardc_runtime::Columns;
+use std::panic::resume_unwind;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
 
-/// Where the data of a step come from, and which of them it takes.
+/// Where the data of a step come from, and which of them it takes. Those of the next step are read while a step is
+/// taken.
 pub struct Feed {
-    from: Source,
+    from: Arc<Source>,
     picks: Picks,
+    /// Of a step, what is read for it.
+    ahead: Mutex<Option<(usize, JoinHandle<Result<Columns>>)>>,
 }
 
 enum Source {
     Data(Data),
     /// One batch for all steps.
     Batch(Data),
+}
+
+impl Source {
+    fn batch(&self, table: &[InputRow], p: &Picks, step: usize, rows: usize) -> Result<Columns> {
+        match self {
+            Source::Data(d) => d.batch(table, p, step as u32, rows),
+            Source::Batch(d) => d.whole(table, (p.seed, step as u32), rows),
+        }
+    }
 }
 
 impl Feed {
@@ -44,24 +59,24 @@ impl Feed {
             }
             (None, None) => Source::Data(Data::Random { vocab: s.vocab }),
         };
-        Ok(Feed { from, picks })
+        Ok(Feed { from: Arc::new(from), picks, ahead: Mutex::default() })
     }
 
     /// What tells these data from others, as far as it is known without reading all.
     pub fn mark(&self) -> String {
-        let (Source::Data(d) | Source::Batch(d)) = &self.from;
+        let (Source::Data(d) | Source::Batch(d)) = &*self.from;
         d.mark()
     }
 
     /// What is called otherwise in the data than in the model, as sentences.
     pub fn renamed(&self, table: &[InputRow]) -> Vec<String> {
-        let (Source::Data(d) | Source::Batch(d)) = &self.from;
+        let (Source::Data(d) | Source::Batch(d)) = &*self.from;
         d.renamed(table)
     }
 
     /// The input whose labels are made of the tokens, although its model does not move labels.
     pub fn made_labels<'t>(&self, table: &'t [InputRow]) -> Option<&'t InputRow> {
-        let (Source::Data(d) | Source::Batch(d)) = &self.from;
+        let (Source::Data(d) | Source::Batch(d)) = &*self.from;
         d.made_labels(table)
     }
 
@@ -70,10 +85,17 @@ impl Feed {
     /// # Errors
     /// `data` if a file cannot be read.
     pub fn batch(&self, table: &[InputRow], s: &Settings, step: usize) -> Result<Columns> {
-        match &self.from {
-            Source::Data(d) => d.batch(table, &self.picks, step as u32, s.global_batch),
-            Source::Batch(d) => d.whole(table, (self.picks.seed, step as u32), s.global_batch),
-        }
+        let mut ahead = self.ahead.lock().unwrap_or_else(PoisonError::into_inner);
+        let columns = match ahead.take().filter(|a| a.0 == step) {
+            Some((_, read)) => read.join().unwrap_or_else(|panic| resume_unwind(panic)),
+            None => self.from.batch(table, &self.picks, step, s.global_batch),
+        }?;
+        let (from, picks, rows) = (self.from.clone(), self.picks, s.global_batch);
+        let table = table.to_vec();
+        let next = move || from.batch(&table, &picks, step + 1, rows);
+        // Without a thread they are read when they are needed.
+        *ahead = std::thread::Builder::new().spawn(next).ok().map(|read| (step + 1, read));
+        Ok(columns)
     }
 
     /// Rows of so many epochs.
@@ -81,7 +103,7 @@ impl Feed {
     /// # Errors
     /// `flag` for data that are drawn, and have none.
     pub fn rows(&self, table: &[InputRow], epochs: f64) -> Result<u64> {
-        match (&self.from, self.picks.order) {
+        match (&*self.from, self.picks.order) {
             (Source::Data(Data::Examples(e)), _) => Ok(e.rows_of(&self.picks, epochs)),
             (Source::Data(d), Order::Shuffled | Order::Sequential) => {
                 let rows = d.epoch(table, &self.picks)?.unwrap_or(0);
@@ -94,7 +116,7 @@ impl Feed {
 
     /// How examples became rows.
     pub fn recipe(&self) -> Option<Recipe> {
-        match &self.from {
+        match &*self.from {
             Source::Data(Data::Examples(e)) => Some(e.recipe()),
             _other => None,
         }
@@ -106,7 +128,7 @@ impl Feed {
     /// # Errors
     /// `data` if columns do not fill what the model takes.
     pub fn told(&self, s: &Settings, table: &[InputRow]) -> Result<Vec<String>> {
-        let d = match (&self.from, self.picks.order) {
+        let d = match (&*self.from, self.picks.order) {
             (Source::Data(Data::Examples(e)), _) => {
                 let rows = e.told_rows(&self.picks, Some(s.global_batch));
                 return Ok([e.told(), rows].concat());
@@ -124,7 +146,7 @@ impl Feed {
 
     /// Whether nothing is given.
     pub fn is_random(&self) -> bool {
-        matches!(self.from, Source::Data(Data::Random { .. }))
+        matches!(*self.from, Source::Data(Data::Random { .. }))
     }
 
     /// Inputs that are filled with random numbers because nothing is given for them, beside tokens.

@@ -35,11 +35,18 @@ type Frames = (usize, SmallVec<[usize; 8]>);
 #[derive(Default)]
 pub(crate) struct CallPlans {
     known: HashMap<Frames, Arc<CallPlan>>,
+    /// Launches before which what others have begun is waited for.
+    cuts: HashMap<Frames, BTreeSet<usize>>,
     /// Runs of all calls.
     runs: usize,
 }
 
 impl CallPlans {
+    /// Says that before a launch of a call something of another instruction is waited for.
+    pub fn cut(&mut self, c: &Call, launch: usize) {
+        self.cuts.entry((c.func, c.frames.clone())).or_default().insert(launch);
+    }
+
     /// The plan of a call of a class's program.
     pub fn of(
         &mut self,
@@ -63,7 +70,8 @@ impl CallPlans {
             .map(|(i, k)| engine.repeated((c.func, i), k))
             .collect();
         let late = awaited.iter().enumerate().filter(|(i, until)| **until > i + 1);
-        let cuts = late.map(|(_, &until)| until).collect();
+        let mut cuts: BTreeSet<usize> = late.map(|(_, &until)| until).collect();
+        cuts.extend(self.cuts.get(&key).into_iter().flatten());
         let number = |(i, (launches, queued))| Run { number: self.runs + i, launches, queued };
         let runs: Vec<Run> = runs(&repeated, &cuts).into_iter().enumerate().map(number).collect();
         self.runs += runs.len();

@@ -14,12 +14,15 @@ use crate::region::{Region, copy, dense_block};
 use crate::transport::Transport;
 use crate::wiring::{Port, Wiring, owns, piece};
 pub(crate) use asked::{Command, Order, OutputPiece, Reply};
+use call::{NEVER, Open};
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::func::{RoleKind, StateInit};
 use shardc_ir::kernel::{Elem, Program};
+use shardc_ir::overlap::Late;
 use shardc_ir::plan::{Instr, Place, Transfer};
 use shardc_ir::tensor;
 use shardc_ir::types::Type;
+use std::collections::VecDeque;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -50,6 +53,9 @@ pub(crate) struct Rank {
     clock: Option<Instant>,
     timings: Vec<Timing>,
     call_plans: CallPlans,
+    /// Of a step and of an evaluation, what goes on beside later instructions; and what does now, the oldest first.
+    late: [Late; 2],
+    open: VecDeque<Open>,
 }
 
 /// A failure of this rank's own.
@@ -115,6 +121,8 @@ impl Rank {
             clock,
             timings,
             call_plans,
+            late: [Late::new(), Late::new()],
+            open: VecDeque::new(),
         };
         r.fill(load)?;
         r.prepare()?;
@@ -246,14 +254,15 @@ impl Rank {
         let list = if data.evaluate { &class.evaluation } else { &class.step };
         let outputs: Vec<(usize, Port)> = w.results(RoleKind::is_shown).enumerate().collect();
         for (i, instr) in list.iter().enumerate() {
+            self.reach(&w, (i, 0))?;
             let start = self.now();
             self.recorder.microbatch(instr.microbatch());
-            if !matches!(instr, Instr::Call(_)) {
+            if !matches!(instr, Instr::Call(_) | Instr::Sent { .. }) {
                 self.recorder.begin(Done::Instr(i), None);
             }
             match instr {
                 Instr::Call(c) => {
-                    self.call(&w, c)?;
+                    self.call(&w, (data.evaluate, i), c)?;
                     for (output, p) in outputs.iter().filter(|(_, p)| p.func == c.func) {
                         if data.observe || p.ty.elements() == 1 {
                             let at = c.frames[p.place.frame as usize] + p.place.offset;
@@ -271,14 +280,14 @@ impl Rank {
                     self.transfer(&w, instr, t)?;
                 }
                 Instr::Sent { to } => {
-                    let to = w.plan.peer(self.rank, *to);
-                    let done = self.engine.transport().sent(to);
-                    done.map_err(|cause| Failed { own: false, cause })?;
+                    self.offered(&w, (data.evaluate, i), w.plan.peer(self.rank, *to))?;
+                    continue;
                 }
             }
             self.recorder.end();
             self.note(Done::Instr(i), start);
         }
+        self.reach(&w, NEVER)?;
         self.engine.wait().map_err(own)?;
         let timings = std::mem::take(&mut self.timings);
         Ok(Reply { pieces, touched: self.engine.touched(), timings, given: vec![] })

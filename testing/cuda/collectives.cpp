@@ -75,27 +75,30 @@ static int connect(const std::vector<Call>& calls) {
     return OK;
 }
 
-// With STANDIN_LOG every rank writes when exchanges of collectives begin and end: `+` and `-`, with the
-// members.
-static void note(const std::vector<Call>& calls, char what) {
+// With STANDIN_LOG every rank writes what begins and ends on its device, in that order: `+` and `-` of collectives,
+// with the members, `>` and `<` of sends, and `k` of kernels of its own.
+static int self = -1;
+static void note(char what, const Comm* c) {
     const char* dir = getenv("STANDIN_LOG");
-    if (!dir || calls[0].link != "c") return;
-    const Comm* c = calls[0].comm;
+    if (!dir || self < 0) return;
     static std::mutex& own = *new std::mutex;
     std::lock_guard<std::mutex> held(own);
-    const std::string file = std::string(dir) + "/order-" + std::to_string(c->world[c->rank]);
-    static FILE* f = fopen(file.c_str(), "a");
+    static FILE* f = fopen((std::string(dir) + "/order-" + std::to_string(self)).c_str(), "a");
     fprintf(f, "%c", what);
-    for (int member : c->world) fprintf(f, " %d", member);
+    for (size_t i = 0; c && i < c->world.size(); i++) fprintf(f, " %d", c->world[i]);
     fprintf(f, "\n");
     fflush(f);
 }
-// Of hosts with STANDIN_HOST ranks: what leaves one takes 10 ms longer.
+static void note(const std::vector<Call>& calls, bool begins) {
+    if (calls[0].link == "c") note(begins ? '+' : '-', calls[0].comm);
+    else if (calls[0].leave) note(begins ? '>' : '<', calls[0].comm);
+}
+// Of hosts with STANDIN_HOST ranks: what leaves one takes 10 ms longer, or STANDIN_FAR microseconds.
 static void far(const Comm* c) {
     const int host = setting("STANDIN_HOST", 0);
     for (int member : c->world)
         if (host && member / host != c->world[0] / host) {
-            usleep(10000);
+            usleep(setting("STANDIN_FAR", 10000));
             return;
         }
 }
@@ -114,7 +117,7 @@ static int add(Call c) {
     return begin(comm, [=] {
         if (int e = connect(all)) return e;
         queue(comm, stream, [=] {
-            note(all, '+');
+            note(all, true);
             far(comm);
             for (auto& c : all)
                 if (c.leave) c.leave();
@@ -122,7 +125,7 @@ static int add(Call c) {
                 if (c.come) c.come();
             for (auto& c : all)
                 if (c.left) c.left();
-            note(all, '-');
+            note(all, false);
         });
         return (int)OK;
     });
@@ -235,6 +238,8 @@ int ncclCommInitRankConfig(Comm** made, int ranks, Id id, int rank, const Config
     Config config;
     if (int e = read(given, &config)) return e;
     if (rank < 0 || rank >= ranks) return INVALID_ARGUMENT;
+    self = rank;
+    ((void (*)(void (*)()))driver("standin_on_kernel"))([] { note('k', nullptr); });
     Comm* c = new Comm;
     c->path = std::string(id.text) + "/all-";
     c->rank = rank;

@@ -130,6 +130,9 @@ void standin_become(void* thread) {
     current = other->first;
     stepping = other->second;
 }
+// Who is told when a kernel begins on a stream that is not first in line.
+static std::atomic<void (*)()> on_kernel{nullptr};
+void standin_on_kernel(void (*told)()) { on_kernel = told; }
 bool standin_inside(uint64_t at, size_t bytes) { return inside(at, bytes); }
 
 int cuInit(unsigned) {
@@ -201,7 +204,9 @@ int cuCtxGetStreamPriorityRange(int* least, int* most) {
 int cuStreamCreateWithPriority(void** s, unsigned, int priority) {
     if (int e = state()) return e;
     if (priority > 0 || priority < -5) return INVALID_VALUE;
-    *s = make_queue(current);
+    Queue* q = make_queue(current);
+    q->first = priority < 0;
+    *s = q;
     return OK;
 }
 // What is queued is done before the stream is gone.
@@ -465,7 +470,9 @@ int cuLaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz, unsign
     log("launch", 1);
     Shared* on = ((Queue*)stream)->device;
     if (!((Queue*)stream)->graph) stepping = true;
+    const bool first = ((Queue*)stream)->first;
     put((Queue*)stream, [=] {
+        if (auto told = first ? nullptr : on_kernel.load()) told();
         static std::atomic<int> launches[16];
         static const char* fault = getenv("STANDIN_FAULT");
         const int device = on - on_device(0);

@@ -54,7 +54,7 @@ struct Queue {
     std::deque<Work> work;
     std::condition_variable ready;
     std::atomic<size_t> open{0};  // of the work, what is not done
-    bool gone = false;
+    bool gone = false, first = false;
     unsigned turn;
     // What is kept while it captures, for which thread, and whether something illegal was done.
     std::shared_ptr<Graph> graph;

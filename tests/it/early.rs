@@ -112,6 +112,67 @@ fn receives_are_posted_where_memory_is_free() {
     assert!(plans > 10 && faster * 2 > plans, "{faster} of {plans} are faster");
 }
 
+/// What is sent is waited for by the launch that is the first to write its memory: no launch before it does, it does, and
+/// often whole calls are between.
+#[test]
+fn sends_are_waited_for_where_their_memory_is_written() {
+    use shardc_ir::group::launches;
+    use shardc_ir::overlap::late;
+    let (mut all, mut later, mut calls) = (0, 0, 0);
+    for (n, p, m) in [(Named::OneFOneB, 4, 8), (Named::ZbH1, 2, 6), (Named::Interleaved, 2, 8)] {
+        let o = on_devices(pipeline(&[("pp", p)], named(n), m));
+        let plan = compile(&Fixture::open("llama_deep").model(&o), &o).plan;
+        let of: Vec<_> = plan.module.funcs.iter().map(launches).collect();
+        for class in &plan.classes {
+            let found = late(&plan.module, &of, class, &class.step);
+            let mut offers = std::collections::BTreeMap::new();
+            for (i, instr) in class.step.iter().enumerate() {
+                let (to, t) = match instr {
+                    Instr::Send(t) => {
+                        let own = offers.entry(t.with).or_insert_with(Vec::new);
+                        own.push((t.offset, t.offset + t.bytes));
+                        continue;
+                    }
+                    Instr::Sent { to } => (to, offers.get_mut(to).expect("an offer").remove(0)),
+                    Instr::Call(_) | Instr::PostRecv(_) | Instr::Recv(_) => continue,
+                };
+                let until = found[&(i, None)];
+                let meets = |at: usize, bytes: usize| at < t.1 && t.0 < at + bytes;
+                // Whether a launch of an instruction writes there.
+                let writes = |j: usize, l: Option<usize>| match &class.step[j] {
+                    Instr::Call(c) => of[c.func].iter().enumerate().any(|(k, x)| {
+                        let work = class.memory.workspaces[c.func][x.nodes.clone()].iter();
+                        let outs = x.outs.iter().map(|&v| &class.memory.places[c.func][v]);
+                        let views = || plan.module.funcs[c.func].nodes[x.nodes.clone()].iter();
+                        let at = |p: &&shardc_ir::plan::Place| {
+                            meets(c.frames[p.frame as usize] + p.offset, p.bytes)
+                        };
+                        l.is_none_or(|l| k == l)
+                            && views().any(|n| !n.op.def().is_view())
+                            && work.chain(outs).any(|p| at(&p))
+                    }),
+                    Instr::PostRecv(t) | Instr::Recv(t) => meets(t.offset, t.bytes),
+                    Instr::Send(_) | Instr::Sent { .. } => false,
+                };
+                assert!((i..until.0).all(|j| !writes(j, None)), "{i} to {to}: {until:?}");
+                assert!((0..until.1).all(|l| !writes(until.0, Some(l))), "{i} to {to}: {until:?}");
+                assert!(
+                    until.0 == class.step.len() || writes(until.0, Some(until.1)) || {
+                        !matches!(class.step[until.0], Instr::Call(_)) && writes(until.0, None)
+                    }
+                );
+                let call = |x: &Instr| matches!(x, Instr::Call(_));
+                let next = class.step[i..].iter().position(call).map(|n| i + n);
+                all += 1;
+                later += usize::from(next.is_some_and(|n| until > (n, 0)));
+                calls += class.step[i..until.0].iter().filter(|x| call(x)).count();
+            }
+        }
+    }
+    println!("{later} of {all} sends are waited for later, {calls} calls in all");
+    assert!(all > 50 && later * 2 > all, "{later} of {all}");
+}
+
 /// Plans for ranks that are threads post nothing: there nothing goes on while a rank works.
 #[test]
 fn only_what_moves_alone_is_posted() {

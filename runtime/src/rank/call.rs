@@ -8,67 +8,134 @@ use crate::flight_recorder::{Done, Timing};
 use crate::wiring::Wiring;
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::kernel::Kernel;
-use shardc_ir::plan::{Call, Place, calls};
+use shardc_ir::overlap::{At, late};
+use shardc_ir::plan::{Call, Instr, Place, calls};
 use smallvec::SmallVec;
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// A collective under way.
-struct Open {
-    /// The launch before which it is waited for.
-    until: usize,
-    func: usize,
-    launch: usize,
-    /// Those of a lane are done in their order.
-    lane: usize,
-    /// Among the operations of the transport.
-    number: Option<Number>,
+/// Behind all lists.
+pub(super) const NEVER: At = (usize::MAX, 0);
+
+/// What goes on beside work.
+pub(super) struct Open {
+    /// Where it is waited for.
+    until: At,
+    what: What,
+}
+
+enum What {
+    /// An offer to a rank, of this instruction that waits for it.
+    Offer { to: usize, instr: usize },
+    /// A collective, of this launch of a function, with its number among the operations of the transport.
+    Collective { func: usize, launch: usize, lane: usize, number: Option<Number> },
+}
+
+impl What {
+    /// Things of a queue are done in their order.
+    fn queue(&self) -> (bool, usize) {
+        match *self {
+            What::Offer { to, .. } => (false, to),
+            What::Collective { lane, .. } => (true, lane),
+        }
+    }
 }
 
 impl Rank {
-    /// Runs all launches of a function.
-    pub(super) fn call(&mut self, w: &Wiring, c: &Call) -> std::result::Result<(), Failed> {
+    /// Runs all launches of a function, which is called by instruction `at` of a list.
+    pub(super) fn call(
+        &mut self,
+        w: &Wiring,
+        (evaluates, at): (bool, usize),
+        c: &Call,
+    ) -> std::result::Result<(), Failed> {
         let call_plan = self.call_plan(w, c);
-        let mut open: VecDeque<Open> = VecDeque::new();
         let mut runs = call_plan.runs.iter().peekable();
-        let mut i = 0;
-        while i < w.bound[c.func].len() {
-            while let Some(at) = open.iter().position(|o| o.until <= i) {
-                let o = open.remove(at).expect("it is there");
-                self.finish(w, &o)?;
-            }
-            if let Some(run) = runs.next_if(|r| r.launches.start == i) {
+        let (mut i, end) = (0, w.bound[c.func].len());
+        while i < end {
+            let run = runs.next_if(|r| r.launches.start == i);
+            self.reach(w, (at, run.map_or(i, |r| r.launches.end - 1)))?;
+            if let Some(run) = run {
                 self.repeat(w, c, run)?;
                 i = run.launches.end;
                 continue;
             }
-            let until = call_plan.awaited.get(i).copied().unwrap_or(i + 1);
+            let until = match call_plan.awaited.get(i) {
+                Some(&until) if until == end => {
+                    let late = self.late[usize::from(evaluates)].get(&(at, Some(i)));
+                    late.copied().unwrap_or((at, end))
+                }
+                until => (at, until.copied().unwrap_or(i + 1)),
+            };
             let axes = match &self.program[c.func][i] {
                 Kernel::Collective(k) => Some(k.axes),
                 _alone => None,
             };
-            let deferred = until > i + 1 && axes.is_some();
+            let deferred = until > (at, i + 1) && axes.is_some();
             let number = match self.launch(w, c, i, deferred) {
                 // It may be one of those under way that failed.
                 Err(f) if !f.own => {
-                    open.iter().try_for_each(|o| self.finish(w, o))?;
+                    self.reach(w, NEVER)?;
                     return Err(f);
                 }
                 done => done?,
             };
             if deferred {
                 let lane = axes.map_or(0, |axes| self.engine.transport().lane(axes));
-                open.push_back(Open { until, func: c.func, launch: i, lane, number });
-                let mut least = until;
-                for earlier in open.iter_mut().rev().filter(|o| o.lane == lane) {
-                    least = least.min(earlier.until);
-                    earlier.until = least;
-                }
+                self.open(until, What::Collective { func: c.func, launch: i, lane, number });
             }
             i += 1;
         }
-        open.iter().try_for_each(|o| self.finish(w, o))
+        self.reach(w, (at, end))
+    }
+
+    /// Waits for an offer, which instruction `at` of a list does; later if its memory is not needed before.
+    pub(super) fn offered(
+        &mut self,
+        w: &Wiring,
+        (evaluates, at): (bool, usize),
+        to: usize,
+    ) -> std::result::Result<(), Failed> {
+        let late = self.late[usize::from(evaluates)].get(&(at, None));
+        self.open(late.copied().unwrap_or((at, 0)), What::Offer { to, instr: at });
+        self.reach(w, (at, 0))
+    }
+
+    /// Says that something goes on until it is waited for.
+    fn open(&mut self, until: At, what: What) {
+        let queue = what.queue();
+        self.open.push_back(Open { until, what });
+        let mut least = until;
+        for earlier in self.open.iter_mut().rev().filter(|o| o.what.queue() == queue) {
+            least = least.min(earlier.until);
+            earlier.until = least;
+        }
+    }
+
+    /// Waits for all that is waited for up to a place of the list.
+    pub(super) fn reach(&mut self, w: &Wiring, at: At) -> std::result::Result<(), Failed> {
+        while let Some(i) = self.open.iter().position(|o| o.until <= at) {
+            let o = self.open.remove(i).expect("it is there");
+            match o.what {
+                What::Offer { to, instr } => self.sent(to, instr)?,
+                What::Collective { func, launch, lane, number } => {
+                    self.finish(w, (func, launch, lane), number)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for the oldest offer to a rank.
+    fn sent(&mut self, to: usize, instr: usize) -> std::result::Result<(), Failed> {
+        let start = self.now();
+        self.recorder.begin(Done::Instr(instr), None);
+        let done = self.engine.transport().sent(to);
+        done.map_err(|cause| Failed { own: false, cause })?;
+        self.recorder.end();
+        self.note(Done::Instr(instr), start);
+        Ok(())
     }
 
     /// Runs a launch of a function, or, if it is deferred, begins it; its number among operations.
@@ -135,6 +202,17 @@ impl Rank {
         let w = self.wiring.clone();
         let class = &w.plan.classes[self.class];
         let mut known = BTreeSet::new();
+        if !(self.clock.is_some() && self.engine.queues()) {
+            let lists = [&class.step, &class.evaluation];
+            self.late = lists.map(|l| late(&w.plan.module, &w.launches, class, l));
+            for (list, late) in lists.iter().zip(&self.late) {
+                for &(at, launch) in late.values() {
+                    if let Some(Instr::Call(c)) = list.get(at) {
+                        self.call_plans.cut(c, launch);
+                    }
+                }
+            }
+        }
         let exchanges = self.engine.transport().rehearse(true)?;
         for c in class.calls().chain(calls(&class.evaluation)) {
             if !self.engine.queues() || !known.insert((c.func, c.frames.clone())) {
@@ -183,16 +261,21 @@ impl Rank {
     }
 
     /// Waits for the oldest collective under way.
-    fn finish(&mut self, w: &Wiring, o: &Open) -> std::result::Result<(), Failed> {
-        let n = w.launches[o.func][o.launch].nodes.start;
-        let done = self.engine.transport().finish(o.lane);
-        let placed = |cause| Failed { own: false, cause: self.placed(w, o.func, n, cause) };
+    fn finish(
+        &mut self,
+        w: &Wiring,
+        (func, launch, lane): (usize, usize, usize),
+        number: Option<Number>,
+    ) -> std::result::Result<(), Failed> {
+        let n = w.launches[func][launch].nodes.start;
+        let done = self.engine.transport().finish(lane);
+        let placed = |cause| Failed { own: false, cause: self.placed(w, func, n, cause) };
         let took = done.map_err(placed)?;
-        self.recorder.ended(o.number);
+        self.recorder.ended(number);
         if let Some((began, took)) = self.clock.zip(took) {
             let since = |at: Instant| at.saturating_duration_since(began);
             let (start, end) = (since(took.begun), since(took.done));
-            self.timings.push(Timing { what: Done::Launch(o.func, n), start, end });
+            self.timings.push(Timing { what: Done::Launch(func, n), start, end });
         }
         Ok(())
     }

@@ -453,6 +453,57 @@ fn a_device_that_hangs_ends_the_job() {
     );
 }
 
+/// Of all collectives, or sends, of 2 steps on the device of rank 0 of 2 on two hosts: beside each, how many kernels
+/// begin.
+fn beside(m: &Machine, [begins, ends]: [char; 2], far: &str) -> Vec<usize> {
+    let log = m.dir.join("order");
+    std::fs::create_dir_all(&log).expect("a folder");
+    let dir = log.display().to_string();
+    let also = [("STANDIN_LOG", &*dir), ("STANDIN_HOST", "1"), ("STANDIN_FAR", far)];
+    succeeded(&torchrun(m, 2, &["run", "plan", "--device", "cuda", "--steps", "2"], &also));
+    let order = std::fs::read_to_string(log.join("order-0")).expect("a log");
+    let (mut open, mut kernels, mut all) = (0, 0, vec![]);
+    for line in order.lines() {
+        kernels += usize::from(line == "k" && open > 0);
+        open += usize::from(line.starts_with(begins));
+        if line.starts_with(ends) {
+            open -= 1;
+            all.push(std::mem::take(&mut kernels));
+        }
+    }
+    all
+}
+
+/// What is gathered once per step is on its way while the first microbatch begins to work: what `@step_prologue` has
+/// begun is waited for where it is used, and nothing works in `@step_prologue`.
+#[test]
+fn collectives_go_on_across_calls() {
+    let Some(m) = machine("across", true) else { return };
+    let model = format!("{HERE}/tests/fixtures/llama_deep");
+    let compile = ["compile", &model, "--global-batch", "4", "--seq", "8", "--mode", "infer"];
+    let mesh = ["--mesh", "dp=2", "--zero", "1", "--transport", "nccl", "-o", "plan"];
+    m.ok(&[&compile[..], &mesh, &CODE].concat(), &[]);
+    let all = beside(&m, ['+', '-'], "10000");
+    let some = all.iter().filter(|&&kernels| kernels > 0).count();
+    println!("kernels begin beside {some} of {} collectives", all.len());
+    assert!(all.len() > 100 && some > 1, "{all:?}");
+}
+
+/// What a stage has sent is on its way while its next microbatch works, although links are slow.
+#[test]
+fn work_goes_on_beside_sends() {
+    let Some(m) = machine("sends", true) else { return };
+    let model = format!("{HERE}/tests/fixtures/llama_deep");
+    let compile = ["compile", &model, "--global-batch", "16", "--seq", "8", "-o", "plan"];
+    let mesh = ["--mesh", "pp=2", "--schedule", "gpipe", "--microbatch", "2"];
+    m.ok(&[&compile[..], &mesh, &["--transport", "nccl"], &CODE].concat(), &[]);
+    let all = beside(&m, ['>', '<'], "200000");
+    println!("kernels begin beside sends: {all:?}");
+    // A byte at the start, and then as many in each step; later ones are of microbatches whose memory is taken.
+    let (first, second) = all[1..].split_at(all.len() / 2);
+    assert!(first.len() == 9 && second.len() == 9 && first[0] > 0 && second[0] > 0, "{all:?}");
+}
+
 /// On two hosts of two ranks each, what leaves a host is not in the way of what does not: collectives of tp begin and
 /// end while one of ZeRO is on its way. Where NCCL does not start kernels in the order of calls there is one stream.
 #[test]
@@ -484,7 +535,7 @@ fn what_leaves_a_host_is_in_nobodys_way() {
         let order = std::fs::read_to_string(log.join("order-0")).expect("a log");
         // Of groups within the host of rank 0, those that ended while one that leaves it was open.
         let (mut open, mut count) = (0, [0; 2]);
-        for line in order.lines() {
+        for line in order.lines().filter(|l| l.starts_with(['+', '-'])) {
             let near = line.ends_with(" 0 1");
             match (near, line.starts_with('+')) {
                 (false, true) => open += 1,

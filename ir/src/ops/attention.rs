@@ -20,7 +20,7 @@ op! {
     /// the place, the head and the position of the key. Results: the output `[b,s,n,e]` and the log-sum-exp of
     /// the scores `[b,s,n]`, in f32 (-inf, and output 0, where a query sees no key).
     Attention = "attention" (q, k, v, q_pos, k_pos, slopes, bias, q_seg, k_seg, run, place) { scale: f64, mask: Mask, softcap: Option<f64>, slopes: bool, bias: bool, segments: bool, kept: Option<Kept> }
-    facts |o| { kind: Attention, fusion: None, precision: if o.slopes || o.bias { Wants::Gated } else { Wants::Half }, gradient: Flows }
+    facts |o| { kind: Attention, fusion: None, precision: if o.slopes || o.bias { Wants::Gated } else { Wants::Half }, gradient: Flows, linear: Linear::No }
     samples [
         "attention[0.5; mask=causal] f32[2,3,4,2], f32[2,3,2,2], f32[2,3,2,2], i32[3], i32[3]",
         "attention[0.7; mask=-1..0] f32[1,4,2,2], f32[1,4,1,2], f32[1,4,1,3], i32[4], i32[4]",

@@ -1,7 +1,7 @@
 //! `attention`: scaled dot-product attention with grouped key-value heads.
 
 use super::*;
-use crate::kernel::{Elem, Heads};
+use crate::kernel::Heads;
 
 op! {
     /// Attention (Vaswani et al., 2017) of q `[b,s,n,d]` over k `[b,t,g,d]` and v `[b,t,g,e]`, with n = g·r
@@ -176,7 +176,7 @@ pub(crate) fn score_bytes(mesh: &Mesh, [q, k, v]: [&Type; 3], backward: bool) ->
     let (rows, keys) = (q.chunk(mesh, 1).min(ROWS), k.chunk(mesh, 1));
     let (width, value_width) = (q.chunk(mesh, 3), v.chunk(mesh, 3));
     let scores = rows * keys * if backward { 2 } else { 1 };
-    let elem = Elem::of(q.dtype);
+    let elem = q.dtype;
     let heads = Heads { elem, rows, keys, width, value_width, ..Heads::default() };
     (scores + heads.wide(backward)) * 4
 }

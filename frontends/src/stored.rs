@@ -6,11 +6,11 @@ use shardc_ir::types::{DType, DTypeFacts};
 
 /// A number as it was stored.
 #[derive(Clone, Copy)]
-pub enum Number {
+pub enum StoredNumber {
     Float(f64),
     Whole(i64),
 }
-use Number::{Float, Whole};
+use StoredNumber::{Float, Whole};
 
 /// What is known of an element type of files.
 #[derive(Debug)]
@@ -23,7 +23,7 @@ pub struct StoredType {
     torch: Option<u32>,
     pub bytes: usize,
     /// The number whose little-endian bytes these are.
-    read: fn(u64) -> Number,
+    read: fn(u64) -> StoredNumber,
 }
 
 static TYPES: [StoredType; 12] = {
@@ -32,7 +32,7 @@ static TYPES: [StoredType; 12] = {
         name: &'static str,
         torch: Option<u32>,
         bytes: usize,
-        read: fn(u64) -> Number,
+        read: fn(u64) -> StoredNumber,
     ) -> StoredType {
         StoredType { numpy, name, torch, bytes, read }
     }
@@ -75,7 +75,7 @@ impl StoredType {
         matches!((self.read)(0), Float(_))
     }
     /// The number whose bytes these are.
-    pub fn decode(&self, bytes: &[u8]) -> Number {
+    pub fn decode(&self, bytes: &[u8]) -> StoredNumber {
         let mut wide = [0; 8];
         wide[..bytes.len()].copy_from_slice(bytes);
         (self.read)(u64::from_le_bytes(wide))

@@ -337,8 +337,7 @@ pub struct Collective {
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct HorizontalFusion {
     pub kernels: Vec<Rows>,
-    /// By kernel: which operands and results of the launch are its own, in the order in which it names
-    /// them.
+    /// By kernel: which operands and results of the launch are its own, in its own order.
     pub operands: Vec<SmallVec<[usize; 12]>>,
 }
 

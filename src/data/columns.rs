@@ -2,7 +2,7 @@
 
 use super::{ends, npy, short};
 use shardc_frontends::batch::{IGNORED, tensors};
-use shardc_frontends::stored::{Number, StoredType};
+use shardc_frontends::stored::{StoredNumber, StoredType};
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::documents::Documents;
 use shardc_ir::files;
@@ -280,22 +280,27 @@ impl Columns {
             let mut own = a.row(r, n)?;
             if moves {
                 own.rotate_left(1);
-                own.iter_mut().last().into_iter().for_each(|x| *x = Number::Whole(IGNORED.into()));
+                own.iter_mut()
+                    .last()
+                    .into_iter()
+                    .for_each(|x| *x = StoredNumber::Whole(IGNORED.into()));
             }
             all.extend(own);
         }
         if row.dtype == DType::I32 {
-            let small = |x: Number| match x {
-                Number::Whole(x) => i32::try_from(x).map_err(|_| {
+            let small = |x: StoredNumber| match x {
+                StoredNumber::Whole(x) => i32::try_from(x).map_err(|_| {
                     wrong(&a.place(), format!("`{}` has {x}, which is not i32", row.name))
                 }),
-                Number::Float(_) => Err(wrong(&a.place(), format!("`{}` is floats", row.name))),
+                StoredNumber::Float(_) => {
+                    Err(wrong(&a.place(), format!("`{}` is floats", row.name)))
+                }
             };
             return Ok(Numbers::I32(all.into_iter().map(small).collect::<Result<_>>()?));
         }
         let float = |x| match x {
-            Number::Float(x) => x as f32,
-            Number::Whole(x) => x as f32,
+            StoredNumber::Float(x) => x as f32,
+            StoredNumber::Whole(x) => x as f32,
         };
         Ok(Numbers::F32(all.into_iter().map(float).collect()))
     }
@@ -319,7 +324,7 @@ impl Array {
     }
 
     /// The `n` numbers of a row.
-    fn row(&self, row: usize, n: usize) -> Result<Vec<Number>> {
+    fn row(&self, row: usize, n: usize) -> Result<Vec<StoredNumber>> {
         let size = self.element.bytes;
         let mut bytes = vec![0; n * size];
         let at = self.start + (row * n * size) as u64;

@@ -4,7 +4,7 @@ use super::graph::{Graph, Stored};
 use super::room::{self, MAX_LISTED};
 use super::schema::{self, RawSize, TensorMeta};
 use super::zip::{Zip, broken};
-use crate::stored::{Number, StoredType};
+use crate::stored::{StoredNumber, StoredType};
 use serde::Deserialize;
 use shardc_ir::diag::Result;
 use shardc_ir::files;
@@ -157,9 +157,9 @@ impl Archive {
             let some = ((count - out.len()) * size).min(AT_ONCE);
             file.read_exact(&mut raw[..some]).map_err(unreadable)?;
             let number = |c| match t.stored.dtype.decode(c) {
-                Number::Float(x) => x,
+                StoredNumber::Float(x) => x,
                 // Exact but beyond 2^53.
-                Number::Whole(x) => x as f64,
+                StoredNumber::Whole(x) => x as f64,
             };
             out.extend(raw[..some].chunks_exact(size).map(number));
         }

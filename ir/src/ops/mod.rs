@@ -36,7 +36,7 @@ macro_rules! op {
         $(#[doc = $doc])*
         #[derive(Clone, Debug, PartialEq)]
         pub struct $op { $(pub $field: $ty),* }
-        impl $crate::ops::Declared for $op {
+        impl $crate::ops::Declaration for $op {
             fn written_rule(&self, _ranks: &[usize]) -> Option<Cow<'_, Rule>> {
                 let all: [Option<Cow<'_, Rule>>; _] = [$($crate::attr::Attr::rule(&self.$field, _ranks)),*];
                 all.into_iter().flatten().next()
@@ -93,7 +93,7 @@ pub trait OpText: Sized {
 }
 
 /// What the declaration of an op says to whoever has any op.
-pub trait Declared {
+pub trait Declaration {
     /// The rule among the attributes, if there is one, for operands of these ranks.
     fn written_rule(&self, ranks: &[usize]) -> Option<Cow<'_, Rule>>;
     /// Sizes of letters that no operand fixes: those among the attributes.
@@ -125,7 +125,7 @@ impl EvalCx<'_> {
 
 /// What an op means. Every op has a rule (collectives: only for their shape), a gradient and an
 /// evaluation; the rest has defaults.
-pub trait OpDef: Declared {
+pub trait OpDef: Declaration {
     /// The letter rule for operands of these ranks. Never panics for operands that
     /// [`OpDef::accepts`] allows.
     fn rule(&self, ranks: &[usize]) -> Cow<'_, Rule> {

@@ -6,9 +6,8 @@
 //! cargo bench --bench collectives --features mpi --no-run     # then: mpirun -n 2 THE-BINARY
 //! ```
 
-use shardc_ir::kernel::Elem;
 use shardc_ir::mesh::{AtomSet, Mesh};
-use shardc_ir::types::Reduction;
+use shardc_ir::types::{DType, Reduction};
 use shardc_runtime::threads::Threads;
 use shardc_runtime::transport::{Reduced, Region, Transport};
 use std::time::{Duration, Instant};
@@ -29,8 +28,8 @@ fn sum(from: &mut [f32], to: &mut [f32]) -> Reduced {
     unsafe {
         Reduced {
             fold: Reduction::Sum,
-            from: Region::adjacent(from.as_mut_ptr(), Elem::F32, len),
-            to: Region::adjacent(to.as_mut_ptr(), Elem::F32, len),
+            from: Region::adjacent(from.as_mut_ptr(), DType::F32, len),
+            to: Region::adjacent(to.as_mut_ptr(), DType::F32, len),
         }
     }
 }

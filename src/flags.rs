@@ -35,7 +35,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 pub use text::{Brought, default_microbatch};
 pub use value::Value;
-pub use values::{AXES, bytes_of, memory, memory_of, whole};
+pub use values::{bytes_of, memory, memory_of, place_of, whole};
 
 /// The flag of an option of options.toml; what has no flag of this name stays as it is.
 pub fn flag_of(option: &str) -> String {

@@ -228,7 +228,7 @@ fn has_loss(source: &Source, path: &Path, o: &Options) -> Result<()> {
 fn one_microbatch(why: Option<&str>, path: &Path, o: &Options) -> Result<()> {
     let n = o.microbatches();
     let Some(why) = why.filter(|_| n > 1) else { return Ok(()) };
-    let rows = o.global_batch / (o.axis("dp_shard") * o.axis("dp_replicate")).max(1);
+    let rows = o.global_batch / o.data_parallel().max(1);
     Err(Diag::new("import-loss", format!("the loss of {n} microbatches is not the mean of theirs"))
         .at(path.display().to_string())
         .why(why)

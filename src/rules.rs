@@ -3,6 +3,7 @@
 use crate::search::ways;
 use serde::Serialize;
 use shardc_frontends::Facts;
+use shardc_ir::axes;
 use shardc_ir::diag::Diag;
 use shardc_ir::mesh::PIPELINE;
 use shardc_ir::plan::TokenOrder;
@@ -335,7 +336,7 @@ impl Rules<'_> {
             );
             return;
         };
-        let ranks: usize = ["dp_shard", "cp", "tp"].map(|a| o.axis(a)).iter().product();
+        let ranks: usize = axes::names(|r| r.shares).map(|a| o.axis(a)).product();
         let list = |name: &str, n: usize, near: usize| -> Vec<String> {
             let fits = divisors_near(n, near, |d| ranks % d == 0);
             fits.iter().map(|d| format!("{name}={d}")).collect()
@@ -384,7 +385,7 @@ impl Rules<'_> {
     fn factors(&mut self) {
         let (f, o) = (self.f, self.o);
         let Some(d) = f.experts.and_then(|_| fold(o).err()) else { return };
-        let axes = ["dp_shard", "cp", "tp"].map(|a| (a, o.axis(a)));
+        let axes = axes::names(|r| r.shares).map(|a| (a, o.axis(a)));
         let values = [("ep", o.ep), ("etp", o.etp())].into_iter().chain(axes).collect();
         self.refused(d, values, foldings(f, o));
     }
@@ -454,11 +455,7 @@ fn schedules(f: &Facts, o: &Options) -> Vec<String> {
 pub fn nearest_meshes(f: &Facts, o: &Options) -> Vec<Options> {
     let both = o.axis("dp_replicate") > 1 && o.axis("dp_shard") > 1;
     let shards = o.zero > 0 || o.ep > 1 || o.axis("dp_shard") > 1;
-    let axes: Vec<&str> = match (both, shards) {
-        (true, _) => vec!["pp", "dp_replicate", "dp_shard", "cp", "tp"],
-        (false, true) => vec!["pp", "dp_shard", "cp", "tp"],
-        (false, false) => vec!["pp", "dp_replicate", "cp", "tp"],
-    };
+    let axes: Vec<&str> = axes::names(|r| both || !r.of_rows() || r.shares == shards).collect();
     let ranks: usize = o.mesh.iter().map(|a| a.1).product();
     let other = o.mesh.iter().any(|a| a.1 > 1 && !axes.contains(&&*a.0));
     if ranks <= 1 || ranks > 1 << 16 || other {

@@ -9,7 +9,7 @@
 // Defined before: LOOPS and PARTS, the most loops of a walk and the most parts of a fold.
 #include "device.cuh"
 
-enum Elem { F32, BF16, I32, HALF };
+enum Elem { F32, BF16, HALF, I32 };
 enum How { SUM, MAX, MIN };
 
 struct Region {

@@ -1,11 +1,11 @@
 //! Where the elements of a rank's pieces lie, and loops over them.
 
 use shardc_ir::boxes::Ranges;
-use shardc_ir::kernel::{Block, Elem, Extents, View};
+use shardc_ir::kernel::{Block, Extents, View};
 use shardc_ir::mesh::Mesh;
 use shardc_ir::rule::{Dims, Group};
 use shardc_ir::tensor;
-use shardc_ir::types::{Extent, Type};
+use shardc_ir::types::{DType, Extent, Type};
 
 /// A node's operands and results, as one rank stores them. Operand numbers are those of kernels:
 /// operands, then results, then the workspace.
@@ -27,8 +27,8 @@ impl Layout<'_> {
         self.types[operand].lens(self.mesh, self.coords)
     }
     /// How its elements are read and written.
-    pub fn elem(&self, operand: usize) -> Elem {
-        Elem::of(self.types[operand].dtype)
+    pub fn elem(&self, operand: usize) -> DType {
+        self.types[operand].dtype
     }
     pub fn extent(&self, operand: usize, dim: usize) -> Extent {
         self.types[operand].extent(self.mesh, dim, self.coords)
@@ -106,7 +106,7 @@ impl Nest {
         View { operand, offset, strides: self.walks[walk].clone() }
     }
     /// The loops of the only view.
-    fn block(&self, operand: usize, offset: usize, elem: Elem) -> Block {
+    fn block(&self, operand: usize, offset: usize, elem: DType) -> Block {
         Block { extents: self.extents(), view: self.view(0, operand, offset), elem }
     }
 }

@@ -1,4 +1,4 @@
-//! From nodes to the kernel of one rank: one arm per op.
+//! From nodes to the kernel of one rank: one arm per op that is neither over rows nor a view.
 
 use crate::layout::Layout;
 use crate::{collective, experts, fused, moves, product, rows};
@@ -113,53 +113,6 @@ fn layout<'a>(
 /// What a node does that is not one over rows.
 fn alone(l: &Layout, node: &Node) -> Kernel {
     match &node.op {
-        Op::Add(_)
-        | Op::Accumulate(_)
-        | Op::Sub(_)
-        | Op::Mul(_)
-        | Op::Div(_)
-        | Op::Scale(_)
-        | Op::Shift(_)
-        | Op::AtLeast(_)
-        | Op::Exp(_)
-        | Op::Log(_)
-        | Op::Sqrt(_)
-        | Op::Rsqrt(_)
-        | Op::Tanh(_)
-        | Op::Logistic(_)
-        | Op::Silu(_)
-        | Op::Gelu(_)
-        | Op::Sin(_)
-        | Op::Cos(_)
-        | Op::Abs(_)
-        | Op::Sign(_)
-        | Op::Clamp(_)
-        | Op::Erf(_)
-        | Op::Pow(_)
-        | Op::Softplus(_)
-        | Op::Log1p(_)
-        | Op::Round(_)
-        | Op::Max(_)
-        | Op::Min(_)
-        | Op::Less(_)
-        | Op::Equal(_)
-        | Op::Select(_)
-        | Op::Cast(_)
-        | Op::Fill(_)
-        | Op::ReduceSum(_)
-        | Op::ReduceMax(_)
-        | Op::ReduceMin(_)
-        | Op::MergeAttention(_)
-        | Op::AdamW(_)
-        | Op::Sgd(_) => {
-            panic!("{} is over rows", node.op.mnemonic())
-        }
-        Op::StopGradient(_)
-        | Op::Reshape(_)
-        | Op::FanOut(_)
-        | Op::ToPartial(_)
-        | Op::ToVarying(_)
-        | Op::FromVarying(_) => Kernel::View,
         Op::Literal(o) => Kernel::Literal { values: o.values.clone(), to: 0 },
         Op::Transpose(o) => moves::spread(l, &o.rule.0),
         Op::Expand(o) => moves::spread(l, &o.rule.0),
@@ -196,5 +149,7 @@ fn alone(l: &Layout, node: &Node) -> Kernel {
         Op::Exchange(o) => collective::exchange(l, o),
         Op::AllToAllV(o) => collective::all_to_all_v(l, o),
         Op::Permute(o) => collective::permute(l, o.axes, o.shift),
+        op if op.def().is_view() => Kernel::View,
+        op => panic!("{} is over rows, or needs an arm here", op.mnemonic()),
     }
 }

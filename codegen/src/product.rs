@@ -4,8 +4,9 @@ use crate::layout::Layout;
 use crate::rows::Program;
 use shardc_ir::func::{Func, Node, Value};
 use shardc_ir::group::{Axes, IterationSpace, rule_of};
-use shardc_ir::kernel::{Elem, Extents, Gemm, Kernel, Matrix, Rows, THEN, Then, View};
+use shardc_ir::kernel::{Extents, Gemm, Kernel, Matrix, Rows, THEN, Then, View};
 use shardc_ir::rule::{Letter, Rule, has_letter};
+use shardc_ir::types::DType;
 use smallvec::{SmallVec, smallvec};
 
 /// A number for both operands, and for each tensor of the shape of the result, or smaller.
@@ -147,7 +148,7 @@ pub(crate) fn then(
             offset: 0,
             strides: smallvec![rows, cols],
         };
-        p.read(made, view(0, THEN[1], 1), Elem::F32);
+        p.read(made, view(0, THEN[1], 1), DType::F32);
         p.round(f, made);
         for (x, i) in reads.iter().zip(1..) {
             p.read(values[x.view.operand], view(i, x.row_stride, x.col_stride), x.elem);

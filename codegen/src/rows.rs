@@ -4,11 +4,9 @@ use crate::c;
 use crate::layout::{Layout, Nest};
 use shardc_ir::func::{Func, Node, Value};
 use shardc_ir::group::{Axes, IterationSpace, is_same};
-use shardc_ir::kernel::{
-    Body, Elem, Extents, Kernel, Load, Results, Rows, Scalar, Store, Unary, View,
-};
+use shardc_ir::kernel::{Body, Extents, Kernel, Load, Results, Rows, Scalar, Store, Unary, View};
 use shardc_ir::ops::FusionClass;
-use shardc_ir::types::Reduction;
+use shardc_ir::types::{DType, Reduction};
 
 /// Views of every operand and result of a launch along its loops.
 struct Loops {
@@ -70,7 +68,7 @@ pub(crate) struct Program {
 
 impl Program {
     /// A value that is read.
-    pub fn read(&mut self, v: Value, view: View, elem: Elem) {
+    pub fn read(&mut self, v: Value, view: View, elem: DType) {
         self.k.loads.push(Load { view, elem });
         let load = self.body.push(Scalar::Load(self.k.loads.len() - 1));
         self.known.push((v, load));
@@ -83,8 +81,9 @@ impl Program {
 
     /// A value is what its type says, whether it reaches memory or not.
     pub fn round(&mut self, f: &Func, v: Value) {
-        if let Some(half) = Elem::of(f.ty(v).dtype).half() {
-            let rounded = self.body.unary(Unary::Round(half), self.of(v));
+        let dtype = f.ty(v).dtype;
+        if dtype.is_half() {
+            let rounded = self.body.unary(Unary::Round(dtype), self.of(v));
             self.known.push((v, rounded));
         }
     }
@@ -102,7 +101,7 @@ impl Program {
     }
 
     /// A value that is written.
-    pub fn write(&mut self, v: Value, view: View, elem: Elem) {
+    pub fn write(&mut self, v: Value, view: View, elem: DType) {
         let value = self.of(v);
         self.k.stores.push(Store { view, elem, value });
     }

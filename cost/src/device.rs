@@ -19,23 +19,24 @@ pub enum Precision {
 }
 
 impl Precision {
+    /// Its element type, if plans have it.
+    fn dtype(self) -> Option<DType> {
+        match self {
+            Precision::F32 => Some(DType::F32),
+            Precision::Bf16 => Some(DType::BF16),
+            Precision::F16 => Some(DType::F16),
+            Precision::Fp8 => None,
+        }
+    }
+
     /// As a plan and a file of a machine name it.
     pub fn name(self) -> &'static str {
-        match self {
-            Precision::F32 => "f32",
-            Precision::Bf16 => "bf16",
-            Precision::F16 => "f16",
-            Precision::Fp8 => "fp8",
-        }
+        self.dtype().map_or("fp8", DType::name)
     }
 
     /// Bytes of an element.
     pub fn bytes(self) -> f64 {
-        match self {
-            Precision::F32 => 4.0,
-            Precision::Bf16 | Precision::F16 => 2.0,
-            Precision::Fp8 => 1.0,
-        }
+        self.dtype().map_or(1.0, |d| d.bytes() as f64)
     }
 
     /// Of what stays out of fp8: activations between products, attention.
@@ -45,12 +46,8 @@ impl Precision {
 
     /// Of a product whose operands have this type; none of indices.
     pub fn of(dtype: DType) -> Option<Precision> {
-        match dtype {
-            DType::F32 => Some(Precision::F32),
-            DType::BF16 => Some(Precision::Bf16),
-            DType::F16 => Some(Precision::F16),
-            DType::I32 => None,
-        }
+        let all = [Precision::F32, Precision::Bf16, Precision::F16];
+        all.into_iter().find(|p| p.dtype() == Some(dtype))
     }
 }
 

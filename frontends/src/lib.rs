@@ -14,6 +14,7 @@ mod graph;
 pub mod import;
 pub mod rope;
 mod sizes;
+pub mod stored;
 
 pub use checkpoint::base::{Base, Saving};
 pub use checkpoint::init::init;

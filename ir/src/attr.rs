@@ -37,7 +37,14 @@ pub trait Attr: Sized {
         None
     }
     /// Itself, if it gives letters their sizes.
-    fn sizes(&mut self) -> Option<&mut Sizes> {
+    fn sizes_mut(&mut self) -> Option<&mut Sizes> {
+        None
+    }
+    fn sizes(&self) -> Option<&Sizes> {
+        None
+    }
+    /// The rule that it is for operands of these ranks, if it is one.
+    fn rule(&self, _ranks: &[usize]) -> Option<Cow<'_, Rule>> {
         None
     }
 }
@@ -119,6 +126,9 @@ impl Attr for Broadcast {
     fn broadcast(&mut self) -> Option<&mut Broadcast> {
         Some(self)
     }
+    fn rule(&self, ranks: &[usize]) -> Option<Cow<'_, Rule>> {
+        Some(Broadcast::rule(self, ranks))
+    }
 }
 
 impl RuleAttr {
@@ -142,6 +152,9 @@ impl Attr for RuleAttr {
             return Err(format!("a rule has one result on the right, not {}", rule.outs.len()));
         }
         Ok(RuleAttr(Arc::new(rule)))
+    }
+    fn rule(&self, _: &[usize]) -> Option<Cow<'_, Rule>> {
+        Some(Cow::Borrowed(&self.0))
     }
 }
 
@@ -169,7 +182,10 @@ impl Attr for Sizes {
     fn is_implied(&self) -> bool {
         self.0.is_empty()
     }
-    fn sizes(&mut self) -> Option<&mut Sizes> {
+    fn sizes_mut(&mut self) -> Option<&mut Sizes> {
+        Some(self)
+    }
+    fn sizes(&self) -> Option<&Sizes> {
         Some(self)
     }
 }
@@ -464,9 +480,7 @@ impl Attr for DType {
         out.push_str(self.name());
     }
     fn read(text: &str, _: &AttrCx) -> Result<Self, String> {
-        DType::ALL
-            .into_iter()
-            .find(|d| d.name() == text)
+        DType::named(text)
             .ok_or_else(|| format!("`{text}` is not an element type: f32, bf16, f16 or i32"))
     }
 }

@@ -256,13 +256,13 @@ fn wrong_shape(
 
 /// Rounds a float result as the precision says; integers are exact.
 fn round(t: &mut Tensor, dtype: DType, precision: Precision) {
-    let to: fn(f64) -> f64 = match (precision, dtype) {
-        (Precision::F64, _) | (_, DType::I32) => return,
-        (_, DType::F32) => |x| f64::from(x as f32),
-        (_, DType::BF16) => |x| to_half(x, 7, -126, f64::from(f32::MAX)),
-        (_, DType::F16) => |x| to_half(x, 10, -14, 65504.0),
-    };
-    t.data.iter_mut().for_each(|x| *x = to(*x));
+    let Some((bits, least)) = dtype.facts().float else { return };
+    let all = t.data.iter_mut();
+    match (precision, dtype.is_half()) {
+        (Precision::F64, _) => {}
+        (_, false) => all.for_each(|x| *x = f64::from(*x as f32)),
+        (_, true) => all.for_each(|x| *x = to_half(*x, bits, least, dtype.largest())),
+    }
 }
 
 /// Nearest number (ties to even) with `bits` stored mantissa bits and exponents from `min_exp`.

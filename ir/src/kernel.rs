@@ -11,14 +11,12 @@
 //! is exact, and a result is rounded once, to nearest even, when it is written.
 
 mod body;
-mod elem;
 mod experts;
 mod reach;
 mod recurrence;
 mod rows;
 
 pub use body::{Body, Results};
-pub use elem::{Elem, Half};
 pub use experts::{Copies, Grouped, Product, Ragged, Route, TopK};
 pub use recurrence::{Recurrence, RecurrenceGrad, Recurrent};
 pub use rows::{Binary, CHUNK, COLUMNS, Rows, Scalar, Stage, Store, Unary};
@@ -26,7 +24,7 @@ pub use rows::{Binary, CHUNK, COLUMNS, Rows, Scalar, Stage, Store, Unary};
 use crate::mesh::AtomSet;
 use crate::ops::rope::Pairs;
 use crate::rng::Distribution;
-use crate::types::Reduction;
+use crate::types::{DType, Reduction};
 use smallvec::SmallVec;
 use std::sync::Arc;
 
@@ -50,20 +48,20 @@ pub struct View {
 pub struct Block {
     pub extents: Extents,
     pub view: View,
-    pub elem: Elem,
+    pub elem: DType,
 }
 
 /// An operand that is read element by element.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Load {
     pub view: View,
-    pub elem: Elem,
+    pub elem: DType,
 }
 
 /// Copies elements of any type, after zeros were written to `clear`.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Copy {
-    pub elem: Elem,
+    pub elem: DType,
     pub clear: Option<Block>,
     pub extents: Extents,
     pub from: View,
@@ -74,7 +72,7 @@ pub struct Copy {
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Matrix {
     pub view: View,
-    pub elem: Elem,
+    pub elem: DType,
     pub row_stride: usize,
     pub col_stride: usize,
 }
@@ -119,7 +117,7 @@ pub struct Then {
 #[derive(Clone, PartialEq, Debug)]
 pub struct Pick {
     /// Of `x`, and of what is taken; what is put together is f32.
-    pub elem: Elem,
+    pub elem: DType,
     pub extents: Extents,
     pub x: View,
     /// i32.
@@ -138,7 +136,7 @@ pub struct Pick {
 #[derive(Clone, PartialEq, Debug)]
 pub struct Rope {
     /// Of `x` and the result.
-    pub elem: Elem,
+    pub elem: DType,
     pub extents: [usize; 3],
     pub width: usize,
     pub turns: usize,
@@ -152,7 +150,7 @@ pub struct Rope {
 /// For every index of `extents` the sums of `len` elements up to each, in f32, in order or from the last on.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Scan {
-    pub elem: Elem,
+    pub elem: DType,
     pub extents: Extents,
     pub len: usize,
     pub reverse: bool,
@@ -198,7 +196,7 @@ pub struct KeptAt {
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Heads {
     /// Of queries, keys, values, the output and their gradients; statistics are f32.
-    pub elem: Elem,
+    pub elem: DType,
     pub batch: usize,
     pub queries: usize,
     pub keys: usize,
@@ -339,35 +337,55 @@ pub struct Collective {
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct HorizontalFusion {
     pub kernels: Vec<Rows>,
-    /// By kernel: which operands and results of the launch are its own, in the order in which it names
-    /// them.
+    /// By kernel: which operands and results of the launch are its own, in its own order.
     pub operands: Vec<SmallVec<[usize; 12]>>,
 }
 
-/// What one rank does for one launch.
-#[derive(Clone, PartialEq, Debug)]
-pub enum Kernel {
-    /// Nothing: the result is the operand's memory.
-    View,
-    /// Numbers from the program to adjacent elements of operand `to`.
-    Literal {
-        values: Arc<[f32]>,
-        to: usize,
-    },
+/// Declares what is executed: from a row follow its place in [`Kernel`] and what it reaches.
+macro_rules! kernels {
+    ($($(#[doc = $doc:literal])* $kernel:ident($of:ty),)*) => {
+        /// What one rank does for one launch.
+        #[derive(Clone, PartialEq, Debug)]
+        pub enum Kernel {
+            /// Nothing: the result is the operand's memory.
+            View,
+            /// Numbers from the program to adjacent elements of operand `to`.
+            Literal { values: Arc<[f32]>, to: usize },
+            /// Copies, one after the other.
+            Copy(Vec<Copy>),
+            /// `out = x[index]`.
+            Take(Pick),
+            /// Zeros to `clear`, then `out[index] += x`, in loop order; without `clear`, to what `out` holds.
+            IndexAdd { pick: Pick, clear: Option<Block> },
+            $($(#[doc = $doc])* $kernel($of),)*
+        }
+        impl Kernel {
+            /// Shows every view with the loops that walk it.
+            fn walk(&self, see: reach::See) {
+                match self {
+                    Kernel::View => {}
+                    Kernel::Literal { values, to } => {
+                        let all = View { operand: *to, offset: 0, strides: smallvec::smallvec![1] };
+                        see(&all, &[&[values.len()]]);
+                    }
+                    Kernel::Copy(all) => all.iter().for_each(|k| k.reach(see)),
+                    Kernel::Take(k) => k.reach(true, see),
+                    Kernel::IndexAdd { pick, clear } => {
+                        pick.reach(false, see);
+                        clear.iter().for_each(|c| c.reach(see));
+                    }
+                    $(Kernel::$kernel(k) => k.reach(see),)*
+                }
+            }
+        }
+    };
+}
+kernels! {
     Rows(Rows),
     /// Kernels over rows that need nothing of each other.
     HorizontalFusion(HorizontalFusion),
-    /// Copies, one after the other.
-    Copy(Vec<Copy>),
     Gemm(Gemm),
     GemmThen(Box<Then>),
-    /// `out = x[index]`.
-    Take(Pick),
-    /// Zeros to `clear`, then `out[index] += x`, in loop order; without `clear`, to what `out` holds.
-    IndexAdd {
-        pick: Pick,
-        clear: Option<Block>,
-    },
     Scan(Scan),
     Draw(Draw),
     Rope(Rope),
@@ -448,7 +466,7 @@ impl Heads {
     /// Elements of the scratch memory beside the scores: a block of queries, the keys and values of
     /// a group, and a block of outputs; backward also the gradients of all but the output.
     pub fn wide(&self, backward: bool) -> usize {
-        if self.elem == Elem::F32 {
+        if self.elem == DType::F32 {
             return 0;
         }
         let (queries, outputs) = (self.rows * self.width, self.rows * self.value_width);

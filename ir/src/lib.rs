@@ -6,6 +6,7 @@
 
 pub mod alike;
 pub mod attr;
+pub mod axes;
 pub mod boxes;
 pub mod builder;
 pub mod cpu;

@@ -5,6 +5,7 @@
 //! (`tp:(1)4`, say, because there are 4 KV heads) is cut into two. So sub-axes need no special case
 //! anywhere: only the text knows how to merge atoms back into axis names.
 
+use crate::axes::{self, AxisRole};
 use crate::diag::Diag;
 use crate::ids::{Id, IndexVec};
 use serde::{Deserialize, Serialize};
@@ -199,7 +200,7 @@ impl Mesh {
     /// A list of axes as it is written, with `dp` for the data-parallel axes where no axis has this name.
     pub fn spelled(&self, atoms: &str) -> String {
         let is_dp = |part: &str| part.split(':').next() == Some("dp") && self.axis("dp").is_none();
-        let own = ["dp_replicate", "dp_shard"].into_iter().filter(|a| self.axis(a).is_some());
+        let own = axes::names(AxisRole::of_rows).filter(|a| self.axis(a).is_some());
         let own: Vec<&str> = own.collect();
         let one = |part: &str| match is_dp(part) && !own.is_empty() {
             true => own.iter().map(|a| part.replacen("dp", a, 1)).collect(),

@@ -142,7 +142,7 @@ fn read_types(text: &str) -> Result<Vec<Type>, String> {
         let bad = || format!("a type is written `f32[3,4]`, not `{text}`");
         let (name, tail) = rest.split_once('[').ok_or_else(bad)?;
         let (sizes, tail) = tail.split_once(']').ok_or_else(bad)?;
-        let dtype = DType::ALL.into_iter().find(|d| d.name() == name.trim()).ok_or_else(bad)?;
+        let dtype = DType::named(name.trim()).ok_or_else(bad)?;
         let sizes = sizes.split(',').map(str::trim).filter(|s| !s.is_empty());
         let sizes = sizes.map(read_size).collect::<Result<Vec<usize>, String>>()?;
         out.push(Type::new(dtype, &sizes));

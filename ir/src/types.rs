@@ -21,47 +21,80 @@ use smallvec::SmallVec;
 /// Most elements of a value, so that no count of bytes or of multiplications overflows: 1 PiB in f32.
 pub const MAX_ELEMENTS: usize = 1 << 48;
 
-/// Element type.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum DType {
-    F32,
-    BF16,
-    F16,
-    I32,
+/// What is known of an element type: whoever has to tell types apart asks here.
+#[derive(Debug)]
+pub struct DTypeFacts {
+    /// As programs and options name it.
+    pub name: &'static str,
+    /// As torch names it, and config.json.
+    pub torch: &'static str,
+    /// As safetensors names it.
+    pub safetensors: &'static str,
+    /// As device code names it.
+    pub cuda: &'static str,
+    pub bytes: usize,
+    /// Of floats: stored bits of the fraction, and the least exponent of a number whose first bit is not stored.
+    pub float: Option<(i32, i32)>,
+    /// The largest number.
+    pub largest: f64,
+}
+
+macro_rules! dtypes {
+    ($($(#[$note:meta])* $dtype:ident $facts:tt)*) => {
+        /// Element type.
+        #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord, Default)]
+        #[derive(Serialize, Deserialize)]
+        #[serde(rename_all = "lowercase")]
+        pub enum DType { $($(#[$note])* $dtype),* }
+        impl DType {
+            pub const ALL: &[DType] = &[$(DType::$dtype),*];
+            pub const fn facts(self) -> &'static DTypeFacts {
+                match self { $(DType::$dtype => const { &DTypeFacts $facts }),* }
+            }
+        }
+    };
+}
+dtypes! {
+    #[default]
+    F32 {
+        name: "f32", torch: "float32", safetensors: "F32", cuda: "float", bytes: 4,
+        float: Some((23, -126)), largest: f32::MAX as f64,
+    }
+    BF16 {
+        name: "bf16", torch: "bfloat16", safetensors: "BF16", cuda: "Bf16", bytes: 2,
+        float: Some((7, -126)), largest: f32::from_bits(0x7f7f_0000) as f64,
+    }
+    F16 {
+        name: "f16", torch: "float16", safetensors: "F16", cuda: "F16", bytes: 2,
+        float: Some((10, -14)), largest: 65504.0,
+    }
+    I32 {
+        name: "i32", torch: "int32", safetensors: "I32", cuda: "int", bytes: 4,
+        float: None, largest: i32::MAX as f64,
+    }
 }
 
 impl DType {
-    pub const ALL: [DType; 4] = [DType::F32, DType::BF16, DType::F16, DType::I32];
+    /// The one with this name.
+    pub fn named(name: &str) -> Option<DType> {
+        DType::ALL.iter().copied().find(|d| d.name() == name)
+    }
     pub fn bytes(self) -> usize {
-        match self {
-            DType::F32 | DType::I32 => 4,
-            DType::BF16 | DType::F16 => 2,
-        }
+        self.facts().bytes
     }
     pub fn name(self) -> &'static str {
-        match self {
-            DType::F32 => "f32",
-            DType::BF16 => "bf16",
-            DType::F16 => "f16",
-            DType::I32 => "i32",
-        }
+        self.facts().name
     }
     pub fn is_float(self) -> bool {
-        self != DType::I32
+        self.facts().float.is_some()
     }
     /// The largest number.
     pub fn largest(self) -> f64 {
-        match self {
-            DType::F32 => f64::from(f32::MAX),
-            DType::BF16 => f64::from(f32::from_bits(0x7f7f_0000)),
-            DType::F16 => 65504.0,
-            DType::I32 => f64::from(i32::MAX),
-        }
+        self.facts().largest
     }
     /// True of floats of 16 bits.
     pub fn is_half(self) -> bool {
-        matches!(self, DType::BF16 | DType::F16)
+        self.is_float() && self.bytes() == 2
     }
 }
 

@@ -5,6 +5,7 @@ use crate::autodiff::recompute::Recompute;
 use crate::lora::Lora;
 use crate::shard::zero::{Accumulate, Zero};
 use serde::{Deserialize, Serialize};
+use shardc_ir::axes::{self, AxisRole};
 use shardc_ir::documents::Documents;
 use shardc_ir::hardware::Hardware;
 use shardc_ir::loss_scale::LossScaling;
@@ -405,7 +406,7 @@ impl Options {
     }
     /// Ranks among which the batch is split.
     pub fn data_parallel(&self) -> usize {
-        self.axis("dp_replicate") * self.axis("dp_shard")
+        axes::names(AxisRole::of_rows).map(|a| self.axis(a)).product()
     }
     /// How the tokens of a sequence are dealt to the ranks of `cp`.
     pub fn tokens(&self) -> TokenOrder {

@@ -5,6 +5,7 @@ use crate::autodiff::recompute::Recompute;
 use crate::options::{CpMode, Options, TpMode, TpSteps};
 use crate::shard::grid::Grid;
 use crate::shard::zero::{Accumulate, zero_axes};
+use shardc_ir::axes::ROLES;
 use shardc_ir::diag::Diag;
 use shardc_ir::func::{Func, FuncKind, Module, ParamLayout};
 use shardc_ir::mesh::{AtomSet, Mesh, PIPELINE};
@@ -54,32 +55,17 @@ fn idle_axes<'a>(mesh: &Mesh, types: impl Iterator<Item = &'a Type>, auto: bool)
     idle.map(warn).collect()
 }
 
-/// Axes as other programs call them, and what they are called here.
-const ELSEWHERE: [(&str, &str); 14] = [
-    ("fsdp", "dp_shard"),
-    ("shard", "dp_shard"),
-    ("hsdp", "dp_replicate"),
-    ("replicate", "dp_replicate"),
-    ("ddp", "dp"),
-    ("data", "dp"),
-    ("mp", "tp"),
-    ("model", "tp"),
-    ("tensor", "tp"),
-    ("pipe", "pp"),
-    ("pipeline", "pp"),
-    ("context", "cp"),
-    ("sequence", "cp"),
-    ("expert", "ep"),
-];
+/// What is written as axes are, and what other programs call it.
+const SHORT: [(&str, &[&str]); 3] = [("dp", &["ddp", "data"]), ("ep", &["expert"]), ("etp", &[])];
 
 /// What somebody means by an axis that nothing here is called: one of another program, or one misspelt.
 pub fn meant(axis: &str, size: usize) -> Option<String> {
-    let known = ["pp", "dp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "etp"];
-    let elsewhere = ELSEWHERE.iter().find(|(name, _)| *name == axis).map(|x| x.1);
+    let all = || ROLES.iter().map(|r| (r.name, r.elsewhere)).chain(SHORT);
+    let elsewhere = all().find(|(_, others)| others.contains(&axis)).map(|x| x.0);
     let lower = axis.to_lowercase();
-    let same = known.into_iter().find(|k| *k == lower);
+    let same = all().map(|x| x.0).find(|k| *k == lower);
     // Of two letters, anything would be near.
-    let near = || nearest(axis, known.into_iter(), 1).first().copied().filter(|n| n.len() > 3);
+    let near = || nearest(axis, all().map(|x| x.0), 1).first().copied().filter(|n| n.len() > 3);
     let own = elsewhere.or(same).or_else(near).filter(|own| *own != axis)?;
     let zero = if axis == "fsdp" { " --zero 3" } else { "" };
     Some(format!("{own}={size}{zero}"))

@@ -11,7 +11,7 @@ use crate::math;
 use crate::product::room::{self, Room};
 use crate::product::{Stored, keep, multiply};
 use crate::team;
-use shardc_ir::kernel::{Attention, AttentionGrad, Elem, Heads, View};
+use shardc_ir::kernel::{Attention, AttentionGrad, Heads, View};
 use shardc_ir::ops::attention::offset;
 use shardc_ir::rng::{Distribution, Draws};
 use std::cell::Cell;
@@ -299,9 +299,9 @@ pub(crate) unsafe fn backward(k: &AttentionGrad, memory: &[*mut f32], threads: u
     let c = unsafe { Call::new(h, memory) };
     let own = h.keys * (h.width + h.value_width);
     // Sums of f32 lie in the results; others in the workspace, which has room for so many groups.
-    let slots = match h.elem {
-        Elem::F32 | Elem::I32 => usize::MAX,
-        Elem::BF16 | Elem::F16 => ((2 * h.rows * h.keys + h.wide(true)) / own.max(1)).max(1),
+    let slots = match h.elem.is_half() {
+        false => usize::MAX,
+        true => ((2 * h.rows * h.keys + h.wide(true)) / own.max(1)).max(1),
     };
     // The gradient of a bias is a sum over rows, in their order.
     let rows = if k.d_bias.is_some() { h.batch } else { 1 };
@@ -345,9 +345,9 @@ unsafe fn backward_group(
     let (keys, values) = ([h.keys, h.width], [h.keys, h.value_width]);
     let place = |head| Place { batch, head, group };
     let [to_k, to_v] = [&k.d_k, &k.d_v].map(|v| c.by_key(v, 0, place(0)));
-    let [d_k, d_v] = match h.elem {
-        Elem::F32 | Elem::I32 => [to_k, to_v],
-        Elem::BF16 | Elem::F16 => {
+    let [d_k, d_v] = match h.elem.is_half() {
+        false => [to_k, to_v],
+        true => {
             let behind = slot.wrapping_add(h.keys * h.width);
             [Stored::rows(slot, h.width), Stored::rows(behind, h.value_width)]
         }
@@ -361,7 +361,7 @@ unsafe fn backward_group(
                 backward_block(k, c, place(head), [d_k, d_v], block, room);
             }
         }
-        if h.elem.half().is_some() {
+        if h.elem.is_half() {
             keep(d_k, to_k, keys);
             keep(d_v, to_v, values);
         }
@@ -442,11 +442,12 @@ unsafe fn backward_block(
 mod tests {
     use super::*;
     use shardc_ir::ops::Mask;
+    use shardc_ir::types::DType;
 
     /// Scores that a rank computes in a step of a ring.
     fn computed(queries: &[i32], keys: &[i32], mask: Mask) -> usize {
         let heads = Heads {
-            elem: Elem::F32,
+            elem: DType::F32,
             batch: 1,
             queries: queries.len(),
             keys: keys.len(),

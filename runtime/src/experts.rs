@@ -2,13 +2,15 @@
 //! Rows are treated a piece at a time, in f32 whatever their elements are. Threads share tokens; of what is
 //! written to the buffer, columns, since slots are data and may name a row twice.
 
+use crate::element::get;
 use crate::map::{BLOCK, Odometer, element, read, scatter};
 use crate::math::{self, LANES};
 use crate::moves::{self, SHARE};
 use crate::region::Region;
 use crate::team;
 use shardc_ir::diag::{Diag, Result};
-use shardc_ir::kernel::{Block, Copies, Elem, Ragged, Route, TopK, View};
+use shardc_ir::kernel::{Block, Copies, Ragged, Route, TopK, View};
+use shardc_ir::types::DType;
 use std::ops::Range;
 
 /// Runs a choice of the largest.
@@ -23,7 +25,7 @@ pub(crate) unsafe fn top_k(k: &TopK, memory: &[*mut f32], threads: usize) {
         // elements up to the place that is being looked for.
         unsafe {
             // Both zeros are 0, as they are equal.
-            let score = |e: usize| number(element(x, k.elem, e * k.x_stride), k.elem) + 0.0;
+            let score = |e: usize| get(element(x, k.elem, e * k.x_stride), k.elem) + 0.0;
             let place = |i: usize| out.add(i * k.out_stride);
             let held = |i: usize| score(*place(i) as usize);
             for e in 0..k.n {
@@ -214,17 +216,6 @@ fn overflow(k: &Route, w: Overflow) -> Diag {
     d.help(format!("compile with --moe-bound {groups}, which holds any load"))
 }
 
-/// One element in f32.
-///
-/// # Safety
-/// The element is valid.
-unsafe fn number(at: *const f32, elem: Elem) -> f32 {
-    let mut x = [0.0];
-    // SAFETY: by the caller.
-    unsafe { read(at, elem, &mut x) };
-    x[0]
-}
-
 /// The rows of a token's copies.
 struct Rows<'a> {
     k: &'a Copies,
@@ -235,7 +226,7 @@ struct Rows<'a> {
 #[derive(Clone, Copy)]
 struct Row {
     at: *mut f32,
-    elem: Elem,
+    elem: DType,
 }
 
 impl Row {
@@ -262,7 +253,7 @@ impl Row {
 }
 
 impl Rows<'_> {
-    fn at(&self, v: &View, elem: Elem, index: &[usize]) -> *mut f32 {
+    fn at(&self, v: &View, elem: DType, index: &[usize]) -> *mut f32 {
         element(self.memory[v.operand], elem, v.at(index))
     }
     fn token(&self, z: usize, t: usize) -> Row {
@@ -279,7 +270,7 @@ impl Rows<'_> {
     unsafe fn of(&self, copy: [usize; 3]) -> Option<Row> {
         let (k, elem) = (self.k, self.k.buffer_elem);
         // SAFETY: by the caller, an element of the slots.
-        let slot = unsafe { *self.at(&k.slot, Elem::I32, &copy).cast::<i32>() };
+        let slot = unsafe { *self.at(&k.slot, DType::I32, &copy).cast::<i32>() };
         let slot = usize::try_from(slot).ok().filter(|&s| s < k.groups * k.rows)?;
         let at = self.at(&k.buffer, elem, &[slot / k.rows, copy[0], slot % k.rows]);
         Some(Row { at, elem })
@@ -325,7 +316,7 @@ pub(crate) unsafe fn dispatch(k: &Copies, memory: &[*mut f32], threads: usize) {
                     for copy in (0..copies).map(|c| [z, t, c]) {
                         if let Some(to) = rows.of(copy) {
                             let made = &mut made[..x.len()];
-                            math::scaled(x, number(rows.gate(copy), k.gate_elem), made);
+                            math::scaled(x, get(rows.gate(copy), k.gate_elem), made);
                             to.put(&piece, made);
                         }
                     }
@@ -354,7 +345,7 @@ pub(crate) unsafe fn unpermute(k: &Copies, memory: &[*mut f32], threads: usize) 
                 for copy in (0..k.copies[2]).map(|c| [z, t, c]) {
                     let Some(from) = rows.of(copy) else { continue };
                     let x = from.piece(&piece, &mut room);
-                    let gate = number(rows.gate(copy), k.gate_elem);
+                    let gate = get(rows.gate(copy), k.gate_elem);
                     if first {
                         math::scaled(x, gate, sum)
                     } else {

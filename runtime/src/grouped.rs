@@ -6,8 +6,9 @@
 
 use crate::map::{element, scatter};
 use crate::product::{Stored, blocks, keep, multiply, tiles};
-use shardc_ir::kernel::{Elem, Grouped, Product, View};
+use shardc_ir::kernel::{Grouped, Product, View};
 use shardc_ir::ops::grouped_dot::BLOCK;
+use shardc_ir::types::DType;
 use smallvec::SmallVec;
 use std::ops::Range;
 
@@ -20,7 +21,7 @@ struct Lot {
 }
 
 /// Rows `[group, shard, row]`, and their elements.
-type Buffer<'a> = (&'a View, Elem);
+type Buffer<'a> = (&'a View, DType);
 
 /// The rows of one expert.
 struct Rows<'a> {

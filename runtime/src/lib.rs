@@ -24,6 +24,7 @@ pub mod transport;
 mod attention;
 mod batch;
 mod call_plan;
+mod element;
 mod engine;
 mod exchange;
 mod experts;

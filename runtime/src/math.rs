@@ -1,7 +1,8 @@
 //! f32 functions of whole slices, written so that the compiler vectorises them, each compiled
 //! twice: for any processor of the target, and for AVX2. Both give the same bits (nothing is fused).
 
-use shardc_ir::kernel::{Binary, Half, Unary};
+use crate::element::{Element, with_element};
+use shardc_ir::kernel::{Binary, Unary};
 use shardc_ir::types::Reduction;
 
 /// Whether the processor has all of these, and kernels may use them.
@@ -16,15 +17,15 @@ pub(crate) use has;
 
 /// Defines a function whose body is compiled once more for AVX2.
 macro_rules! vectorised {
-    ($(#[$doc:meta])* fn $name:ident($($a:ident: $t:ty),*) $(-> $r:ty)? $body:block) => {
+    ($(#[$doc:meta])* fn $name:ident$(<$of:ident: $is:ident>)?($($a:ident: $t:ty),*) $(-> $r:ty)? $body:block) => {
         $(#[$doc])*
-        pub(crate) fn $name($($a: $t),*) $(-> $r)? {
+        pub(crate) fn $name$(<$of: $is>)?($($a: $t),*) $(-> $r)? {
             #[inline(always)]
-            fn any($($a: $t),*) $(-> $r)? $body
+            fn any$(<$of: $is>)?($($a: $t),*) $(-> $r)? $body
             #[cfg(target_arch = "x86_64")]
             {
                 #[target_feature(enable = "avx2")]
-                fn avx2($($a: $t),*) $(-> $r)? { any($($a),*) }
+                fn avx2$(<$of: $is>)?($($a: $t),*) $(-> $r)? { any($($a),*) }
                 if has!("avx2") {
                     // SAFETY: the processor has AVX2.
                     return unsafe { avx2($($a),*) };
@@ -134,42 +135,16 @@ pub(crate) fn to_f16(x: f32) -> u16 {
 }
 
 vectorised! {
-    /// Floats of 16 bits as f32.
-    fn widen(half: Half, x: &[u16], out: &mut [f32]) {
-        let both = out.iter_mut().zip(x);
-        match half {
-            Half::BF16 => both.for_each(|(o, &x)| *o = from_bf16(x)),
-            Half::F16 => both.for_each(|(o, &x)| *o = from_f16(x)),
-        }
+    /// Elements in f32.
+    fn widen<T: Element>(x: &[T], out: &mut [f32]) {
+        out.iter_mut().zip(x).for_each(|(o, x)| *o = x.number());
     }
 }
 
 vectorised! {
-    /// The nearest floats of 16 bits.
-    fn narrow(half: Half, x: &[f32], out: &mut [u16]) {
-        let both = out.iter_mut().zip(x);
-        match half {
-            Half::BF16 => both.for_each(|(o, &x)| *o = to_bf16(x)),
-            Half::F16 => both.for_each(|(o, &x)| *o = to_f16(x)),
-        }
-    }
-}
-
-/// One float of 16 bits as f32.
-#[inline(always)]
-pub(crate) fn from_half(half: Half, x: u16) -> f32 {
-    match half {
-        Half::BF16 => from_bf16(x),
-        Half::F16 => from_f16(x),
-    }
-}
-
-/// The nearest float of 16 bits.
-#[inline(always)]
-pub(crate) fn to_half(half: Half, x: f32) -> u16 {
-    match half {
-        Half::BF16 => to_bf16(x),
-        Half::F16 => to_f16(x),
+    /// The nearest elements.
+    fn narrow<T: Element>(x: &[f32], out: &mut [T]) {
+        out.iter_mut().zip(x).for_each(|(o, &x)| *o = T::nearest(x));
     }
 }
 
@@ -201,8 +176,7 @@ vectorised! {
             Unary::Log1P => each(x, out, f32::ln_1p),
             Unary::Floor => each(x, out, f32::floor),
             Unary::Nearest => each(x, out, f32::round_ties_even),
-            Unary::Round(Half::BF16) => each(x, out, |x| from_bf16(to_bf16(x))),
-            Unary::Round(Half::F16) => each(x, out, |x| from_f16(to_f16(x))),
+            Unary::Round(d) => with_element!(d, T => each(x, out, |x| T::nearest(x).number())),
         }
     }
 }

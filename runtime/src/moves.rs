@@ -1,10 +1,10 @@
 //! Kernels that move elements: copies, look-ups by index, rotary embedding; sums along rows; numbers at random. Threads share rows, or where
 //! rows are added to each other, columns.
 
+use crate::element::{Element, with_element};
 use crate::map::{Odometer, element};
-use crate::math::{from_bf16, from_f16, to_bf16, to_f16};
 use crate::team;
-use shardc_ir::kernel::{Block, Copy, Draw, Elem, Pick, Rope, Scan, View};
+use shardc_ir::kernel::{Block, Copy, Draw, Pick, Rope, Scan, View};
 use shardc_ir::ops::rope::Pairs;
 use shardc_ir::rng::Draws;
 use std::ops::Range;
@@ -84,16 +84,13 @@ pub(crate) unsafe fn copy(k: &Copy, memory: &[*mut f32], threads: usize) {
     // SAFETY: by the caller. Elements are copied as bits: they may be integers.
     unsafe {
         k.clear.iter().for_each(|b| clear(b, memory, threads));
-        match k.elem {
-            Elem::F32 | Elem::I32 => copy_words::<u32>(k, memory, threads),
-            Elem::BF16 | Elem::F16 => copy_words::<u16>(k, memory, threads),
-        }
+        with_element!(k.elem, T => copy_elements::<T>(k, memory, threads));
     }
 }
 
 /// # Safety
-/// As for [`copy`]; `T` has the size of the kernel's elements.
-unsafe fn copy_words<T: std::marker::Copy>(k: &Copy, memory: &[*mut f32], threads: usize) {
+/// As for [`copy`]; the kernel's elements are `T`.
+unsafe fn copy_elements<T: Element>(k: &Copy, memory: &[*mut f32], threads: usize) {
     let (a, b) = (inner(&k.from, &k.extents), inner(&k.to, &k.extents));
     let row = |index: &[usize], cols: Range<usize>| {
         let at = |v: &View| memory[v.operand].cast::<T>().wrapping_add(v.at(index));
@@ -127,19 +124,13 @@ fn picked(k: &Pick, index: i32) -> Option<usize> {
 pub(crate) unsafe fn take(k: &Pick, memory: &[*mut f32], threads: usize) {
     // SAFETY: by the caller.
     unsafe {
-        match k.elem {
-            Elem::F32 | Elem::I32 => take_words::<u32>(k, memory, threads),
-            Elem::BF16 | Elem::F16 => take_words::<u16>(k, memory, threads),
-        }
+        with_element!(k.elem, T => take_elements::<T>(k, memory, threads));
     }
 }
 
 /// # Safety
-/// As for [`take`]; `T` has the size of the kernel's elements.
-unsafe fn take_words<T>(k: &Pick, memory: &[*mut f32], threads: usize)
-where
-    T: std::marker::Copy + Default,
-{
+/// As for [`take`]; the kernel's elements are `T`.
+unsafe fn take_elements<T: Element>(k: &Pick, memory: &[*mut f32], threads: usize) {
     let [sx, si, so] = [&k.x, &k.index, &k.out].map(|v| inner(v, &k.extents));
     let row = |index: &[usize], cols: Range<usize>| {
         let at = |v: &View| memory[v.operand].cast::<T>().wrapping_add(v.at(index));
@@ -183,14 +174,7 @@ pub(crate) unsafe fn index_add(k: &Pick, memory: &[*mut f32], threads: usize) {
     let part = |i: usize| {
         let cols = n * i / parts..n * (i + 1) / parts;
         // SAFETY: by the caller.
-        unsafe {
-            match k.elem {
-                Elem::F32 => put_from::<f32>(k, memory, outer, cols, |x| x),
-                Elem::BF16 => put_from::<u16>(k, memory, outer, cols, from_bf16),
-                Elem::F16 => put_from::<u16>(k, memory, outer, cols, from_f16),
-                Elem::I32 => put_from::<i32>(k, memory, outer, cols, |x| x as f32),
-            }
-        }
+        unsafe { with_element!(k.elem, T => put_from::<T>(k, memory, outer, cols)) }
     };
     // SAFETY: no column is in two parts, or all of them are in one.
     unsafe { team::each(threads, parts, part) };
@@ -198,13 +182,7 @@ pub(crate) unsafe fn index_add(k: &Pick, memory: &[*mut f32], threads: usize) {
 
 /// # Safety
 /// As for [`index_add`]; the elements of `x` are `T`.
-unsafe fn put_from<T: std::marker::Copy>(
-    k: &Pick,
-    memory: &[*mut f32],
-    outer: &[usize],
-    cols: Range<usize>,
-    number: impl Fn(T) -> f32,
-) {
+unsafe fn put_from<T: Element>(k: &Pick, memory: &[*mut f32], outer: &[usize], cols: Range<usize>) {
     let [sx, si, so] = [&k.x, &k.index, &k.out].map(|v| inner(v, &k.extents));
     let mut o = Odometer::new(outer);
     while let Some(index) = o.index() {
@@ -213,7 +191,7 @@ unsafe fn put_from<T: std::marker::Copy>(
             (indices(k, memory, index), memory[k.out.operand].wrapping_add(k.out.at(index)));
         // SAFETY: by the caller; a picked place is below `len`.
         unsafe {
-            let add = |p: usize, i: usize| *out.add(p + i * so) += number(*x.add(i * sx));
+            let add = |p: usize, i: usize| *out.add(p + i * so) += (*x.add(i * sx)).number();
             if si == 0 && !cols.is_empty() {
                 if let Some(p) = picked(k, *from) {
                     cols.clone().for_each(|i| add(p, i));
@@ -261,13 +239,7 @@ pub(crate) unsafe fn draw(k: &Draw, memory: &[*mut f32], threads: usize) {
 pub(crate) unsafe fn scan(k: &Scan, memory: &[*mut f32], threads: usize) {
     let row = |index: &[usize]| {
         // SAFETY: by the caller.
-        unsafe {
-            match k.elem {
-                Elem::F32 | Elem::I32 => sums::<f32>(k, memory, index, |x| x, |x| x),
-                Elem::BF16 => sums::<u16>(k, memory, index, from_bf16, to_bf16),
-                Elem::F16 => sums::<u16>(k, memory, index, from_f16, to_f16),
-            }
-        }
+        unsafe { with_element!(k.elem, T => sums::<T>(k, memory, index)) }
     };
     // SAFETY: by the caller.
     unsafe { each(threads, &k.extents, k.len, row) };
@@ -275,13 +247,7 @@ pub(crate) unsafe fn scan(k: &Scan, memory: &[*mut f32], threads: usize) {
 
 /// # Safety
 /// As for [`scan`]; the kernel's elements are `T`.
-unsafe fn sums<T: std::marker::Copy>(
-    k: &Scan,
-    memory: &[*mut f32],
-    index: &[usize],
-    number: impl Fn(T) -> f32,
-    element: impl Fn(f32) -> T,
-) {
+unsafe fn sums<T: Element>(k: &Scan, memory: &[*mut f32], index: &[usize]) {
     let walk = |v: &View| (memory[v.operand].cast::<T>(), v.at(index), v.strides[index.len()]);
     let ((x, first, step), (out, to, apart)) = (walk(&k.x), walk(&k.out));
     let mut sum = 0.0;
@@ -289,8 +255,8 @@ unsafe fn sums<T: std::marker::Copy>(
         let i = if k.reverse { k.len - 1 - i } else { i };
         // SAFETY: by the caller: so many elements are valid, and the result's are apart.
         unsafe {
-            sum += number(*x.add(first + i * step));
-            *out.add(to + i * apart) = element(sum);
+            sum += (*x.add(first + i * step)).number();
+            *out.add(to + i * apart) = T::nearest(sum);
         }
     }
 }
@@ -302,13 +268,7 @@ unsafe fn sums<T: std::marker::Copy>(
 pub(crate) unsafe fn rope(k: &Rope, memory: &[*mut f32], threads: usize) {
     let turn = |index: &[usize]| {
         // SAFETY: by the caller.
-        unsafe {
-            match k.elem {
-                Elem::F32 | Elem::I32 => turn::<f32>(k, memory, index, |x| x, |x| x),
-                Elem::BF16 => turn::<u16>(k, memory, index, from_bf16, to_bf16),
-                Elem::F16 => turn::<u16>(k, memory, index, from_f16, to_f16),
-            }
-        }
+        unsafe { with_element!(k.elem, T => turn::<T>(k, memory, index)) }
     };
     // SAFETY: by the caller.
     unsafe { each(threads, &k.extents, k.width, turn) };
@@ -316,13 +276,7 @@ pub(crate) unsafe fn rope(k: &Rope, memory: &[*mut f32], threads: usize) {
 
 /// # Safety
 /// As for [`rope`]; the kernel's elements are `T`.
-unsafe fn turn<T: std::marker::Copy>(
-    k: &Rope,
-    memory: &[*mut f32],
-    index: &[usize],
-    number: impl Fn(T) -> f32,
-    element: impl Fn(f32) -> T,
-) {
+unsafe fn turn<T: Element>(k: &Rope, memory: &[*mut f32], index: &[usize]) {
     let r = k.turns;
     // SAFETY: by the caller: rows of these widths are valid, and the result's is apart.
     unsafe {
@@ -339,16 +293,16 @@ unsafe fn turn<T: std::marker::Copy>(
                 let (low, high) = turned.split_at_mut(r);
                 let (a, b) = (&x[..r], &x[r..2 * r]);
                 for j in 0..r {
-                    let (a, b) = (number(a[j]), number(b[j]));
-                    low[j] = element(a * cos[j] - b * sin[j]);
-                    high[j] = element(b * cos[j] + a * sin[j]);
+                    let (a, b) = (a[j].number(), b[j].number());
+                    low[j] = T::nearest(a * cos[j] - b * sin[j]);
+                    high[j] = T::nearest(b * cos[j] + a * sin[j]);
                 }
             }
             Pairs::Adjacent => {
                 let pairs = turned.chunks_exact_mut(2).zip(x.chunks_exact(2));
                 for ((o, x), (&c, &s)) in pairs.zip(cos.iter().zip(sin)) {
-                    let (a, b) = (number(x[0]), number(x[1]));
-                    (o[0], o[1]) = (element(a * c - b * s), element(b * c + a * s));
+                    let (a, b) = (x[0].number(), x[1].number());
+                    (o[0], o[1]) = (T::nearest(a * c - b * s), T::nearest(b * c + a * s));
                 }
             }
         }

@@ -14,13 +14,14 @@ use crate::map::{element, scatter};
 use kernels::Kernels;
 pub(crate) use packed::KEPT;
 use packed::Products;
-use shardc_ir::kernel::{Elem, Extents, Gemm, Matrix};
+use shardc_ir::kernel::{Extents, Gemm, Matrix};
+use shardc_ir::types::DType;
 use std::ops::Range;
 use then::Epilogue;
 
 /// What kernels on this processor are made for.
 pub fn processor() -> &'static str {
-    match Kernels::all(Elem::F32, Elem::F32).len() {
+    match Kernels::all(DType::F32, DType::F32).len() {
         1 => "any processor of the target",
         2 => "AVX2",
         _all => "AVX-512",
@@ -31,7 +32,7 @@ pub fn processor() -> &'static str {
 #[derive(Clone, Copy)]
 pub(crate) struct Stored {
     pub at: *mut f32,
-    pub elem: Elem,
+    pub elem: DType,
     pub row_stride: usize,
     pub col_stride: usize,
 }
@@ -39,7 +40,7 @@ pub(crate) struct Stored {
 impl Stored {
     /// Rows of adjacent f32.
     pub fn rows(at: *mut f32, row_stride: usize) -> Stored {
-        Stored { at, elem: Elem::F32, row_stride, col_stride: 1 }
+        Stored { at, elem: DType::F32, row_stride, col_stride: 1 }
     }
     /// The same from a row and a column on.
     pub fn from(self, row: usize, col: usize) -> Stored {

@@ -256,10 +256,6 @@ impl Transport for Progress {
         let tensors = tensors.to_vec();
         self.collective(move |t| t.reduce_scatter(axes, &tensors))
     }
-    fn all_to_all(&mut self, axes: AtomSet, from: &[Region], to: &[Region]) -> Result<()> {
-        let (from, to) = (from.to_vec(), to.to_vec());
-        self.collective(move |t| t.all_to_all(axes, &from, &to))
-    }
     fn all_to_all_v(
         &mut self,
         axes: AtomSet,

@@ -17,11 +17,11 @@ pub(crate) use asked::{Command, Order, OutputPiece, Reply};
 use call::{NEVER, Open};
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::func::{RoleKind, StateInit};
-use shardc_ir::kernel::{Elem, Program};
+use shardc_ir::kernel::Program;
 use shardc_ir::overlap::Late;
 use shardc_ir::plan::{Instr, Place, Transfer};
 use shardc_ir::tensor;
-use shardc_ir::types::Type;
+use shardc_ir::types::{DType, Type};
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -171,7 +171,7 @@ impl Rank {
         // Padding of the first dim lies behind the rest.
         let row: usize = block.extents.iter().skip(1).product();
         let apart = block.view.strides.first().copied().unwrap_or(row);
-        let dense = apart == row && block.elem == Elem::F32;
+        let dense = apart == row && block.elem == DType::F32;
         // A scalar is a row of one. An even number of rows begins at a multiple of 4 bytes.
         let all = *block.extents.first().unwrap_or(&1);
         let at_once = if dense { self.engine.at_once() / 4 } else { STAGING };
@@ -193,7 +193,7 @@ impl Rank {
                     return load(&ranges, to);
                 }
                 load(&ranges, &mut staging[..n * row])?;
-                if block.elem == Elem::F16 {
+                if block.elem == DType::F16 {
                     fits(&p.role.name, &staging[..n * row])?;
                 }
                 let from = dense_block(&part.extents);
@@ -315,7 +315,7 @@ impl Rank {
     ) -> std::result::Result<(), Failed> {
         let peer = w.plan.peer(self.rank, t.with);
         let first = found(self.engine.at(t.offset, t.bytes))?;
-        let elem = Elem::of(w.plan.module.funcs[t.func].ty(t.value).dtype);
+        let elem = w.plan.module.funcs[t.func].ty(t.value).dtype;
         // SAFETY: the arena has checked that the bytes lie inside it. What is sent stays until it
         // was waited for, and what is received is used by nobody yet, from where it is posted on: the
         // plan's instructions say so.
@@ -363,7 +363,7 @@ impl Rank {
             let ty = w.plan.module.funcs[h.func].ty(h.value);
             let block = piece(w.mesh(), ty, &self.coords);
             let together = block.view.strides == tensor::strides(&block.extents);
-            if !together || block.elem != Elem::F32 || block.end() * 4 > p.bytes {
+            if !together || block.elem != DType::F32 || block.end() * 4 > p.bytes {
                 return sink(&self.read(ty, p.offset, p.bytes)?.ok_or_else(out_of_arena)?);
             }
             let mut done = Ok(());

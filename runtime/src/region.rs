@@ -1,17 +1,16 @@
 //! A box of elements somewhere in memory, walked in row-major order in contiguous runs.
 
-use crate::map::{element, scatter};
-use crate::math;
-use shardc_ir::kernel::{Block, Elem, Extents, Half, View};
+use crate::map::{element, read, scatter};
+use shardc_ir::kernel::{Block, Extents, View};
 use shardc_ir::tensor;
-use shardc_ir::types::Reduction;
+use shardc_ir::types::{DType, Reduction};
 use std::ops::Range;
 
 /// Elements in the memory of some rank: the block of an operand.
 #[derive(Clone, Debug)]
 pub struct Region {
     first: *mut f32,
-    elem: Elem,
+    elem: DType,
     extents: Extents,
     strides: Extents,
 }
@@ -42,12 +41,12 @@ impl Region {
     ///
     /// # Safety
     /// As for [`Region::new`].
-    pub unsafe fn adjacent(first: *mut f32, elem: Elem, len: usize) -> Region {
+    pub unsafe fn adjacent(first: *mut f32, elem: DType, len: usize) -> Region {
         Region { first, elem, extents: smallvec::smallvec![len], strides: smallvec::smallvec![1] }
     }
 
     /// Address of the first element, type of all, sizes of loops and strides.
-    pub(crate) fn parts(&self) -> (*mut f32, Elem, &[usize], &[usize]) {
+    pub(crate) fn parts(&self) -> (*mut f32, DType, &[usize], &[usize]) {
         (self.first, self.elem, &self.extents, &self.strides)
     }
 
@@ -58,7 +57,7 @@ impl Region {
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
-    pub(crate) fn elem(&self) -> Elem {
+    pub(crate) fn elem(&self) -> DType {
         self.elem
     }
 
@@ -129,26 +128,14 @@ pub(crate) unsafe fn copy(from: &Region, to: &Region, range: Range<usize>) {
         let n = a.min(b).min(range.end - i);
         // SAFETY: both runs have n elements; equal runs are allowed.
         unsafe {
-            match (from.elem.half(), to.elem.half()) {
-                (Some(half), None) => widen(half, src, std::slice::from_raw_parts_mut(dst, n)),
-                (None, Some(half)) => {
-                    let dst = std::slice::from_raw_parts_mut(dst.cast::<u16>(), n);
-                    math::narrow(half, std::slice::from_raw_parts(src, n), dst);
-                }
+            match (from.elem.is_half(), to.elem.is_half()) {
+                (true, false) => read(src, from.elem, std::slice::from_raw_parts_mut(dst, n)),
+                (false, true) => scatter(src, dst, 1, n, to.elem),
                 _ => std::ptr::copy(src.cast::<u8>(), dst.cast::<u8>(), n * from.elem.bytes()),
             }
         }
         i += n;
     }
-}
-
-/// Writes as many floats of 16 bits, from `src` on, as `out` has elements.
-///
-/// # Safety
-/// They are valid.
-unsafe fn widen(half: Half, src: *mut f32, out: &mut [f32]) {
-    // SAFETY: by the caller.
-    math::widen(half, unsafe { std::slice::from_raw_parts(src.cast::<u16>(), out.len()) }, out);
 }
 
 /// Elements folded at a time: a run stays in the nearest cache while all parts pass by.
@@ -170,12 +157,11 @@ pub(crate) unsafe fn fold(fold: Reduction, from: &[Region], to: &Region, range: 
             let at = f.run(i).0;
             // SAFETY: all runs have n elements, and nobody writes them meanwhile.
             let src = unsafe {
-                match f.elem.half() {
-                    Some(half) => {
-                        widen(half, at, &mut wide[..n]);
-                        &wide[..n]
-                    }
-                    None => std::slice::from_raw_parts(at.cast_const(), n),
+                if f.elem.is_half() {
+                    read(at, f.elem, &mut wide[..n]);
+                    &wide[..n]
+                } else {
+                    std::slice::from_raw_parts(at.cast_const(), n)
                 }
             };
             if k == 0 { acc.copy_from_slice(src) } else { join(fold, acc, src) }
@@ -199,5 +185,5 @@ pub(crate) fn join(fold: Reduction, acc: &mut [f32], x: &[f32]) {
 /// A row-major block of f32 without gaps.
 pub(crate) fn dense_block(extents: &[usize]) -> Block {
     let view = View { operand: 0, offset: 0, strides: tensor::strides(extents) };
-    Block { extents: extents.into(), view, elem: Elem::F32 }
+    Block { extents: extents.into(), view, elem: DType::F32 }
 }

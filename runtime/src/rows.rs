@@ -5,12 +5,13 @@
 //! A block runs along the last loop of a row or, if results lie next to each other but the elements
 //! of a row do not, along the last loop over rows.
 
+use crate::element::with_element;
 use crate::map::{BLOCK, Odometer, element, gather, scatter};
 use crate::math;
 use crate::native::{Entry, Native};
 use crate::product::blocks;
 use crate::team;
-use shardc_ir::kernel::{Binary, CHUNK, Elem, Extents, Rows, Scalar, Stage, Store, View};
+use shardc_ir::kernel::{Binary, CHUNK, Extents, Rows, Scalar, Stage, Store, View};
 use shardc_ir::types::Reduction;
 use smallvec::SmallVec;
 use std::cmp::Reverse;
@@ -103,14 +104,7 @@ impl Interp<'_> {
                 let (first, stride) = self.place(&load.view);
                 let from = element(self.memory[load.view.operand], load.elem, first).cast_const();
                 // SAFETY: all elements are valid, by the caller; every bit pattern is an element.
-                unsafe {
-                    match load.elem {
-                        Elem::F32 => gather(from, stride, out, |x| x),
-                        Elem::I32 => gather(from.cast::<i32>(), stride, out, |x| x as f32),
-                        Elem::BF16 => gather(from.cast::<u16>(), stride, out, math::from_bf16),
-                        Elem::F16 => gather(from.cast::<u16>(), stride, out, math::from_f16),
-                    }
-                }
+                unsafe { with_element!(load.elem, T => gather::<T>(from.cast(), stride, out)) }
             }
             Scalar::Fold(..) => {}
         }

@@ -60,7 +60,10 @@ pub trait Transport: Send {
     /// Folds and scatters all tensors, in one pass.
     fn reduce_scatter(&mut self, axes: AtomSet, tensors: &[Scattered]) -> Result<()>;
     /// `from[p]` arrives in member p's `to[this member]`.
-    fn all_to_all(&mut self, axes: AtomSet, from: &[Region], to: &[Region]) -> Result<()>;
+    fn all_to_all(&mut self, axes: AtomSet, from: &[Region], to: &[Region]) -> Result<()> {
+        let one = |r: &[Region]| r.iter().map(|r| vec![r.clone()]).collect::<Vec<_>>();
+        self.all_to_all_v(axes, &one(from), &one(to))
+    }
     /// As [`Transport::all_to_all`], several regions each, of sizes that are known only now:
     /// `from[p]` arrive in member p's `to[this member]`, in their order.
     fn all_to_all_v(

@@ -4,7 +4,7 @@
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::func::{Func, Role, RoleKind, StateInit, Value, ValueMap};
 use shardc_ir::group::{Launch, launches};
-use shardc_ir::kernel::{Block, Elem, Kernel, Program};
+use shardc_ir::kernel::{Block, Kernel, Program};
 use shardc_ir::mesh::{Mesh, PIPELINE};
 use shardc_ir::plan::{ALIGN, Instr, Memory, Place, Plan, RankClass, calls};
 use shardc_ir::tensor;
@@ -355,7 +355,7 @@ pub(crate) fn piece(mesh: &Mesh, t: &Type, coords: &[usize]) -> Block {
         offset: 0,
         strides: tensor::strides(&t.chunks(mesh)),
     };
-    Block { extents: t.lens(mesh, coords), view, elem: Elem::of(t.dtype) }
+    Block { extents: t.lens(mesh, coords), view, elem: t.dtype }
 }
 
 /// True if this rank is the first of those of its class that hold its piece.

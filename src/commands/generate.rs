@@ -100,9 +100,7 @@ fn share(text: &str) -> std::result::Result<f64, String> {
 
 /// An element type.
 fn dtype(text: &str) -> std::result::Result<DType, String> {
-    let all = [DType::F32, DType::BF16, DType::F16];
-    let found = all.into_iter().find(|t| t.name() == text);
-    found.ok_or_else(|| "it is f32, bf16 or f16".into())
+    DType::named(text).filter(|t| t.is_float()).ok_or_else(|| "it is f32, bf16 or f16".into())
 }
 
 /// Longest prompt that is read from standard input, in bytes.

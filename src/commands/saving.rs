@@ -142,8 +142,7 @@ pub fn apart(to: &Path, weights: Option<&Path>, stored: &Stored, how: &HowToSave
 /// # Errors
 /// `flag`, and those of [`Base::open`].
 pub fn prepare(how: &HowToSave, weights: Option<&Path>, stored: &Stored) -> Result<Saving> {
-    let dtype = how.save_dtype.as_deref();
-    let dtype = dtype.and_then(|w| DType::ALL.into_iter().find(|d| d.name() == w));
+    let dtype = how.save_dtype.as_deref().and_then(DType::named);
     let max_shard = how.max_shard_size.as_deref().unwrap_or("5GB");
     let max_shard = bytes_of("--max-shard-size", max_shard)? as u64;
     let from = base(weights, stored);

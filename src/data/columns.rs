@@ -1,8 +1,8 @@
 //! Columns of the user's data: arrays of .npy and safetensors files, a row for each of a batch's.
 
 use super::{ends, npy, short};
-use half::f16;
 use shardc_frontends::batch::{IGNORED, tensors};
+use shardc_frontends::stored::{StoredNumber, StoredType};
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::documents::Documents;
 use shardc_ir::files;
@@ -16,70 +16,6 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// How a number is stored, little-endian.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Element {
-    F64,
-    F32,
-    Bf16,
-    F16,
-    I64,
-    I32,
-    I16,
-    I8,
-    U32,
-    U16,
-    U8,
-    Bool,
-}
-
-/// Types of elements: as NumPy and as safetensors call them, and bytes of one.
-const ELEMENTS: [(Element, &str, &str, usize); 12] = [
-    (Element::F64, "<f8", "F64", 8),
-    (Element::F32, "<f4", "F32", 4),
-    (Element::Bf16, "", "BF16", 2),
-    (Element::F16, "<f2", "F16", 2),
-    (Element::I64, "<i8", "I64", 8),
-    (Element::I32, "<i4", "I32", 4),
-    (Element::I16, "<i2", "I16", 2),
-    (Element::I8, "|i1", "I8", 1),
-    (Element::U32, "<u4", "U32", 4),
-    (Element::U16, "<u2", "U16", 2),
-    (Element::U8, "|u1", "U8", 1),
-    (Element::Bool, "|b1", "BOOL", 1),
-];
-
-/// A number as it was stored.
-#[derive(Clone, Copy)]
-enum Stored {
-    Float(f64),
-    Whole(i64),
-}
-
-impl Element {
-    fn bytes(self) -> usize {
-        ELEMENTS.iter().find(|e| e.0 == self).map_or(1, |e| e.3)
-    }
-
-    /// The number whose bytes these are.
-    fn decode(self, b: &[u8]) -> Stored {
-        let mut wide = [0; 8];
-        wide[..b.len()].copy_from_slice(b);
-        let bits = u64::from_le_bytes(wide);
-        match self {
-            Element::F64 => Stored::Float(f64::from_bits(bits)),
-            Element::F32 => Stored::Float(f64::from(f32::from_bits(bits as u32))),
-            Element::Bf16 => Stored::Float(f64::from(f32::from_bits((bits as u32) << 16))),
-            Element::F16 => Stored::Float(f16::from_bits(bits as u16).to_f64()),
-            Element::I64 => Stored::Whole(bits as i64),
-            Element::I32 => Stored::Whole(i64::from(bits as i32)),
-            Element::I16 => Stored::Whole(i64::from(bits as i16)),
-            Element::I8 => Stored::Whole(i64::from(bits as i8)),
-            Element::U32 | Element::U16 | Element::U8 | Element::Bool => Stored::Whole(bits as i64),
-        }
-    }
-}
-
 /// An array of a file, whose numbers are read where they are needed.
 struct Array {
     path: PathBuf,
@@ -87,7 +23,7 @@ struct Array {
     /// Arrays of one file share it.
     file: Arc<File>,
     start: u64,
-    element: Element,
+    element: &'static StoredType,
     shape: Vec<usize>,
 }
 
@@ -148,13 +84,13 @@ impl Columns {
             let path = Path::new(spec);
             let file = Arc::new(files::open(path)?.0);
             for (name, t) in tensors(path)? {
-                let Some(e) = ELEMENTS.iter().find(|e| e.2 == t.dtype) else {
+                let Some(e) = StoredType::of_safetensors(&t.dtype) else {
                     others.insert(name, t.dtype);
                     continue;
                 };
                 let (path, file, start) = (path.to_path_buf(), file.clone(), t.bytes.start);
                 let array =
-                    Array { path, name: name.clone(), file, start, element: e.0, shape: t.shape };
+                    Array { path, name: name.clone(), file, start, element: e, shape: t.shape };
                 arrays.insert(name, array);
             }
         } else {
@@ -287,9 +223,7 @@ impl Columns {
                     _ => d,
                 });
             }
-            let float =
-                matches!(a.element, Element::F64 | Element::F32 | Element::Bf16 | Element::F16);
-            if float && !row.dtype.is_float() {
+            if a.element.is_float() && !row.dtype.is_float() {
                 let what = format!("`{}` has floats, the model takes integers", row.name);
                 return Err(wrong(&a.place(), what));
             }
@@ -346,22 +280,27 @@ impl Columns {
             let mut own = a.row(r, n)?;
             if moves {
                 own.rotate_left(1);
-                own.iter_mut().last().into_iter().for_each(|x| *x = Stored::Whole(IGNORED.into()));
+                own.iter_mut()
+                    .last()
+                    .into_iter()
+                    .for_each(|x| *x = StoredNumber::Whole(IGNORED.into()));
             }
             all.extend(own);
         }
         if row.dtype == DType::I32 {
-            let small = |x: Stored| match x {
-                Stored::Whole(x) => i32::try_from(x).map_err(|_| {
+            let small = |x: StoredNumber| match x {
+                StoredNumber::Whole(x) => i32::try_from(x).map_err(|_| {
                     wrong(&a.place(), format!("`{}` has {x}, which is not i32", row.name))
                 }),
-                Stored::Float(_) => Err(wrong(&a.place(), format!("`{}` is floats", row.name))),
+                StoredNumber::Float(_) => {
+                    Err(wrong(&a.place(), format!("`{}` is floats", row.name)))
+                }
             };
             return Ok(Numbers::I32(all.into_iter().map(small).collect::<Result<_>>()?));
         }
         let float = |x| match x {
-            Stored::Float(x) => x as f32,
-            Stored::Whole(x) => x as f32,
+            StoredNumber::Float(x) => x as f32,
+            StoredNumber::Whole(x) => x as f32,
         };
         Ok(Numbers::F32(all.into_iter().map(float).collect()))
     }
@@ -385,8 +324,8 @@ impl Array {
     }
 
     /// The `n` numbers of a row.
-    fn row(&self, row: usize, n: usize) -> Result<Vec<Stored>> {
-        let size = self.element.bytes();
+    fn row(&self, row: usize, n: usize) -> Result<Vec<StoredNumber>> {
+        let size = self.element.bytes;
         let mut bytes = vec![0; n * size];
         let at = self.start + (row * n * size) as u64;
         self.file
@@ -401,12 +340,12 @@ fn npy_array(name: &str, path: &Path) -> Result<Array> {
     let (mut file, size) = files::open(path)?;
     let place = path.display().to_string();
     let h = npy::header(&mut file, |what| wrong(&place, what))?;
-    let element = ELEMENTS.iter().find(|e| !e.1.is_empty() && e.1 == h.descr).map(|e| e.0);
+    let element = StoredType::of_numpy(&h.descr);
     let (Some(element), Some(shape)) = (element, h.shape) else {
         let what = format!("it is not an array of numbers in the order of C: {}", h.text);
         return Err(wrong(&place, what));
     };
-    let all = shape.iter().try_fold(element.bytes() as u64, |n, &s| n.checked_mul(s));
+    let all = shape.iter().try_fold(element.bytes as u64, |n, &s| n.checked_mul(s));
     if all.and_then(|n| n.checked_add(h.start)) != Some(size) {
         return Err(wrong(&place, format!("it is of sizes {shape:?}, and the file has {size} B")));
     }

@@ -145,7 +145,10 @@ mod tests {
 
     #[test]
     fn days_are_those_of_the_calendar() {
-        for (text, days) in [("1970-01-01", 0), ("2000-02-29", 11_016), ("2026-11-28", 20_785)] {
+        let days = [0, 11_016, 19_782, 19_783, 20_785, 20_819];
+        let texts =
+            ["1970-01-01", "2000-02-29", "2024-02-29", "2024-03-01", "2026-11-28", "2027-01-01"];
+        for (text, days) in texts.into_iter().zip(days) {
             let date: Date = text.parse().unwrap();
             assert_eq!((date.days(), Date::of_days(days)), (days, date), "{text}");
         }

@@ -64,7 +64,7 @@ pub(super) fn files(e: &mut Export) -> Result<Vec<File>> {
             "data": { "dataset": null, "seed": o.seed, "num_loading_workers": 1 } }],
         "logging": { "log_level": "info", "log_level_replica": "info", "iteration_step_info_interval": 1 },
         "model": {
-            "dtype": if o.dtype == DType::BF16 { "bfloat16" } else { "float32" },
+            "dtype": o.dtype.facts().torch,
             "init_method": { "std": e.number("initializer_range").unwrap_or(0.02) },
             "make_vocab_size_divisible_by": 1,
             "ddp_bucket_cap_mb": 25,

@@ -4,7 +4,6 @@ use super::{Export, File};
 use shardc_ir::diag::Result;
 use shardc_ir::plan::TokenOrder;
 use shardc_ir::schedule::write_csv;
-use shardc_ir::types::DType;
 use shardc_passes::autodiff::recompute::Recompute;
 use shardc_passes::options::CpMode;
 
@@ -134,10 +133,7 @@ fn training(e: &mut Export) -> String {
     );
     let training = [
         ("dtype", "\"float32\"".into()),
-        (
-            "mixed_precision_param",
-            format!("\"{}\"", if o.dtype == DType::BF16 { "bfloat16" } else { "float32" }),
-        ),
+        ("mixed_precision_param", format!("\"{}\"", o.dtype.facts().torch)),
     ];
     let clip = e
         .asks("clip", |o| o.clip)

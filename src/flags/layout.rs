@@ -3,7 +3,7 @@
 use super::options::{read_buffers, read_tp_mode};
 use super::shown::{context, lower, of_experts, tp, trained, trains, yes};
 use super::spec::{Key, Kind, OptionSpec, Seen, TRAINERS, idle, key, lack, row, word};
-use super::values::AXES;
+use super::values::place_of;
 use crate::export::Target::{Deepspeed, HfTpPlan, Megatron, Nanotron, Torchtitan};
 use shardc_frontends::ExpertFacts;
 use shardc_ir::mesh::MAX_RANKS;
@@ -280,7 +280,7 @@ pub const OPTIONS: &[OptionSpec] = &[
 
 /// Ranks are numbered as they are where nothing else is said: axes from outer to inner.
 fn is_canonical(o: &Options) -> bool {
-    let places = o.mesh.iter().map(|a| AXES.iter().position(|n| *n == a.0));
+    let places = o.mesh.iter().map(|a| place_of(&a.0));
     places.clone().all(|p| p.is_some()) && places.is_sorted()
 }
 

@@ -6,6 +6,7 @@ use super::values::*;
 use super::{Flags, read_hardware};
 use crate::machine;
 use shardc_frontends::AdapterConfig;
+use shardc_ir::axes::{self, AxisRole};
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::documents::Documents;
 use shardc_ir::files;
@@ -318,11 +319,11 @@ pub(super) fn read_tp_mode(o: &mut Options, g: &Given) -> Result<()> {
 fn links_of(mut hw: Hardware, o: &Options, path: &str) -> Result<Hardware> {
     let has = |name: &str| o.mesh.iter().any(|a| a.0 == name);
     if let Some(dp) = hw.links.remove("dp").filter(|_| !o.mesh.is_empty()) {
-        for name in ["dp_replicate", "dp_shard"] {
+        for name in axes::names(AxisRole::of_rows) {
             hw.links.entry(name.into()).or_insert(dp);
         }
     }
-    let known = |name: &str| has(name) || ["dp_replicate", "dp_shard"].contains(&name);
+    let known = |name: &str| has(name) || axes::role(name).is_some_and(AxisRole::of_rows);
     match hw.links.keys().find(|name| !o.mesh.is_empty() && !known(name)) {
         None => Ok(hw),
         Some(name) => Err(Diag::new("hardware", format!("the mesh has no axis `{name}`"))

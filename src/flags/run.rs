@@ -66,7 +66,7 @@ pub const OPTIONS: &[OptionSpec] = &[
         set: word!(dtype),
         keys: &[key("dtype", "precision")
             .trained()
-            .range(|o| is_float(o.dtype), "it is f32, bf16 or f16")],
+            .range(|o| o.dtype.is_float(), "it is f32, bf16 or f16")],
         said: Some((0, |o| Some(types(o)))),
         rows: &[row("Numbers", "element type", |s| Some(s.options.dtype.name().into()))],
         lacks: &[lack(
@@ -196,10 +196,6 @@ fn types(o: &Options) -> String {
         true => format!("{}, gradients {}", o.dtype.name(), o.grad_dtype.name()),
         false => o.dtype.name().into(),
     }
-}
-
-fn is_float(t: DType) -> bool {
-    [DType::F32, DType::BF16, DType::F16].contains(&t)
 }
 
 /// What is dropped, in words.

@@ -1,6 +1,7 @@
 //! What the words after flags mean: numbers, meshes, orders, schedules, shardings.
 
 use shardc_cost::device::Device;
+use shardc_ir::axes::ROLES;
 use shardc_ir::diag::{Diag, Result, count};
 use shardc_ir::files;
 use shardc_ir::loss_scale::is_scale;
@@ -12,8 +13,10 @@ use shardc_passes::schedule::Named;
 use std::path::Path;
 use std::result::Result as Result2;
 
-/// Axis names in canonical order, outer to inner.
-pub const AXES: [&str; 5] = ["pp", "dp_replicate", "dp_shard", "cp", "tp"];
+/// The place of an axis among all, outer to inner.
+pub fn place_of(axis: &str) -> Option<usize> {
+    ROLES.iter().position(|r| r.name == axis)
+}
 
 /// Policies of --recompute that are one word.
 const POLICIES: [&str; 6] = ["none", "elementwise", "selective", "full", "sqrt", "fit"];
@@ -324,9 +327,8 @@ pub(super) fn parse_mesh(text: &str, gpus: Option<usize>, zero: u8) -> Result<Ax
     for (name, _) in out.iter_mut().filter(|a| a.0 == "dp") {
         *name = if shards { "dp_shard" } else { "dp_replicate" }.into();
     }
-    let place = |n: &str| AXES.iter().position(|a| *a == n);
-    if out.iter().all(|a| place(&a.0).is_some()) {
-        out.sort_by_key(|a| place(&a.0));
+    if out.iter().all(|a| place_of(&a.0).is_some()) {
+        out.sort_by_key(|a| place_of(&a.0));
     }
     shardc_ir::mesh::Mesh::new(&out.iter().map(|(n, s)| (n.as_str(), *s)).collect::<Vec<_>>())
         .map_err(|d| d.at(format!("--mesh {text}")))?;
@@ -344,8 +346,8 @@ pub(super) fn in_order(mesh: Vec<(String, usize)>, order: &str) -> Result<Vec<(S
             .help("for example --order tp-cp-ep-dp-pp, or tp-dp-pp")
     };
     let words: Vec<&str> = order.split('-').map(str::trim).collect();
-    let known = ["tp", "cp", "ep", "dp", "pp", "dp_replicate", "dp_shard"];
-    if let Some(w) = words.iter().find(|w| !known.contains(w)) {
+    let known = |w: &str| place_of(w).is_some() || ["dp", "ep"].contains(&w);
+    if let Some(w) = words.iter().find(|w| !known(w)) {
         return Err(bad(format!("`{w}` is not an axis")));
     }
     let place = |axis: &str| {

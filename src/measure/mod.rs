@@ -13,6 +13,7 @@ pub use device::of_device;
 pub use kernels::{Distinct, OnDevice};
 pub use samples::{Kernels, Ready, Sample, Step, least_waiting, median, samples};
 
+use crate::data::Date;
 use fit::How;
 use serde_json::{Value, json};
 use shardc_cost::device::{Device, Fit, Precision};
@@ -23,7 +24,7 @@ use shardc_ir::types::DType;
 use shardc_passes::options::Options;
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 /// Rounds over all models, so that what else the machine does slows all of them; and steps of each model in a
 /// round of which times are taken, after one that is not.
@@ -215,34 +216,7 @@ fn copy(ranks: usize) -> f64 {
     })
 }
 
-/// The date of this machine's clock, in UTC, as `2026-01-31` (days to dates: Hinnant, `civil_from_days`).
+/// The date of this machine's clock, in UTC, as `2026-01-31`.
 fn today() -> String {
-    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    date(since.as_secs() as i64 / 86_400)
-}
-
-fn date(days: i64) -> String {
-    let z = days + 719_468;
-    let era = z.div_euclid(146_097);
-    let of_era = z.rem_euclid(146_097);
-    let year = (of_era - of_era / 1460 + of_era / 36_524 - of_era / 146_096) / 365;
-    let of_year = of_era - (365 * year + year / 4 - year / 100);
-    let shifted = (5 * of_year + 2) / 153;
-    let day = of_year - (153 * shifted + 2) / 5 + 1;
-    let month = if shifted < 10 { shifted + 3 } else { shifted - 9 };
-    let year = year + era * 400 + i64::from(month <= 2);
-    format!("{year:04}-{month:02}-{day:02}")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::date;
-
-    #[test]
-    fn days_are_dates() {
-        assert_eq!(date(0), "1970-01-01");
-        assert_eq!(date(19_782), "2024-02-29");
-        assert_eq!(date(19_783), "2024-03-01");
-        assert_eq!(date(20_819), "2027-01-01");
-    }
+    Date::today().into()
 }

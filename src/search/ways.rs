@@ -268,8 +268,7 @@ fn resize(o: &mut Options, name: &str, size: usize) {
             if let Some(a) = o.mesh.iter_mut().find(|a| a.0 == name) {
                 a.1 = size;
             } else {
-                let place = |n: &str| flags::AXES.iter().position(|a| *a == n);
-                let at = o.mesh.iter().position(|a| place(&a.0) > place(name));
+                let at = o.mesh.iter().position(|a| flags::place_of(&a.0) > flags::place_of(name));
                 o.mesh.insert(at.unwrap_or(o.mesh.len()), (name.into(), size));
             }
         }

@@ -10,10 +10,8 @@ mod parts;
 
 pub use compile::compile;
 
-use shardc_ir::kernel::{
-    Binary, CHUNK, COLUMNS, Elem, Half, Kernel, Load, Rows, Scalar, Stage, Unary, View,
-};
-use shardc_ir::types::Reduction;
+use shardc_ir::kernel::{Binary, CHUNK, COLUMNS, Kernel, Load, Rows, Scalar, Stage, Unary, View};
+use shardc_ir::types::{DType, Reduction};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
@@ -84,17 +82,9 @@ fn text(k: &Rows) -> String {
     w.out
 }
 
-pub(crate) fn elem(e: Elem) -> &'static str {
-    match e {
-        Elem::F32 => "f32",
-        Elem::BF16 => "bf16",
-        Elem::F16 => "f16",
-        Elem::I32 => "i32",
-    }
-}
-
-pub(crate) fn unary(f: Unary) -> &'static str {
-    match f {
+pub(crate) fn unary(f: Unary) -> String {
+    let name = match f {
+        Unary::Round(d) => return format!("f_round_{}", d.name()),
         Unary::Exp => "f_exp",
         Unary::ExpM1 => "f_expm1",
         Unary::Log => "f_log",
@@ -109,9 +99,8 @@ pub(crate) fn unary(f: Unary) -> &'static str {
         Unary::Log1P => "f_log1p",
         Unary::Floor => "f_floor",
         Unary::Nearest => "f_nearest",
-        Unary::Round(Half::BF16) => "f_round_bf16",
-        Unary::Round(Half::F16) => "f_round_f16",
-    }
+    };
+    name.into()
 }
 
 pub(crate) fn binary(f: Binary) -> &'static str {
@@ -203,8 +192,8 @@ impl<'a> Writer<'a> {
         format!("V v{i} = {x};")
     }
 
-    fn load(&self, v: &View, e: Elem, count: &str) -> String {
-        let (e, at) = (elem(e), self.at(v));
+    fn load(&self, v: &View, e: DType, count: &str) -> String {
+        let (e, at) = (e.name(), self.at(v));
         match self.stride(v) {
             0 => format!("all(one_{e}(m[{}], {at}))", v.operand),
             s => format!("load_{e}(m[{}], {at}, {s}, {count})", v.operand),
@@ -212,7 +201,7 @@ impl<'a> Writer<'a> {
     }
 
     fn store(&self, value: usize, s: &shardc_ir::kernel::Store, count: &str) -> String {
-        let (e, v) = (elem(s.elem), &s.view);
+        let (e, v) = (s.elem.name(), &s.view);
         format!(
             "store_{e}(m[{}], {}, {}, {count}, v{value});",
             v.operand,
@@ -370,7 +359,7 @@ impl<'a> Writer<'a> {
             self.line(2, "{");
             self.walk(3, no..no + ni, size, bounds, &mut |w, depth, count| {
                 for l in &fetched {
-                    let (e, v, row) = (elem(l.elem), &l.view, l.view.strides[no - 1]);
+                    let (e, v, row) = (l.elem.name(), &l.view, l.view.strides[no - 1]);
                     let at = w.at(v);
                     w.line(depth, &format!("fetch_{e}(m[{}], {at} + {row});", v.operand));
                 }

@@ -1,11 +1,12 @@
 //! `attention.cu` and `attention_grad.cu`: tiles that fit registers and shared memory.
 
 use super::limits::{DECLARED, Limits};
-use super::{File, Words, grid, row_bytes, type_name};
-use shardc_ir::kernel::{Attention, AttentionGrad, Elem, Heads, View};
+use super::{File, Words, grid, row_bytes};
+use shardc_ir::kernel::{Attention, AttentionGrad, Heads, View};
 use shardc_ir::launch::Launch;
 use shardc_ir::ops::Mask;
 use shardc_ir::rng::Distribution;
+use shardc_ir::types::DType;
 
 /// Rows of the matrix that one instruction multiplies.
 const WARP_ROWS: usize = 16;
@@ -29,7 +30,7 @@ impl Tiles {
     /// as large, must fit the shared memory of a block.
     fn new(h: &Heads, owned: usize, backward: bool) -> Tiles {
         let widest = h.width.max(h.value_width);
-        let f32s = h.elem == Elem::F32;
+        let f32s = h.elem == DType::F32;
         let cols = match (widest, backward) {
             (..=64, _) if !f32s => 64,
             (..=128, false) if !f32s => 64,
@@ -49,7 +50,7 @@ impl Tiles {
 
     fn file(&self, name: &'static str, text: &'static str, h: &Heads, aligned: bool) -> File {
         File::new(name, text)
-            .define("ELEM", type_name(h.elem))
+            .define("ELEM", h.elem.facts().cuda)
             .define("WIDTH", self.width)
             .define("VALUE_WIDTH", self.value_width)
             .define("ROWS", self.rows)
@@ -70,7 +71,7 @@ impl Tiles {
 
     /// Bytes of the tiles: of queries, keys and values; backward also of what has their gradients,
     /// and twice of the other side.
-    fn shared(&self, elem: Elem, backward: bool) -> u32 {
+    fn shared(&self, elem: DType, backward: bool) -> u32 {
         let [rows, value_rows] = match backward {
             false => [self.rows + self.cols, self.cols],
             true => [self.rows + 2 * self.cols; 2],
@@ -130,16 +131,16 @@ fn sizes(w: &mut Words, h: &Heads, d_bias: Option<&View>) {
     w.float(f64::from(h.softcap.unwrap_or(0.0)));
     if let Some((of, offsets)) = &h.bias {
         let all = [of, d_bias.unwrap_or(of)];
-        all.iter().for_each(|v| w.view(v, Elem::F32));
+        all.iter().for_each(|v| w.view(v, DType::F32));
         all.iter().for_each(|v| w.int(v.strides[0]));
         w.ints(&[*offsets, h.batch]);
     }
     if let Some(both) = &h.segments {
-        both.iter().for_each(|v| w.view(v, Elem::I32));
+        both.iter().for_each(|v| w.view(v, DType::I32));
         both.iter().for_each(|v| w.int(v.strides[0]));
     }
     if let Some(k) = &h.kept {
-        [&k.run, &k.place].iter().for_each(|v| w.view(v, Elem::I32));
+        [&k.run, &k.place].iter().for_each(|v| w.view(v, DType::I32));
         w.ints(&k.place.strides);
         w.ints(&[k.first_head, k.stream as u32 as usize, (k.stream >> 32) as usize]);
         w.int(usize::try_from(Distribution::Keep(k.rate).threshold()).expect("33 bits"));
@@ -157,9 +158,9 @@ pub(super) fn forward(k: &Attention, limits: &Limits) -> Vec<Launch> {
     let text = include_str!("../../cuda/attention.cu");
     let mut w = Words::default();
     rows.iter().for_each(|(v, _)| w.view(v, h.elem));
-    w.view(&k.lse, Elem::F32);
-    [&h.q_pos, &h.k_pos].iter().for_each(|v| w.view(v, Elem::I32));
-    w.view(h.slopes.as_ref().unwrap_or(&k.lse), Elem::F32);
+    w.view(&k.lse, DType::F32);
+    [&h.q_pos, &h.k_pos].iter().for_each(|v| w.view(v, DType::I32));
+    w.view(h.slopes.as_ref().unwrap_or(&k.lse), DType::F32);
     [&k.q, &k.k, &k.v, &k.out, &k.lse].iter().for_each(|v| w.ints(&v.strides));
     sizes(&mut w, h, None);
     vec![Launch {
@@ -185,9 +186,9 @@ pub(super) fn backward(k: &AttentionGrad, limits: &Limits) -> Vec<Launch> {
     ];
     let mut w = Words::default();
     rows[..4].iter().for_each(|(v, _)| w.view(v, h.elem));
-    [&k.lse, &k.delta].iter().for_each(|v| w.view(v, Elem::F32));
-    [&h.q_pos, &h.k_pos].iter().for_each(|v| w.view(v, Elem::I32));
-    w.view(h.slopes.as_ref().unwrap_or(&k.lse), Elem::F32);
+    [&k.lse, &k.delta].iter().for_each(|v| w.view(v, DType::F32));
+    [&h.q_pos, &h.k_pos].iter().for_each(|v| w.view(v, DType::I32));
+    w.view(h.slopes.as_ref().unwrap_or(&k.lse), DType::F32);
     rows[4..].iter().for_each(|(v, _)| w.view(v, h.elem));
     let views = [&k.q, &k.k, &k.v, &k.d_out, &k.lse, &k.delta, &k.d_q, &k.d_k, &k.d_v];
     views.iter().for_each(|v| w.ints(&v.strides));

@@ -1,21 +1,22 @@
 //! `top_k.cu`, `route.cu`, `copies.cu`: what sends tokens to experts and back.
 
 use super::moves::index_name;
-use super::{File, Words, pack, row, starts, type_name};
-use shardc_ir::kernel::{Copies, Elem, Route, TopK, View};
+use super::{File, Words, pack, row, starts};
+use shardc_ir::kernel::{Copies, Route, TopK, View};
 use shardc_ir::launch::{Launch, Word};
+use shardc_ir::types::DType;
 
 pub(super) fn top_k(k: &TopK) -> Vec<Launch> {
     /// Rows of a block.
     const ROWS: usize = 4;
     let (n, rank) = (k.extents.iter().product::<usize>(), k.extents.len().max(1));
     let file = File::new("top_k.cu", include_str!("../../cuda/top_k.cu"))
-        .define("ELEM", type_name(k.elem))
+        .define("ELEM", k.elem.facts().cuda)
         .define("RANK", rank)
         .define("INDEX", index_name(n));
     let mut w = Words::default();
     w.view(&k.x, k.elem);
-    w.view(&k.out, Elem::I32);
+    w.view(&k.out, DType::I32);
     w.int(n);
     for (strides, alone) in [(&k.extents, 1), (&k.x.strides, 0), (&k.out.strides, 0)] {
         if strides.is_empty() {
@@ -35,7 +36,7 @@ pub(super) fn top_k(k: &TopK) -> Vec<Launch> {
 pub(super) fn route(k: &Route) -> Vec<Launch> {
     let [shards, tokens, copies] = k.copies;
     let mut w = Words::default();
-    [&k.index, &k.slot, &k.counts].iter().for_each(|v| w.view(v, Elem::I32));
+    [&k.index, &k.slot, &k.counts].iter().for_each(|v| w.view(v, DType::I32));
     w.0.push(Word::Status);
     [&k.index, &k.slot, &k.counts].iter().for_each(|v| w.ints(&v.strides));
     let capacity = k.capacity.map_or(i32::MAX as usize, |c| c.min(i32::MAX as usize));
@@ -55,18 +56,18 @@ pub(super) fn route(k: &Route) -> Vec<Launch> {
 /// `dispatch`, `unpermute` or `combine_gates_grad`.
 pub(super) fn copies(k: &Copies, entry: &'static str) -> Vec<Launch> {
     let [shards, tokens, copies] = k.copies;
-    let smallest = if k.buffer_elem.half().is_some() { k.buffer_elem } else { k.token_elem };
+    let smallest = if k.buffer_elem.is_half() { k.buffer_elem } else { k.token_elem };
     let rows = [&k.buffer, &k.tokens].into_iter().flat_map(starts);
     let file = File::new("copies.cu", include_str!("../../cuda/copies.cu"))
         .define("PACK", pack(smallest, [k.width].into_iter().chain(rows)))
-        .define("BUFFER", type_name(k.buffer_elem))
-        .define("TOKEN", type_name(k.token_elem))
-        .define("GATE", type_name(k.gate_elem));
-    let views: [(&View, Elem); 4] = [
+        .define("BUFFER", k.buffer_elem.facts().cuda)
+        .define("TOKEN", k.token_elem.facts().cuda)
+        .define("GATE", k.gate_elem.facts().cuda);
+    let views: [(&View, DType); 4] = [
         (&k.buffer, k.buffer_elem),
         (&k.tokens, k.token_elem),
         (&k.gates, k.gate_elem),
-        (&k.slot, Elem::I32),
+        (&k.slot, DType::I32),
     ];
     let mut w = Words::default();
     views.iter().for_each(|(v, elem)| w.view(v, *elem));

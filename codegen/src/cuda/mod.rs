@@ -11,8 +11,9 @@ mod rows;
 mod then;
 
 use limits::Limits;
-use shardc_ir::kernel::{Copy, Elem, Exchange, Kernel, Program, View};
+use shardc_ir::kernel::{Copy, Exchange, Kernel, Program, View};
 use shardc_ir::launch::{Launch, Launches, Source, Word, regions};
+use shardc_ir::types::DType;
 use std::collections::BTreeSet;
 use std::fmt::Display;
 use std::sync::Arc;
@@ -123,24 +124,14 @@ impl File {
     }
 }
 
-/// The name of a type of elements in device code.
-fn type_name(e: Elem) -> &'static str {
-    match e {
-        Elem::F32 => "float",
-        Elem::BF16 => "Bf16",
-        Elem::F16 => "F16",
-        Elem::I32 => "int",
-    }
-}
-
 /// Bytes of a row of a tile in shared memory, at most, as `Tile` of `device.cuh` has it.
-fn row_bytes(elem: Elem, cols: usize) -> usize {
+fn row_bytes(elem: DType, cols: usize) -> usize {
     cols * elem.bytes() + 16
 }
 
 /// How many adjacent elements, up to 16 bytes of the smallest, all of these lengths, offsets and
 /// strides are multiples of.
-fn pack(smallest: Elem, all: impl Iterator<Item = usize> + Clone) -> usize {
+fn pack(smallest: DType, all: impl Iterator<Item = usize> + Clone) -> usize {
     let most = 16 / smallest.bytes();
     [8, 4, 2].into_iter().find(|n| *n <= most && all.clone().all(|x| x % n == 0)).unwrap_or(1)
 }
@@ -161,7 +152,7 @@ struct Words(Vec<Word>);
 
 impl Words {
     /// Where the walk of a view begins.
-    fn view(&mut self, v: &View, elem: Elem) {
+    fn view(&mut self, v: &View, elem: DType) {
         self.0.push(Word::Address { operand: v.operand, byte: v.offset * elem.bytes() });
     }
     fn int(&mut self, x: usize) {

@@ -1,10 +1,11 @@
 //! `copy.cu`, `take.cu`, `index_add.cu`, `rope.cu`, `draw.cu`: one thread for an element; `scan.cu`: one for a row.
 
-use super::{File, Words, pack, row, starts, type_name};
-use shardc_ir::kernel::{Block, Copy, Draw, Elem, Extents, Pick, Rope, Scan, View};
+use super::{File, Words, pack, row, starts};
+use shardc_ir::kernel::{Block, Copy, Draw, Extents, Pick, Rope, Scan, View};
 use shardc_ir::launch::{Launch, Source};
 use shardc_ir::ops::rope::Pairs;
 use shardc_ir::rng::Distribution;
+use shardc_ir::types::DType;
 use std::sync::Arc;
 
 const THREADS: usize = 256;
@@ -53,7 +54,7 @@ impl Loops {
 
     /// The widest unit, in elements, that all views move whole: those with a stride of 1 along the
     /// last loop, with these offsets; `others` are further strides of theirs.
-    fn unit(&self, elem: Elem, moved: &[(usize, usize)], others: &[usize]) -> usize {
+    fn unit(&self, elem: DType, moved: &[(usize, usize)], others: &[usize]) -> usize {
         let whole = |unit: usize| {
             let fits = |x: &usize| x % unit == 0;
             let last = self.extents.len().wrapping_sub(1);
@@ -149,7 +150,7 @@ pub(super) fn take(k: &Pick) -> Vec<Launch> {
         .define("RANK", rank)
         .define("INDEX", index_name(n));
     let mut w = Words::default();
-    [(&k.x, k.elem), (&k.index, Elem::I32), (&k.out, k.elem)]
+    [(&k.x, k.elem), (&k.index, DType::I32), (&k.out, k.elem)]
         .iter()
         .for_each(|(v, e)| w.view(v, *e));
     loops.words(&mut w, rank);
@@ -170,12 +171,12 @@ pub(super) fn index_add(k: &Pick, cleared: Option<&Block>) -> Vec<Launch> {
     };
     let rank = parts.iter().map(|l| l.extents.len()).max().unwrap_or(0).max(1);
     let file = File::new("index_add.cu", include_str!("../../cuda/index_add.cu"))
-        .define("ELEM", type_name(k.elem))
+        .define("ELEM", k.elem.facts().cuda)
         .define("ACCUMULATE", cleared.is_none())
         .define("RANK", rank)
         .define("INDEX", index_name(all.count()));
     let mut w = Words::default();
-    [(&k.x, k.elem), (&k.index, Elem::I32), (&k.out, Elem::F32)]
+    [(&k.x, k.elem), (&k.index, DType::I32), (&k.out, DType::F32)]
         .iter()
         .for_each(|(v, e)| w.view(v, *e));
     w.ints(&[k.first, k.len, k.stride, without(k)]);
@@ -217,9 +218,9 @@ pub(super) fn draw(k: &Draw) -> Vec<Launch> {
         .define("PLACES", k.place.is_some())
         .define("FROM", from);
     let mut w = Words::default();
-    w.view(&k.run, Elem::I32);
-    w.view(k.place.as_ref().unwrap_or(&k.run), Elem::I32);
-    w.view(&k.out, Elem::F32);
+    w.view(&k.run, DType::I32);
+    w.view(k.place.as_ref().unwrap_or(&k.run), DType::I32);
+    w.view(&k.out, DType::F32);
     loops.words(&mut w, rank);
     w.ints(&[k.first, k.stream as u32 as usize, (k.stream >> 32) as usize]);
     w.int(usize::try_from(k.from.threshold()).expect("33 bits"));
@@ -232,7 +233,7 @@ pub(super) fn scan(k: &Scan) -> Vec<Launch> {
     let steps: Vec<usize> = loops.walks.iter_mut().filter_map(Extents::pop).collect();
     let (n, rank) = (loops.count(), loops.extents.len().max(1));
     let file = File::new("scan.cu", include_str!("../../cuda/scan.cu"))
-        .define("ELEM", type_name(k.elem))
+        .define("ELEM", k.elem.facts().cuda)
         .define("RANK", rank)
         .define("INDEX", index_name(n))
         .define("REVERSE", k.reverse);
@@ -252,13 +253,13 @@ pub(super) fn rope(k: &Rope) -> Vec<Launch> {
     let loops = Loops::new(&extents, &views.map(View::adjacent).each_ref());
     let n = loops.count();
     let file = File::new("rope.cu", include_str!("../../cuda/rope.cu"))
-        .define("ELEM", type_name(k.elem))
+        .define("ELEM", k.elem.facts().cuda)
         .define("INDEX", index_name(n))
         .define("HALVES", k.pairs == Pairs::Halves)
         .define("PACK", pack);
     let mut w = Words::default();
     w.view(&k.x, k.elem);
-    [&k.cos, &k.sin].iter().for_each(|v| w.view(v, Elem::F32));
+    [&k.cos, &k.sin].iter().for_each(|v| w.view(v, DType::F32));
     w.view(&k.out, k.elem);
     loops.words(&mut w, 4);
     w.int(k.turns);

@@ -1,13 +1,14 @@
 //! `gemm.cu` and `grouped.cu`: which elements are adjacent, and the tiles of a block.
 
 use super::limits::{DECLARED, Limits};
-use super::{File, Words, row, row_bytes, then, type_name, whole};
-use shardc_ir::kernel::{Elem, Extents, Gemm, Grouped, Matrix, Product, Then, View};
+use super::{File, Words, row, row_bytes, then, whole};
+use shardc_ir::kernel::{Extents, Gemm, Grouped, Matrix, Product, Then, View};
 use shardc_ir::launch::Launch;
+use shardc_ir::types::DType;
 
 /// An operand of a product, as the k of its rows or columns sees it.
 struct Side {
-    elem: Elem,
+    elem: DType,
     /// Elements along k are adjacent, else those along the other dim.
     along_k: bool,
     /// Rows of adjacent elements are of whole 16 bytes and begin at multiples of them.
@@ -18,7 +19,7 @@ struct Side {
 struct Tiles {
     a: Side,
     b: Side,
-    out: Elem,
+    out: DType,
     /// Adjacent elements of a row of the result that are taken at once.
     width: usize,
     accumulate: bool,
@@ -33,17 +34,17 @@ const WIDTH: usize = 8;
 
 impl Tiles {
     /// Floats of 16 bits of one kind are multiplied as they are; all else is made f32.
-    fn elem(&self) -> Elem {
-        let same = self.a.elem == self.b.elem && self.a.elem.half().is_some();
-        if same { self.a.elem } else { Elem::F32 }
+    fn elem(&self) -> DType {
+        let same = self.a.elem == self.b.elem && self.a.elem.is_half();
+        if same { self.a.elem } else { DType::F32 }
     }
     /// Sizes of m, n and k, and warps along m and n.
     fn sizes(&self) -> ([usize; 3], [usize; 2]) {
-        match self.elem() {
+        match (self.elem().is_half(), self.alone) {
             // Rows along k of whole 64 elements, so that groups of warps can multiply.
-            Elem::BF16 | Elem::F16 if self.alone => ([128, 256, 64], [2, 4]),
-            Elem::BF16 | Elem::F16 => ([128, 128, 64], [2, 4]),
-            Elem::F32 | Elem::I32 => ([64, 64, 16], [2, 2]),
+            (true, true) => ([128, 256, 64], [2, 4]),
+            (true, false) => ([128, 128, 64], [2, 4]),
+            (false, _) => ([64, 64, 16], [2, 2]),
         }
     }
     /// Blocks that share a multiprocessor: as many as leave a thread 128 registers, or one.
@@ -54,7 +55,7 @@ impl Tiles {
     /// is alone.
     fn stages(&self) -> usize {
         let wanted = if self.alone { 4 } else { 3 };
-        if self.elem().half().is_none() {
+        if !self.elem().is_half() {
             return wanted;
         }
         let fits = |n: &usize| (self.stage() * n) as u32 + DECLARED <= self.room / self.blocks();
@@ -83,10 +84,10 @@ impl Tiles {
         let ([m, n, k], [warps_m, warps_n]) = self.sizes();
         let aligned = |s: &Side| s.aligned && s.elem == tile;
         File::new(name, text)
-            .define("A", type_name(self.a.elem))
-            .define("B", type_name(self.b.elem))
-            .define("OUT", type_name(self.out))
-            .define("TILE", type_name(tile))
+            .define("A", self.a.elem.facts().cuda)
+            .define("B", self.b.elem.facts().cuda)
+            .define("OUT", self.out.facts().cuda)
+            .define("TILE", tile.facts().cuda)
             .define("A_ALONG_K", self.a.along_k)
             .define("B_ALONG_K", self.b.along_k)
             .define("A_ALIGNED", aligned(&self.a))
@@ -131,7 +132,7 @@ fn launch(k: &Gemm, epilogue: Option<&Then>, limits: &Limits) -> Vec<Launch> {
         None => k.out.col_stride == 1 && whole(WIDTH, k.n, &k.out.view, &[k.out.row_stride]),
     };
     // An epilogue takes the result: the text is the same wherever it would lie.
-    let out = if epilogue.is_some() { Elem::F32 } else { k.out.elem };
+    let out = if epilogue.is_some() { DType::F32 } else { k.out.elem };
     let (a, b) = (side(&k.a, [k.m, k.k], true), side(&k.b, [k.k, k.n], false));
     let width = if wide { WIDTH } else { 1 };
     let room = limits.multiprocessor;
@@ -141,7 +142,7 @@ fn launch(k: &Gemm, epilogue: Option<&Then>, limits: &Limits) -> Vec<Launch> {
         let ([tile_m, tile_n, _], _) = t.sizes();
         [k.m.div_ceil(tile_m), k.n.div_ceil(tile_n), batch]
     };
-    if limits.groups && t.elem().half().is_some() {
+    if limits.groups && t.elem().is_half() {
         t.alone = true;
         let busy = tiles(&t).into_iter().fold(1, usize::saturating_mul) >= limits.multiprocessors;
         let times = if k.accumulate { 2 } else { 1 };
@@ -183,7 +184,7 @@ fn launch(k: &Gemm, epilogue: Option<&Then>, limits: &Limits) -> Vec<Launch> {
 
 pub(super) fn grouped(k: &Grouped, limits: &Limits) -> Vec<Launch> {
     let text = include_str!("../../cuda/grouped.cu");
-    let rows = |v: &View, elem: Elem, width: usize, along_k: bool| Side {
+    let rows = |v: &View, elem: DType, width: usize, along_k: bool| Side {
         elem,
         along_k,
         aligned: whole(16 / elem.bytes(), width, v, &[]),
@@ -205,7 +206,7 @@ pub(super) fn grouped(k: &Grouped, limits: &Limits) -> Vec<Launch> {
     let t = Tiles { a, b, out: out_elem, width, accumulate: false, alone: false, room };
     let mut words = Words::default();
     order.iter().for_each(|&i| words.view(sides[i].0, sides[i].1));
-    words.view(&k.counts, Elem::I32);
+    words.view(&k.counts, DType::I32);
     let padded = |v: &View| {
         let mut strides: Extents = v.strides.clone();
         strides.resize(3, 0);

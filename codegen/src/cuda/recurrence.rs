@@ -1,8 +1,9 @@
 //! `recurrence.cu` and `recurrence_grad.cu`: a block for a head after the other, as many at once as the workspace has parts.
 
 use super::{File, Words, grid};
-use shardc_ir::kernel::{Elem, Recurrence, RecurrenceGrad, Recurrent, View};
+use shardc_ir::kernel::{Recurrence, RecurrenceGrad, Recurrent, View};
 use shardc_ir::launch::Launch;
+use shardc_ir::types::DType;
 
 /// Threads of a block.
 const THREADS: u32 = 256;
@@ -32,14 +33,14 @@ fn launch(of: &Recurrent, entry: &'static str, results: &[&View]) -> Vec<Launch>
     let before = [&of.q, &of.k, &of.g, &of.v, of.beta.as_ref().unwrap_or(&of.g)];
     let segments = of.segments.as_ref().unwrap_or(&of.g);
     let start = of.start.as_ref().unwrap_or(&of.q);
-    before.iter().for_each(|v| w.view(v, Elem::F32));
-    w.view(segments, Elem::I32);
-    [start, &of.scratch].iter().for_each(|v| w.view(v, Elem::F32));
+    before.iter().for_each(|v| w.view(v, DType::F32));
+    w.view(segments, DType::I32);
+    [start, &of.scratch].iter().for_each(|v| w.view(v, DType::F32));
     before.iter().for_each(|v| w.ints(&v.strides[..3]));
     w.ints(&segments.strides[..2]);
     w.ints(&start.strides[..3]);
     w.ints(&[of.tokens, of.heads, all, words]);
-    results.iter().for_each(|v| w.view(v, Elem::F32));
+    results.iter().for_each(|v| w.view(v, DType::F32));
     results.iter().for_each(|v| w.ints(&v.strides[..3]));
     vec![Launch {
         source: file.source(),

@@ -1,7 +1,7 @@
 //! What becomes of a product in `gemm.cu`, printed: a struct `Then` of the tensors that an epilogue reads
 //! and writes, with a function of adjacent elements of a row of the product.
 
-use super::{Words, rows, type_name, whole};
+use super::{Words, rows, whole};
 use shardc_ir::kernel::{Matrix, Rows, Scalar, Then};
 use std::fmt::Write as _;
 
@@ -31,11 +31,11 @@ struct Then {{
     // What becomes of adjacent elements of a row, from a column on.
     DEVICE void take(int r, int c, const float (&product)[WIDTH]) const {\n";
     for (i, x) in all.iter().enumerate() {
-        let (name, ty, at) = (name(k, i), type_name(x.elem), place(i, x));
+        let (name, ty, at) = (name(k, i), x.elem.facts().cuda, place(i, x));
         let _ = writeln!(out, "        {ty}* const {name} = ({ty}*)m[{i}]{at};");
     }
     for (i, x) in k.reads.iter().enumerate() {
-        let (ty, n) = (type_name(x.elem), if x.col_stride == 0 { "1" } else { "WIDTH" });
+        let (ty, n) = (x.elem.facts().cuda, if x.col_stride == 0 { "1" } else { "WIDTH" });
         let _ = writeln!(out, "        const Pack<{ty}, {n}> e{i} = load<{n}>(x{i});");
     }
     let results: Vec<String> = (0..k.writes.len()).map(|i| format!("z{i}[WIDTH]")).collect();

@@ -9,10 +9,11 @@ use crate::device::Device;
 use crate::parts::Parts;
 pub use clock::Moments;
 use launch::{Pricer, Work};
+use shardc_ir::axes::{AxisRole, ROLES, Splits};
 use shardc_ir::diag::Result;
 use shardc_ir::func::{Func, FuncKind};
 use shardc_ir::group::launches;
-use shardc_ir::mesh::{AtomSet, Mesh, PIPELINE};
+use shardc_ir::mesh::{AtomSet, Mesh};
 use shardc_ir::ops::{self, Sends};
 use shardc_ir::overlap::awaited;
 use shardc_ir::plan::{Plan, RankClass, calls};
@@ -171,10 +172,11 @@ fn expert_atoms(plan: &Plan) -> AtomSet {
     all
 }
 
-/// The axis that an exchange is counted under: the first of these with an atom in it.
-fn axis_of(mesh: &Mesh, atoms: AtomSet) -> &'static str {
-    let has = |a: &&str| mesh.axis(a).is_some_and(|x| x.meets(atoms));
-    ["dp_replicate", "dp_shard", "cp", "tp", PIPELINE].into_iter().find(has).unwrap_or("tp")
+/// What an exchange is counted under: what the first axis with an atom in it splits.
+fn split_of(mesh: &Mesh, atoms: AtomSet) -> Splits {
+    let [stages, others @ ..] = &ROLES;
+    let has = |r: &&AxisRole| mesh.axis(r.name).is_some_and(|x| x.meets(atoms));
+    others.iter().chain([stages]).find(has).map_or(Splits::Width, |r| r.splits)
 }
 
 /// Under which part a launch is counted.
@@ -191,11 +193,11 @@ fn part_of(
         if matches!(sends, Sends::Rows { .. }) || (!experts.is_empty() && *atoms == experts) {
             return |p| &mut p.ep;
         }
-        return match axis_of(mesh, *atoms) {
-            "cp" => |p| &mut p.cp,
-            "tp" => |p| &mut p.tp,
-            PIPELINE => |p| &mut p.send,
-            _dp => |p| &mut p.dp,
+        return match split_of(mesh, *atoms) {
+            Splits::Tokens => |p| &mut p.cp,
+            Splits::Width => |p| &mut p.tp,
+            Splits::Layers => |p| &mut p.send,
+            Splits::Rows => |p| &mut p.dp,
         };
     }
     let once = matches!(f.kind, FuncKind::StepPrologue | FuncKind::OptimizerStep);

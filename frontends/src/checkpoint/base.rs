@@ -2,9 +2,8 @@
 
 use super::peft::{CONFIG, TENSORS};
 use super::{Checkpoint, Entry};
+use crate::stored;
 use crate::{MAX_CONFIG, family};
-use half::{bf16, f16};
-use safetensors::Dtype;
 use serde_json::Value;
 use shardc_ir::diag::Result;
 use shardc_ir::files;
@@ -102,7 +101,7 @@ pub struct Base {
     pub(super) files: Vec<(String, Vec<u8>)>,
     /// What has the name of such a file and is not kept, with why.
     pub skipped: Vec<(String, &'static str)>,
-    dtypes: BTreeMap<String, Dtype>,
+    dtypes: BTreeMap<String, DType>,
     /// Tensors of parts beside the text model, such as a tower of pictures, which are saved as they are.
     pub(super) others: Option<(Checkpoint, Vec<String>)>,
     pub(super) copies: Vec<Copy>,
@@ -155,7 +154,9 @@ impl Base {
             }
         }
         let weights = Checkpoint::open(dir)?;
-        let types = |c: &Checkpoint| c.iter().map(|(n, e)| (n.to_string(), e.dtype)).collect();
+        let types = |c: &Checkpoint| {
+            c.iter().filter_map(|(n, e)| Some((n.to_string(), e.readable()?))).collect()
+        };
         let dtypes = weights.as_ref().map(types).unwrap_or_default();
         let config = files::read(&dir.join("config.json"), MAX_CONFIG).ok();
         let config: Option<Value> = config.and_then(|text| serde_json::from_slice(&text).ok());
@@ -227,35 +228,20 @@ impl Default for Saving {
     }
 }
 
-/// The element type of a word in config.json or of the compiler; f32 for any other.
-fn dtype_of(word: &str) -> Dtype {
-    match word {
-        "bfloat16" | "bf16" => Dtype::BF16,
-        "float16" | "f16" => Dtype::F16,
-        _ => Dtype::F32,
-    }
-}
-
 /// The keys of config.json that name the element type, by age.
 pub(super) const DTYPE_KEYS: [&str; 2] = ["dtype", "torch_dtype"];
 
 impl Saving {
     /// What a number of a tensor becomes in the element type that it is saved in.
     pub fn rounded(&self, name: &str, config: &Value) -> fn(f32) -> f32 {
-        match self.of(name, config) {
-            Dtype::BF16 => |x| bf16::from_f32(x).to_f32(),
-            Dtype::F16 => |x| f16::from_f32(x).to_f32(),
-            _whole => |x| x,
-        }
+        stored::rounded(self.of(name, config))
     }
 
     /// The element type of a tensor.
-    pub(super) fn of(&self, name: &str, config: &Value) -> Dtype {
-        let config = || DTYPE_KEYS.iter().find_map(|k| config.get(k)?.as_str());
-        match (self.dtype, self.base.dtypes.get(name)) {
-            (Some(asked), _) => dtype_of(asked.name()),
-            (None, Some(&d)) => d,
-            (None, None) => dtype_of(config().unwrap_or_default()),
-        }
+    pub(super) fn of(&self, name: &str, config: &Value) -> DType {
+        let word = || DTYPE_KEYS.iter().find_map(|k| config.get(k)?.as_str());
+        let named = |word: &str| stored::weights(|f| [f.name, f.torch].contains(&word));
+        let base = || self.base.dtypes.get(name).copied();
+        self.dtype.or_else(base).or_else(|| named(word()?)).unwrap_or(DType::F32)
     }
 }

@@ -3,6 +3,7 @@
 use super::Entry;
 use super::base::Saving;
 use super::save::{Tensor, put};
+use crate::stored::file_type;
 use safetensors::Dtype;
 use serde_json::Value;
 use shardc_ir::diag::Result;
@@ -58,8 +59,8 @@ pub(super) fn deal<'a>(
     });
     let trained = names.map(|(t, name, values)| {
         let dtype = how.of(name, config);
-        let bytes = (t.shape.iter().product::<usize>() * dtype.bitsize() / 8) as u64;
-        StoredTensor { values, name, shape: t.shape, dtype, bytes }
+        let bytes = (t.shape.iter().product::<usize>() * dtype.bytes()) as u64;
+        StoredTensor { values, name, shape: t.shape, dtype: file_type(dtype), bytes }
     });
     let others = how.base.others.iter().flat_map(|(c, names)| {
         names.iter().filter_map(|name| {

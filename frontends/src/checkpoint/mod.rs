@@ -10,11 +10,13 @@ mod read;
 pub mod save;
 mod tied;
 
+use crate::stored::weights_of;
 pub(crate) use header::{Header, Info};
 use safetensors::Dtype;
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::files;
 use shardc_ir::names::nearest;
+use shardc_ir::types::DType;
 use shardc_ir::weights::Weight;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -50,9 +52,9 @@ impl Entry {
         self.dtype == Dtype::F32
     }
 
-    /// True if elements are of a type that is read.
-    fn is_readable(&self) -> bool {
-        matches!(self.dtype, Dtype::F32 | Dtype::BF16 | Dtype::F16)
+    /// The type of its elements, if it is one that is read.
+    fn readable(&self) -> Option<DType> {
+        weights_of(self.dtype)
     }
 }
 
@@ -242,7 +244,7 @@ impl Checkpoint {
                     w.tensor_shape, e.shape
                 )));
         }
-        if !e.is_readable() {
+        if e.readable().is_none() {
             let what = format!("tensor `{tensor}` has elements of type {}", header::name(e.dtype));
             return Err(dtype_error(what).at(place()));
         }

@@ -4,11 +4,11 @@
 //! mapping counts as memory of the process, and a file that shrinks under it kills the process.
 
 use super::{Checkpoint, Entry};
-use half::{bf16, f16};
-use safetensors::Dtype;
+use crate::stored::decode;
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::files;
 use shardc_ir::tensor::{each_index, strides};
+use shardc_ir::types::DType;
 use shardc_ir::weights::{TensorSlice, Weight};
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
@@ -177,7 +177,8 @@ fn read_pieces(
     if out.is_empty() {
         return Ok(());
     }
-    let element = if entry.dtype == Dtype::F32 { 4 } else { 2 };
+    let dtype = entry.readable().unwrap_or(DType::F32);
+    let element = dtype.bytes();
     // Dims from `whole` on are read whole, so a piece of dim `whole - 1` is contiguous.
     let full = |d: usize| ranges[d].len() == entry.shape[d];
     let whole = (0..ranges.len()).rev().find(|&d| !full(d)).map_or(0, |d| d + 1);
@@ -203,7 +204,7 @@ fn read_pieces(
             let need = chunk.len() * element;
             let ahead = if near { (end - at).min(BUFFER as u64) as usize } else { need };
             if result.is_ok() {
-                result = window.get(at, need, ahead).map(|b| decode(entry.dtype, b, chunk));
+                result = window.get(at, need, ahead).map(|b| decode(dtype, b, chunk));
             }
             at += need as u64;
         }
@@ -241,23 +242,5 @@ impl Window {
         }
         let from = (at - self.at) as usize;
         Ok(&self.bytes[from..from + need])
-    }
-}
-
-fn decode(dtype: Dtype, bytes: &[u8], out: &mut [f32]) {
-    match dtype {
-        Dtype::BF16 => pairs_into(bytes, out, |b| bf16::from_le_bytes(b).to_f32()),
-        Dtype::F16 => pairs_into(bytes, out, |b| f16::from_le_bytes(b).to_f32()),
-        _ => {
-            for (b, x) in bytes.as_chunks::<4>().0.iter().zip(out) {
-                *x = f32::from_le_bytes(*b);
-            }
-        }
-    }
-}
-
-fn pairs_into(bytes: &[u8], out: &mut [f32], f: impl Fn([u8; 2]) -> f32) {
-    for (b, x) in bytes.as_chunks::<2>().0.iter().zip(out) {
-        *x = f(*b);
     }
 }

@@ -3,11 +3,12 @@
 use super::base::{DTYPE_KEYS, MOST, Saving, belongs, is_written, list};
 use super::deal::{Values, copy, deal, most_have};
 use super::peft::{CONFIG, TENSORS};
-use half::{bf16, f16};
+use crate::stored::{self, weights_of};
 use safetensors::Dtype;
 use serde_json::{Map, Value, json};
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::files::{self, FileFormat, Place, Staged, make};
+use shardc_ir::types::DType;
 use shardc_ir::weights::Weight;
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -203,11 +204,8 @@ fn write_folder(
 ) -> Result<()> {
     let all = deal(tensors, how, config);
     let mut config = config.clone();
-    let word = match most_have(&all) {
-        Some(Dtype::BF16) => "bfloat16",
-        Some(Dtype::F16) => "float16",
-        _ => "float32",
-    };
+    let most = most_have(&all).and_then(weights_of);
+    let word = most.unwrap_or(DType::F32).facts().torch;
     for key in DTYPE_KEYS {
         if let Some(v) = config.get_mut(key) {
             *v = json!(word);
@@ -229,7 +227,7 @@ fn write_folder(
             _ => format!("model-{:05}-of-{count:05}.safetensors", i + 1),
         };
         let path = dir.join(&name);
-        let header = header(about(MODEL), file.iter().map(|p| (p.name, p.shape, p.dtype)))?;
+        let header = begin(about(MODEL), file.iter().map(|p| (p.name, p.shape, p.dtype)))?;
         files::create(&path, |out| {
             put(out, &path, &header)?;
             for p in file {
@@ -247,7 +245,8 @@ fn write_folder(
                 }
                 let n: usize = p.shape.iter().product();
                 let values = last.as_ref().map_or(&[][..], |l| &l.1[one * n..(one + 1) * n]);
-                put_values(out, &path, values, p.dtype).map_err(|d| named(d, p.name))?;
+                let dtype = weights_of(p.dtype).unwrap_or(DType::F32);
+                put_values(out, &path, values, dtype).map_err(|d| named(d, p.name))?;
             }
             Ok(())
         })?;
@@ -346,7 +345,7 @@ fn is_ours(path: &Path) -> bool {
 }
 
 /// The 8 bytes of length and the header of a file of tensors in this order.
-fn header<'a>(
+fn begin<'a>(
     about: Value,
     tensors: impl Iterator<Item = (&'a str, &'a [usize], Dtype)>,
 ) -> Result<Vec<u8>> {
@@ -376,25 +375,17 @@ pub(super) fn put(out: &mut dyn Write, path: &Path, bytes: &[u8]) -> Result<()> 
     out.write_all(bytes).map_err(|e| files::io_error("cannot write the file", path, &e))
 }
 
-fn put_values(out: &mut dyn Write, path: &Path, values: &[f32], dtype: Dtype) -> Result<()> {
+fn put_values(out: &mut dyn Write, path: &Path, values: &[f32], dtype: DType) -> Result<()> {
     let mut bytes = vec![];
     for chunk in values.chunks(1 << 16) {
         bytes.clear();
-        match dtype {
-            Dtype::BF16 => {
-                bytes.extend(chunk.iter().flat_map(|&x| bf16::from_f32(x).to_le_bytes()))
-            }
-            Dtype::F16 => {
-                let large = |x: &&f32| x.is_finite() && f16::from_f32(**x).is_infinite();
-                if let Some(x) = chunk.iter().find(large) {
-                    return Err(Diag::new("weights", format!("{x} is too large for f16"))
-                        .at(path.display().to_string())
-                        .help("f16 ends at 65504: use --save-dtype bf16 or f32"));
-                }
-                bytes.extend(chunk.iter().flat_map(|&x| f16::from_f32(x).to_le_bytes()));
-            }
-            _ => bytes.extend(chunk.iter().flat_map(|x| x.to_le_bytes())),
+        let large = |x: &&f32| x.is_finite() && stored::rounded(dtype)(**x).is_infinite();
+        if let Some(x) = chunk.iter().find(large).filter(|_| dtype == DType::F16) {
+            return Err(Diag::new("weights", format!("{x} is too large for f16"))
+                .at(path.display().to_string())
+                .help("f16 ends at 65504: use --save-dtype bf16 or f32"));
         }
+        stored::encode(dtype, chunk, &mut bytes);
         put(out, path, &bytes)?;
     }
     Ok(())
@@ -412,7 +403,7 @@ pub fn write_each(
 ) -> Result<Vec<u8>> {
     let names = tensors.iter().map(|t| (t.0.as_str(), t.1.as_slice(), Dtype::F32));
     let header =
-        header(json!({"format": "pt"}), names).map_err(|d| d.at(path.display().to_string()))?;
+        begin(json!({"format": "pt"}), names).map_err(|d| d.at(path.display().to_string()))?;
     files::create(path, |out| {
         put(out, path, &header)?;
         (0..tensors.len()).try_for_each(|i| put_one(i, out))
@@ -436,9 +427,9 @@ pub fn write_tensors(path: &Path, tensors: Vec<NamedTensor>) -> Result<()> {
         }
     }
     let names = tensors.iter().map(|t| (t.0.as_str(), t.1.as_slice(), Dtype::F32));
-    let header = header(about("dump"), names).map_err(|d| d.at(place()))?;
+    let header = begin(about("dump"), names).map_err(|d| d.at(place()))?;
     files::replace(path, &DUMP, |out| {
         put(out, path, &header)?;
-        tensors.iter().try_for_each(|t| put_values(out, path, &t.2, Dtype::F32))
+        tensors.iter().try_for_each(|t| put_values(out, path, &t.2, DType::F32))
     })
 }

@@ -17,7 +17,7 @@ impl Checkpoint {
     pub fn equal(&self, a: &str, b: &str) -> Result<bool> {
         let (Some(one), Some(other)) = (self.get(a), self.get(b)) else { return Ok(false) };
         let shape = one.shape.clone();
-        if shape != other.shape || !one.is_readable() || !other.is_readable() {
+        if shape != other.shape || one.readable().is_none() || other.readable().is_none() {
             return Ok(false);
         }
         let rows = shape.first().copied().unwrap_or(1);

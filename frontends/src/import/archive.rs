@@ -1,10 +1,10 @@
 //! A `.pt2` archive: its program, and where in the file the numbers of its tensors lie.
 
-use super::graph::{Graph, Stored, Stores};
+use super::graph::{Graph, Stored};
 use super::room::{self, MAX_LISTED};
 use super::schema::{self, RawSize, TensorMeta};
 use super::zip::{Zip, broken};
-use half::{bf16, f16};
+use crate::stored::{StoredNumber, StoredType};
 use serde::Deserialize;
 use shardc_ir::diag::Result;
 use shardc_ir::files;
@@ -110,20 +110,19 @@ impl Archive {
             RawSize::AsInt(n) => usize::try_from(*n).map_err(|_| bad("has a negative size")),
             RawSize::AsExpr { .. } => Err(bad("has a size that is not a number")),
         };
-        let dtype = schema::stores(meta.dtype);
+        let dtype = StoredType::of_torch(meta.dtype);
         let dtype = dtype.ok_or_else(|| bad("has elements of a type that is not read"))?;
         let shape = meta.sizes.iter().map(fixed).collect::<Result<Vec<usize>>>()?;
         let strides = meta.strides.iter().map(fixed).collect::<Result<Vec<usize>>>()?;
         room::elements(&shape).ok_or_else(|| bad("has more than 2^48 elements"))?;
-        let bytes = (room::count(&shape) * dtype.bytes()) as u64;
+        let bytes = (room::count(&shape) * dtype.bytes) as u64;
         let range = self.zip.members.get(member);
         let range = range.ok_or_else(|| bad("has no member"))?;
         if range.is_empty() && bytes > 0 {
             return Ok(Stored { bytes: None, dtype, shape });
         }
         let offset = meta.storage_offset.as_ref().map_or(Ok(0), fixed)?;
-        let start =
-            offset.checked_mul(dtype.bytes()).and_then(|o| range.start.checked_add(o as u64));
+        let start = offset.checked_mul(dtype.bytes).and_then(|o| range.start.checked_add(o as u64));
         let end = start.and_then(|s| s.checked_add(bytes)).filter(|&e| e <= range.end);
         let (Some(start), Some(end)) = (start, end) else {
             return Err(bad("ends outside its member"));
@@ -143,7 +142,7 @@ impl Archive {
             return Ok(None);
         };
         let Some(bytes) = t.stored.bytes.clone() else { return Ok(None) };
-        let size = t.stored.dtype.bytes();
+        let size = t.stored.dtype.bytes;
         let count = (bytes.end - bytes.start) as usize / size;
         if count > MAX_LISTED {
             let what = format!("constant `{name}` has more than {MAX_LISTED} numbers");
@@ -157,27 +156,14 @@ impl Archive {
         while out.len() < count {
             let some = ((count - out.len()) * size).min(AT_ONCE);
             file.read_exact(&mut raw[..some]).map_err(unreadable)?;
-            out.extend(raw[..some].chunks_exact(size).map(|c| number(t.stored.dtype, c)));
+            let number = |c| match t.stored.dtype.decode(c) {
+                StoredNumber::Float(x) => x,
+                // Exact but beyond 2^53.
+                StoredNumber::Whole(x) => x as f64,
+            };
+            out.extend(raw[..some].chunks_exact(size).map(number));
         }
         Ok(Some((out, &t.stored)))
-    }
-}
-
-/// One number, exactly but for integers beyond 2^53.
-fn number(dtype: Stores, c: &[u8]) -> f64 {
-    fn le<const N: usize>(c: &[u8]) -> [u8; N] {
-        c.try_into().unwrap_or([0; N])
-    }
-    match dtype {
-        Stores::F64 => f64::from_le_bytes(le(c)),
-        Stores::F32 => f64::from(f32::from_le_bytes(le(c))),
-        Stores::F16 => f16::from_le_bytes(le(c)).to_f64(),
-        Stores::BF16 => bf16::from_le_bytes(le(c)).to_f64(),
-        Stores::I64 => i64::from_le_bytes(le(c)) as f64,
-        Stores::I32 => f64::from(i32::from_le_bytes(le(c))),
-        Stores::I16 => f64::from(i16::from_le_bytes(le(c))),
-        Stores::I8 => f64::from(i8::from_le_bytes(le(c))),
-        Stores::U8 | Stores::Bool => f64::from(u8::from_le_bytes(le(c))),
     }
 }
 

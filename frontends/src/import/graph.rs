@@ -4,6 +4,7 @@
 //! The names are those of PyTorch's core operators ("add.Tensor", "linear.default"), of which a
 //! reader of another format uses what it needs.
 
+use crate::stored::StoredType;
 use shardc_ir::ids::{self, IndexVec};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
@@ -31,6 +32,17 @@ pub(super) enum Elem {
     Double,
     Int,
     Bool,
+}
+
+impl Elem {
+    pub fn of(stored: &StoredType) -> Elem {
+        match stored.name {
+            "F64" => Elem::Double,
+            "BOOL" => Elem::Bool,
+            _ if stored.is_float() => Elem::Float,
+            _ => Elem::Int,
+        }
+    }
 }
 
 /// The size of a dim of an input.
@@ -122,43 +134,8 @@ pub(super) struct Input {
 pub(super) struct Stored {
     /// The bytes of the file, little-endian and row-major; none if the archive was made without.
     pub bytes: Option<Range<u64>>,
-    pub dtype: Stores,
+    pub dtype: &'static StoredType,
     pub shape: Vec<usize>,
-}
-
-/// Element types of numbers in an archive.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Stores {
-    F64,
-    F32,
-    F16,
-    BF16,
-    I64,
-    I32,
-    I16,
-    I8,
-    U8,
-    Bool,
-}
-
-impl Stores {
-    /// Bytes of an element.
-    pub fn bytes(self) -> usize {
-        match self {
-            Stores::F64 | Stores::I64 => 8,
-            Stores::F32 | Stores::I32 => 4,
-            Stores::F16 | Stores::BF16 | Stores::I16 => 2,
-            Stores::I8 | Stores::U8 | Stores::Bool => 1,
-        }
-    }
-    pub fn elem(self) -> Elem {
-        match self {
-            Stores::F64 => Elem::Double,
-            Stores::F32 | Stores::F16 | Stores::BF16 => Elem::Float,
-            Stores::Bool => Elem::Bool,
-            Stores::I64 | Stores::I32 | Stores::I16 | Stores::I8 | Stores::U8 => Elem::Int,
-        }
-    }
 }
 
 /// A whole program.

@@ -269,7 +269,7 @@ impl<'a> Lower<'a> {
             }
             Source::Constant(c) => match self.archive.numbers(c)? {
                 Some((numbers, stored)) => {
-                    let known = Folded::new(stored.dtype.elem(), &stored.shape, numbers);
+                    let known = Folded::new(Elem::of(stored.dtype), &stored.shape, numbers);
                     let large = || self.dims(&name, "it has more numbers than are kept".into());
                     Val::Folded(known.ok_or_else(large)?)
                 }

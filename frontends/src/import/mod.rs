@@ -60,11 +60,11 @@ mod written;
 mod zip;
 
 use crate::checkpoint::Checkpoint;
+use crate::stored::{file_type, weights};
 use archive::Archive;
-use graph::{Elem, Graph, Size, Stores};
+use graph::{Elem, Graph, Size};
 use lower::Lower;
 use microbatches::Parts;
-use safetensors::Dtype;
 use shardc_ir::diag::{Diag, Result, count};
 use shardc_ir::phase::Phase;
 use shardc_ir::plan::{Dropout, Mode};
@@ -163,13 +163,13 @@ impl Opened {
     pub fn checkpoint(&self) -> Option<Checkpoint> {
         let all = self.archive.weights.iter();
         let entries = all.filter_map(|(name, t)| {
-            let dtype = match t.stored.dtype {
-                Stores::F32 => Dtype::F32,
-                Stores::F16 => Dtype::F16,
-                Stores::BF16 => Dtype::BF16,
-                _ => return None,
-            };
-            Some((name.to_string(), dtype, t.stored.shape.clone(), t.stored.bytes.clone()?))
+            let dtype = weights(|f| f.safetensors == t.stored.dtype.name)?;
+            Some((
+                name.to_string(),
+                file_type(dtype),
+                t.stored.shape.clone(),
+                t.stored.bytes.clone()?,
+            ))
         });
         Checkpoint::of_archive(self.archive.path(), entries)
     }

@@ -3,10 +3,11 @@
 //!
 //! The format is `torch/_export/serde/schema.py`, of which major version 8 is known.
 
-use super::graph::{Arg, Elem, Graph, Id, Input, IntArg, Node, Size, Source, Stores};
+use super::graph::{Arg, Elem, Graph, Id, Input, IntArg, Node, Size, Source};
 use super::regions::{self, Still};
 use super::room;
 use super::zip::{Zip, broken};
+use crate::stored::StoredType;
 use serde::Deserialize;
 use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};
 use shardc_ir::diag::{Diag, Result};
@@ -249,23 +250,6 @@ impl<'de> Visitor<'de> for ArgVisitor {
     }
 }
 
-/// The element type of a number in `torch.ScalarType`.
-pub(super) fn stores(dtype: u32) -> Option<Stores> {
-    Some(match dtype {
-        1 => Stores::U8,
-        2 => Stores::I8,
-        3 => Stores::I16,
-        4 => Stores::I32,
-        5 => Stores::I64,
-        6 => Stores::F16,
-        7 => Stores::F32,
-        8 => Stores::F64,
-        12 => Stores::Bool,
-        13 => Stores::BF16,
-        _ => return None,
-    })
-}
-
 /// The name in `Symbol('s72', positive=True, integer=True)`.
 fn symbol(expr: &str) -> Option<&str> {
     let name = expr.strip_prefix("Symbol('")?.split('\'').next()?;
@@ -354,7 +338,7 @@ impl Build<'_> {
             let meta = g.tensor_values.get(name);
             let meta =
                 meta.ok_or_else(|| self.bad(format!("nothing says the shape of `{name}`")))?;
-            let elem = stores(meta.dtype).map(Stores::elem);
+            let elem = StoredType::of_torch(meta.dtype).map(Elem::of);
             let elem = elem
                 .ok_or_else(|| self.bad(format!("`{name}` has elements of type {}", meta.dtype)))?;
             let sizes = meta.sizes.iter().map(|s| match s {
@@ -394,7 +378,8 @@ impl Build<'_> {
 
     /// Marks those of a graph's values that are truth values.
     pub fn truths(&mut self, all: &HashMap<String, TensorMeta>, names: &Names) {
-        let is = |meta: &TensorMeta| stores(meta.dtype) == Some(Stores::Bool);
+        let is =
+            |meta: &TensorMeta| StoredType::of_torch(meta.dtype).map(Elem::of) == Some(Elem::Bool);
         let of = all.iter().filter(|(_, meta)| is(meta)).filter_map(|(name, _)| names.get(name));
         self.g.truths.extend(of);
     }
@@ -454,8 +439,8 @@ impl Build<'_> {
             RawArg::Floats(all) => Arg::Floats(all.clone()),
             RawArg::Bool(x) => Arg::Bool(*x),
             RawArg::Text(t) => Arg::Text(t.as_str().into()),
-            RawArg::Dtype(d) => match stores(*d) {
-                Some(s) => Arg::Elem(s.elem()),
+            RawArg::Dtype(d) => match StoredType::of_torch(*d) {
+                Some(s) => Arg::Elem(Elem::of(s)),
                 None => Arg::Other("as_scalar_type".into()),
             },
             RawArg::Graph(_) => Arg::Other("as_graph".into()),

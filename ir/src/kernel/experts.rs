@@ -4,8 +4,10 @@
 //! Indices, slots and counts are data: a kernel treats whatever they say, and touches nothing
 //! outside the sizes that stand here.
 
-use super::{Block, Elem, Extents, View};
+use super::reach::See;
+use super::{Block, Extents, View};
 use crate::ops::grouped_dot::BLOCK;
+use crate::types::DType;
 
 /// For every index of `extents`, the places of the `k` largest of `n` elements, largest first; of
 /// equal ones the first. Elements are compared as [`f32::total_cmp`] does, but that both zeros are equal.
@@ -15,7 +17,7 @@ pub struct TopK {
     pub n: usize,
     pub k: usize,
     /// Of `x`.
-    pub elem: Elem,
+    pub elem: DType,
     pub x: View,
     /// Between the elements that are compared.
     pub x_stride: usize,
@@ -59,15 +61,15 @@ pub struct Copies {
     pub width: usize,
     /// Walks `[group, shard, row]`, the width being adjacent.
     pub buffer: View,
-    pub buffer_elem: Elem,
+    pub buffer_elem: DType,
     /// Walks `[shard, token]`, the width being adjacent.
     pub tokens: View,
-    pub token_elem: Elem,
+    pub token_elem: DType,
     /// i32, walks `[shard, token, copy]`.
     pub slot: View,
     /// A number per copy; walks `[shard, token, copy]`.
     pub gates: View,
-    pub gate_elem: Elem,
+    pub gate_elem: DType,
 }
 
 /// Rows of which those are there that the counts name: in the buffer of every group and shard the
@@ -111,13 +113,13 @@ pub struct Grouped {
     pub counts: View,
     /// Walks `[group, shard, row]`, the width being adjacent.
     pub x: View,
-    pub x_elem: Elem,
+    pub x_elem: DType,
     /// Walks `[group, shard, row]`, the width being adjacent.
     pub y: View,
-    pub y_elem: Elem,
+    pub y_elem: DType,
     /// Walks `[expert of all groups, o]`, i being adjacent.
     pub w: View,
-    pub w_elem: Elem,
+    pub w_elem: DType,
     /// Rows of an expert that are gathered from several shards for one product; 0 if there is one
     /// shard.
     pub gathered: usize,
@@ -125,10 +127,8 @@ pub struct Grouped {
     pub scratch: View,
 }
 
-type See<'a> = dyn FnMut(&View, &[&[usize]]) + 'a;
-
 impl TopK {
-    pub(super) fn reach(&self, see: &mut See) {
+    pub(super) fn reach(&self, see: See) {
         for (v, stride, n) in
             [(&self.x, self.x_stride, self.n), (&self.out, self.out_stride, self.k)]
         {
@@ -140,7 +140,7 @@ impl TopK {
 }
 
 impl Route {
-    pub(super) fn reach(&self, see: &mut See) {
+    pub(super) fn reach(&self, see: See) {
         see(&self.index, &[&self.copies]);
         see(&self.slot, &[&self.copies]);
         see(&self.counts, &[&[self.groups, self.experts, self.copies[0]]]);
@@ -148,7 +148,7 @@ impl Route {
 }
 
 impl Copies {
-    pub(super) fn reach(&self, see: &mut See) {
+    pub(super) fn reach(&self, see: See) {
         let [shards, tokens, _] = self.copies;
         see(&self.buffer.adjacent(), &[&[self.groups, shards, self.rows, self.width]]);
         see(&self.tokens.adjacent(), &[&[shards, tokens, self.width]]);
@@ -160,7 +160,7 @@ impl Copies {
 impl Grouped {
     /// True if blocks are made f32.
     pub fn by_blocks(&self) -> bool {
-        [self.x_elem, self.y_elem, self.w_elem] != [Elem::F32; 3]
+        [self.x_elem, self.y_elem, self.w_elem] != [DType::F32; 3]
     }
     /// Sizes of one block of `x`, of `y` and of `w`, in elements: at most [`BLOCK`] rows of an
     /// expert, in the buffers of all shards, and [`BLOCK`] of either width.
@@ -169,7 +169,7 @@ impl Grouped {
             [self.shards * self.rows, self.x_width, self.y_width].map(|n| n.min(BLOCK));
         [rows * x, rows * y, y * x]
     }
-    pub(super) fn reach(&self, see: &mut See) {
+    pub(super) fn reach(&self, see: See) {
         let buffer = [self.groups, self.shards, self.rows];
         see(&self.counts, &[&[self.groups, self.experts, self.shards]]);
         see(&self.x.adjacent(), &[&buffer, &[self.x_width]]);

@@ -1,94 +1,110 @@
 //! Which memory a kernel touches: who gives it memory checks this once.
 
-use super::{Gemm, Heads, Kernel, Matrix, Pick, View};
+use super::{
+    Attention, AttentionGrad, Block, Collective, Copy, Draw, Gemm, Heads, HorizontalFusion, Kernel,
+    Matrix, Pick, Rope, Scan, Then, View,
+};
 use smallvec::SmallVec;
+
+/// What sees a view and the loops that walk it.
+pub(super) type See<'a> = &'a mut dyn FnMut(&View, &[&[usize]]);
 
 impl Kernel {
     /// Calls `f(operand, end)` for every view: the kernel touches elements below `end` only. Who
     /// gives it memory checks this once and may then run it without further checks.
     pub fn reach(&self, f: &mut dyn FnMut(usize, usize)) {
-        let mut see = |v: &View, extents: &[&[usize]]| {
+        self.walk(&mut |v, extents| {
             let all: SmallVec<[usize; 8]> =
                 extents.iter().flat_map(|e| e.iter().copied()).collect();
             f(v.operand, v.end(&all));
-        };
-        match self {
-            Kernel::View => {}
-            Kernel::Literal { values, to } => f(*to, values.len()),
-            Kernel::Rows(k) => k.reach(&mut see),
-            Kernel::HorizontalFusion(k) => {
-                for (k, own) in k.kernels.iter().zip(&k.operands) {
-                    k.reach(&mut |v, extents| {
-                        see(&View { operand: own[v.operand], ..v.clone() }, extents);
-                    });
-                }
-            }
-            Kernel::Copy(all) => all.iter().for_each(|k| {
-                k.clear.iter().for_each(|c| see(&c.view, &[&c.extents]));
-                see(&k.from, &[&k.extents]);
-                see(&k.to, &[&k.extents]);
-            }),
-            Kernel::Gemm(k) => k.reach(&mut see),
-            Kernel::GemmThen(k) => {
-                k.product.reach(&mut see);
-                k.reads.iter().chain(&k.writes).for_each(|x| k.product.reach_result(x, &mut see));
-            }
-            Kernel::Take(k) => k.reach(true, &mut see),
-            Kernel::IndexAdd { pick, clear } => {
-                pick.reach(false, &mut see);
-                clear.iter().for_each(|c| see(&c.view, &[&c.extents]));
-            }
-            Kernel::Scan(k) => {
-                [&k.x, &k.out].into_iter().for_each(|v| see(v, &[&k.extents, &[k.len]]));
-            }
-            Kernel::Draw(k) => {
-                see(&k.run, &[&[3]]);
-                k.place.iter().chain([&k.out]).for_each(|v| see(v, &[&k.extents]));
-            }
-            Kernel::Rope(k) => {
-                for (v, n) in
-                    [(&k.x, k.width), (&k.out, k.width), (&k.cos, k.turns), (&k.sin, k.turns)]
-                {
-                    see(&v.adjacent(), &[&k.extents, &[n]]);
-                }
-            }
-            Kernel::Attention(k) => {
-                let h = &k.heads;
-                h.reach(false, &mut see);
-                see(&k.q.adjacent(), &[&h.by_query(), &[h.width]]);
-                see(&k.k.adjacent(), &[&h.by_key(), &[h.width]]);
-                see(&k.v.adjacent(), &[&h.by_key(), &[h.value_width]]);
-                see(&k.out.adjacent(), &[&h.by_query(), &[h.value_width]]);
-                see(&k.lse, &[&h.by_query()]);
-            }
-            Kernel::AttentionGrad(k) => {
-                let h = &k.heads;
-                h.reach(true, &mut see);
-                [&k.q, &k.d_q]
-                    .iter()
-                    .for_each(|v| see(&v.adjacent(), &[&h.by_query(), &[h.width]]));
-                [&k.k, &k.d_k].iter().for_each(|v| see(&v.adjacent(), &[&h.by_key(), &[h.width]]));
-                [&k.v, &k.d_v]
-                    .iter()
-                    .for_each(|v| see(&v.adjacent(), &[&h.by_key(), &[h.value_width]]));
-                see(&k.d_out.adjacent(), &[&h.by_query(), &[h.value_width]]);
-                [&k.lse, &k.delta].iter().for_each(|v| see(v, &[&h.by_query()]));
-                if let (Some(v), Some((_, offsets))) = (&k.d_bias, &h.bias) {
-                    see(&v.adjacent(), &[&[h.groups * h.repeat, *offsets]]);
-                }
-            }
-            Kernel::Recurrence(k) => k.reach(&mut see),
-            Kernel::RecurrenceGrad(k) => k.reach(&mut see),
-            Kernel::TopK(k) => k.reach(&mut see),
-            Kernel::Route(k) => k.reach(&mut see),
-            Kernel::Dispatch(k) | Kernel::Unpermute(k) | Kernel::CombineGatesGrad(k) => {
-                k.reach(&mut see)
-            }
-            Kernel::Grouped(k) => k.reach(&mut see),
-            Kernel::Collective(c) => {
-                c.exchange.blocks().for_each(|b| see(&b.view, &[&b.extents]));
-            }
+        });
+    }
+}
+
+impl Block {
+    pub(super) fn reach(&self, see: See) {
+        see(&self.view, &[&self.extents]);
+    }
+}
+
+impl HorizontalFusion {
+    pub(super) fn reach(&self, see: See) {
+        for (k, own) in self.kernels.iter().zip(&self.operands) {
+            k.reach(&mut |v, extents| {
+                see(&View { operand: own[v.operand], ..v.clone() }, extents);
+            });
         }
+    }
+}
+
+impl Copy {
+    pub(super) fn reach(&self, see: See) {
+        self.clear.iter().for_each(|c| c.reach(see));
+        [&self.from, &self.to].into_iter().for_each(|v| see(v, &[&self.extents]));
+    }
+}
+
+impl Then {
+    pub(super) fn reach(&self, see: See) {
+        self.product.reach(see);
+        self.reads.iter().chain(&self.writes).for_each(|x| self.product.reach_result(x, see));
+    }
+}
+
+impl Scan {
+    pub(super) fn reach(&self, see: See) {
+        [&self.x, &self.out].into_iter().for_each(|v| see(v, &[&self.extents, &[self.len]]));
+    }
+}
+
+impl Draw {
+    pub(super) fn reach(&self, see: See) {
+        see(&self.run, &[&[3]]);
+        self.place.iter().chain([&self.out]).for_each(|v| see(v, &[&self.extents]));
+    }
+}
+
+impl Rope {
+    pub(super) fn reach(&self, see: See) {
+        let halves = [&self.cos, &self.sin].map(|v| (v, self.turns));
+        for (v, n) in [(&self.x, self.width), (&self.out, self.width)].into_iter().chain(halves) {
+            see(&v.adjacent(), &[&self.extents, &[n]]);
+        }
+    }
+}
+
+impl Attention {
+    pub(super) fn reach(&self, see: See) {
+        let h = &self.heads;
+        h.reach(false, see);
+        see(&self.q.adjacent(), &[&h.by_query(), &[h.width]]);
+        see(&self.k.adjacent(), &[&h.by_key(), &[h.width]]);
+        see(&self.v.adjacent(), &[&h.by_key(), &[h.value_width]]);
+        see(&self.out.adjacent(), &[&h.by_query(), &[h.value_width]]);
+        see(&self.lse, &[&h.by_query()]);
+    }
+}
+
+impl AttentionGrad {
+    pub(super) fn reach(&self, see: See) {
+        let h = &self.heads;
+        h.reach(true, see);
+        let by_query = [(&self.q, h.width), (&self.d_q, h.width), (&self.d_out, h.value_width)];
+        let by_key = [&self.k, &self.d_k].map(|v| (v, h.width));
+        let values = [&self.v, &self.d_v].map(|v| (v, h.value_width));
+        by_query.iter().for_each(|(v, n)| see(&v.adjacent(), &[&h.by_query(), &[*n]]));
+        let all = by_key.iter().chain(&values);
+        all.for_each(|(v, n)| see(&v.adjacent(), &[&h.by_key(), &[*n]]));
+        [&self.lse, &self.delta].iter().for_each(|v| see(v, &[&h.by_query()]));
+        if let (Some(v), Some((_, offsets))) = (&self.d_bias, &h.bias) {
+            see(&v.adjacent(), &[&[h.groups * h.repeat, *offsets]]);
+        }
+    }
+}
+
+impl Collective {
+    pub(super) fn reach(&self, see: See) {
+        self.exchange.blocks().for_each(|b| b.reach(see));
     }
 }
 
@@ -102,19 +118,19 @@ impl Matrix {
 }
 
 impl Gemm {
-    fn reach(&self, see: &mut dyn FnMut(&View, &[&[usize]])) {
+    pub(super) fn reach(&self, see: See) {
         for (x, rows, cols) in [(&self.a, self.m, self.k), (&self.b, self.k, self.n)] {
             see(&x.walk(), &[&self.batch, &self.sum, &[rows, cols]]);
         }
         self.reach_result(&self.out, see);
     }
-    fn reach_result(&self, x: &Matrix, see: &mut dyn FnMut(&View, &[&[usize]])) {
+    fn reach_result(&self, x: &Matrix, see: See) {
         see(&x.walk(), &[&self.batch, &[self.m, self.n]]);
     }
 }
 
 impl Pick {
-    fn reach(&self, take: bool, see: &mut dyn FnMut(&View, &[&[usize]])) {
+    pub(super) fn reach(&self, take: bool, see: See) {
         let one = |v: &View, picked: bool| {
             let mut v = v.clone();
             v.strides.push(self.stride);
@@ -129,7 +145,7 @@ impl Pick {
 }
 
 impl Heads {
-    fn reach(&self, backward: bool, see: &mut dyn FnMut(&View, &[&[usize]])) {
+    fn reach(&self, backward: bool, see: See) {
         let matrices = if backward { 2 } else { 1 };
         see(&self.q_pos, &[&[self.queries]]);
         see(&self.k_pos, &[&[self.keys]]);

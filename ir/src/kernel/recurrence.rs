@@ -1,6 +1,7 @@
 //! Gated linear recurrences: what a rank computes for `scan` and its gradients, a chunk of tokens at a time.
 
 use super::View;
+use super::reach::See;
 use crate::ops::scan::CHUNK;
 
 /// Heads of rows that are treated at the same time at most: each has its part of the workspace.
@@ -82,7 +83,7 @@ impl Recurrent {
     fn by_token(&self) -> [usize; 3] {
         [self.batch, self.tokens, self.heads]
     }
-    fn reach(&self, backward: bool, see: &mut dyn FnMut(&View, &[&[usize]])) {
+    fn reach(&self, backward: bool, see: See) {
         let by_token = self.by_token();
         [&self.q, &self.k]
             .into_iter()
@@ -94,13 +95,13 @@ impl Recurrent {
         let words = Recurrent::words(backward, [self.tokens, self.width, self.value_width]);
         see(&self.scratch, &[&[Recurrent::slots(self.batch * self.heads) * words]]);
     }
-    fn state(&self, v: &View, see: &mut dyn FnMut(&View, &[&[usize]])) {
+    fn state(&self, v: &View, see: See) {
         see(&v.adjacent(), &[&[self.batch, self.heads, self.width, self.value_width]]);
     }
 }
 
 impl Recurrence {
-    pub(super) fn reach(&self, see: &mut dyn FnMut(&View, &[&[usize]])) {
+    pub(super) fn reach(&self, see: See) {
         self.of.reach(false, see);
         see(&self.out.adjacent(), &[&self.of.by_token(), &[self.of.value_width]]);
         self.of.state(&self.end, see);
@@ -108,7 +109,7 @@ impl Recurrence {
 }
 
 impl RecurrenceGrad {
-    pub(super) fn reach(&self, see: &mut dyn FnMut(&View, &[&[usize]])) {
+    pub(super) fn reach(&self, see: See) {
         let (of, by_token) = (&self.of, self.of.by_token());
         of.reach(true, see);
         [&self.d_q, &self.d_k].iter().for_each(|v| see(&v.adjacent(), &[&by_token, &[of.width]]));

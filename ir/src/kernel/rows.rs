@@ -6,8 +6,9 @@
 //! memory sees one. These walks are the [`Stage`]s. What costs much more than a load, as an
 //! exponential, is computed once, if a result's row has room for it until the result is known.
 
-use super::{Elem, Extents, Half, Load, View};
-use crate::types::Reduction;
+use super::reach::See;
+use super::{Extents, Load, View};
+use crate::types::{DType, Reduction};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -20,7 +21,7 @@ pub const COLUMNS: usize = 64;
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Store {
     pub view: View,
-    pub elem: Elem,
+    pub elem: DType,
     /// The instruction whose value is written.
     pub value: usize,
 }
@@ -48,7 +49,7 @@ pub enum Unary {
     /// The nearest integer, ties to even.
     Nearest,
     /// The nearest element of 16 bits, ties to even: what is stored as one and read again.
-    Round(Half),
+    Round(DType),
 }
 
 /// An f32 function of two operands.
@@ -264,7 +265,7 @@ impl Rows {
         let rounded = |to| matches!(self.body[value], Scalar::Unary(Unary::Round(h), _) if h == to);
         let apart =
             self.stores_each(s) && s.view.strides[self.outer.len()..].iter().all(|&s| s > 0);
-        apart && (s.elem == Elem::F32 || s.elem.half().is_some_and(rounded))
+        apart && (s.elem == DType::F32 || s.elem.is_half() && rounded(s.elem))
     }
 
     /// True if a walk reads elements on which a result may lie.
@@ -340,7 +341,7 @@ impl Rows {
             && self.stages().len() == 2
     }
 
-    pub(super) fn reach(&self, see: &mut dyn FnMut(&View, &[&[usize]])) {
+    pub(super) fn reach(&self, see: See) {
         self.loads.iter().for_each(|l| see(&l.view, &[&self.outer, &self.inner]));
         for s in &self.stores {
             let inner: &[usize] = if self.stores_each(s) { &self.inner } else { &[] };

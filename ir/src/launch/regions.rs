@@ -2,8 +2,8 @@
 //! `codegen/cuda/collective.cu`, whose structs the words are in the order of.
 
 use super::{Launch, Source, Word};
-use crate::kernel::{Elem, Extents};
-use crate::types::Reduction;
+use crate::kernel::Extents;
+use crate::types::{DType, Reduction};
 use smallvec::SmallVec;
 use std::ops::Range;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ const THREADS: usize = 256;
 pub struct Region {
     /// Where the first is: an address, or a byte of an operand.
     first: Word,
-    elem: Elem,
+    elem: DType,
     /// Sizes of loops and strides in elements, outermost first: no loop has one turn, and none goes on where the
     /// one inside it ends.
     loops: SmallVec<[(usize, usize); LOOPS]>,
@@ -28,7 +28,7 @@ pub struct Region {
 
 impl Region {
     /// Operands begin at multiples of 64 bytes.
-    pub fn new(first: Word, elem: Elem, extents: &[usize], strides: &[usize]) -> Region {
+    pub fn new(first: Word, elem: DType, extents: &[usize], strides: &[usize]) -> Region {
         let mut loops: SmallVec<[(usize, usize); LOOPS]> = SmallVec::new();
         for (&n, &stride) in extents.iter().zip(strides).filter(|x| *x.0 != 1) {
             match loops.last_mut() {
@@ -60,13 +60,7 @@ impl Region {
 
     /// The fields of the struct, with loops over packs of so many elements.
     fn push(&self, pack: usize, words: &mut Vec<Word>) {
-        let elem = match self.elem {
-            Elem::F32 => 0,
-            Elem::BF16 => 1,
-            Elem::I32 => 2,
-            Elem::F16 => 3,
-        };
-        words.extend([self.first, Word::Int(elem)]);
+        words.extend([self.first, Word::Int(self.elem as i64)]);
         let around = LOOPS - self.loops.len();
         let (mut extents, mut strides): (Extents, Extents) =
             std::iter::repeat_n((1, 0), around).chain(self.loops.iter().copied()).unzip();
@@ -80,7 +74,7 @@ impl Region {
 
 /// How many elements a thread moves: 16 bytes of those of 16 bits if there are some, else of those of 32.
 fn pack(all: &[&Region]) -> usize {
-    let halves = all.iter().any(|r| r.elem.half().is_some());
+    let halves = all.iter().any(|r| r.elem.is_half());
     let tried: &[usize] = if halves { &[8, 4, 2] } else { &[4, 2] };
     let fits = |pack: &usize| all.iter().all(|r| r.has_packs(*pack));
     tried.iter().copied().find(fits).unwrap_or(1)
@@ -151,7 +145,7 @@ pub fn fold(
 mod tests {
     use super::*;
 
-    fn region(first: i64, elem: Elem, extents: &[usize], strides: &[usize]) -> Region {
+    fn region(first: i64, elem: DType, extents: &[usize], strides: &[usize]) -> Region {
         Region::new(Word::Int(first), elem, extents, strides)
     }
 
@@ -159,8 +153,8 @@ mod tests {
     /// innermost loop is no walk of adjacent elements.
     #[test]
     fn packs_are_as_large_as_regions_allow() {
-        let f32s = |first, n: &[usize], s: &[usize]| region(first, Elem::F32, n, s);
-        let bf16s = |first, n: &[usize], s: &[usize]| region(first, Elem::BF16, n, s);
+        let f32s = |first, n: &[usize], s: &[usize]| region(first, DType::F32, n, s);
+        let bf16s = |first, n: &[usize], s: &[usize]| region(first, DType::BF16, n, s);
         let of = |all: &[&Region]| pack(all);
         assert_eq!(of(&[&f32s(64, &[5, 8], &[8, 1])]), 4);
         assert_eq!(of(&[&f32s(64, &[5, 8], &[9, 1])]), 1);
@@ -193,11 +187,11 @@ mod tests {
 
     #[test]
     fn loops_are_as_few_as_can_be() {
-        let loops = |n: &[usize], s: &[usize]| region(0, Elem::F32, n, s).loops.to_vec();
+        let loops = |n: &[usize], s: &[usize]| region(0, DType::F32, n, s).loops.to_vec();
         assert_eq!(loops(&[2, 3, 4], &[12, 4, 1]), [(24, 1)]);
         assert_eq!(loops(&[2, 3, 4], &[20, 4, 1]), [(2, 20), (12, 1)]);
         assert_eq!(loops(&[2, 1, 4], &[4, 99, 1]), [(8, 1)]);
         assert_eq!(loops(&[1, 1], &[5, 5]), []);
-        assert!(!region(0, Elem::F32, &[2; 7], &[100, 90, 80, 70, 60, 50, 40]).fits());
+        assert!(!region(0, DType::F32, &[2; 7], &[100, 90, 80, 70, 60, 50, 40]).fits());
     }
 }

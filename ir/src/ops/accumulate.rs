@@ -6,7 +6,7 @@ op! {
     /// `sum + x + …`, from left to right, written over `sum`, which nothing may read afterwards: what
     /// microbatches, or several uses of a weight, add to a gradient.
     Accumulate = "accumulate" (sum, x) {}
-    facts { kind: Elementwise, fusion: Some(Each), precision: Wants::Same, gradient: Unasked }
+    facts { kind: Elementwise, fusion: Some(Each), precision: Wants::Same, gradient: Unasked, linear: Linear::Together(!0) }
     samples ["accumulate f32[3,4], f32[3,4]", "accumulate f32[5], f32[5], f32[5]",
         "accumulate f32[2,3,4], f32[2,3,4]"]
 }
@@ -20,9 +20,6 @@ impl OpDef for Accumulate {
     }
     fn rule(&self, ranks: &[usize]) -> Cow<'_, Rule> {
         Rule::same(ranks.len(), 1, ranks.first().copied().unwrap_or(0))
-    }
-    fn linear(&self) -> Linear {
-        Linear::Together(!0)
     }
     fn grad(&self, _: &mut Builder, ins: &[Value], _: &[Value], _: &[Option<Value>]) -> Grads {
         ins.iter().map(|_| None).collect()

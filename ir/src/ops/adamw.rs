@@ -8,7 +8,7 @@ op! {
     /// parameter and moments, in place of the old ones. An optional last operand `applies` is a scalar: if it
     /// is 0, parameter and moments do not change.
     AdamW = "adamw" (param, grad, exp_avg, exp_avg_sq, lr, step, g_scale, applies) { beta1: f64, beta2: f64, eps: f64, decay: f64 }
-    facts { kind: Update, fusion: Some(Each), precision: Wants::AsTheyAre, gradient: Unasked }
+    facts { kind: Update, fusion: Some(Each), precision: Wants::AsTheyAre, gradient: Unasked, linear: Linear::No }
     samples ["adamw[0.9; beta2=0.999; eps=1e-8; decay=0.01] f32[3,4], f32[3,4], f32[3,4], f32[3,4], f32[], f32[], f32[]",
              "adamw[0.9; beta2=0.999; eps=1e-8; decay=0.01] f32[3,4], f32[3,4], f32[3,4], f32[3,4], f32[], f32[], f32[], f32[]"] positive ["exp_avg_sq", "lr", "step", "g_scale"]
 }

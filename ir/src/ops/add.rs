@@ -7,7 +7,7 @@ use crate::ops::mul::reduce_to;
 op! {
     /// The sum of all operands, from left to right; a rule broadcasts smaller operands.
     Add = "add" (a, b) { rule: Broadcast }
-    facts { kind: Elementwise, fusion: Some(Each), precision: Wants::Same, gradient: Flows }
+    facts { kind: Elementwise, fusion: Some(Each), precision: Wants::Same, gradient: Flows, linear: Linear::Together(!0) }
     samples ["add f32[3,4], f32[3,4]", "add f32[5], f32[5], f32[5]", "add[bsh,h->bsh] f32[2,3,4], f32[4]", "add[bsh,bsh->hbs] f32[2,3,4], f32[2,3,4]", "add[ab,ba,b->ba] f32[3,3], f32[3,3], f32[3]"]
 }
 
@@ -29,12 +29,6 @@ impl OpDef for Add {
         }
         let ranks: SmallVec<[usize; 4]> = ins.iter().map(|t| t.rank()).collect();
         self.rule.accepts(&ranks)
-    }
-    fn rule(&self, ranks: &[usize]) -> Cow<'_, Rule> {
-        self.rule.rule(ranks)
-    }
-    fn linear(&self) -> Linear {
-        Linear::Together(!0)
     }
     fn grad(&self, b: &mut Builder, ins: &[Value], _: &[Value], d: &[Option<Value>]) -> Grads {
         let Some(d) = d[0] else { return ins.iter().map(|_| None).collect() };

@@ -5,7 +5,7 @@ use super::*;
 op! {
     /// 1.0 where `x >= bound`, else 0.0, as f32. For example, it counts valid labels and masks the others.
     AtLeast = "at_least" (x) { bound: f64 }
-    facts { kind: Elementwise, fusion: Some(Each), precision: Wants::Same, gradient: Stops }
+    facts { kind: Elementwise, fusion: Some(Each), precision: Wants::Same, gradient: Stops, linear: Linear::No }
     samples ["at_least[0.0] i32[3,4]"]
 }
 

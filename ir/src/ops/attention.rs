@@ -1,7 +1,7 @@
 //! `attention`: scaled dot-product attention with grouped key-value heads.
 
 use super::*;
-use crate::kernel::{Elem, Heads};
+use crate::kernel::Heads;
 
 op! {
     /// Attention (Vaswani et al., 2017) of q `[b,s,n,d]` over k `[b,t,g,d]` and v `[b,t,g,e]`, with n = g·r
@@ -20,7 +20,7 @@ op! {
     /// the place, the head and the position of the key. Results: the output `[b,s,n,e]` and the log-sum-exp of
     /// the scores `[b,s,n]`, in f32 (-inf, and output 0, where a query sees no key).
     Attention = "attention" (q, k, v, q_pos, k_pos, slopes, bias, q_seg, k_seg, run, place) { scale: f64, mask: Mask, softcap: Option<f64>, slopes: bool, bias: bool, segments: bool, kept: Option<Kept> }
-    facts |o| { kind: Attention, fusion: None, precision: if o.slopes || o.bias { Wants::Gated } else { Wants::Half }, gradient: Flows }
+    facts |o| { kind: Attention, fusion: None, precision: if o.slopes || o.bias { Wants::Gated } else { Wants::Half }, gradient: Flows, linear: Linear::No }
     samples [
         "attention[0.5; mask=causal] f32[2,3,4,2], f32[2,3,2,2], f32[2,3,2,2], i32[3], i32[3]",
         "attention[0.7; mask=-1..0] f32[1,4,2,2], f32[1,4,1,2], f32[1,4,1,3], i32[4], i32[4]",
@@ -176,7 +176,7 @@ pub(crate) fn score_bytes(mesh: &Mesh, [q, k, v]: [&Type; 3], backward: bool) ->
     let (rows, keys) = (q.chunk(mesh, 1).min(ROWS), k.chunk(mesh, 1));
     let (width, value_width) = (q.chunk(mesh, 3), v.chunk(mesh, 3));
     let scores = rows * keys * if backward { 2 } else { 1 };
-    let elem = Elem::of(q.dtype);
+    let elem = q.dtype;
     let heads = Heads { elem, rows, keys, width, value_width, ..Heads::default() };
     (scores + heads.wide(backward)) * 4
 }

@@ -5,7 +5,7 @@ use super::*;
 op! {
     /// The operand in another element type, rounded to nearest even.
     Cast = "cast" (x) { to: DType }
-    facts { kind: Conversion, fusion: Some(Each), precision: Wants::AsTheyAre, gradient: Flows }
+    facts { kind: Conversion, fusion: Some(Each), precision: Wants::AsTheyAre, gradient: Flows, linear: Linear::Together(1) }
     samples ["cast[f32] f32[3,4]", "cast[bf16] f32[3,4]", "cast[f32] bf16[3,4]"]
 }
 
@@ -31,9 +31,6 @@ impl OpDef for Cast {
         smallvec::smallvec![self.to]
     }
     /// Up to rounding: a sum still to be taken may be cast part by part, as gradients are.
-    fn linear(&self) -> Linear {
-        Linear::Together(1)
-    }
     fn grad(&self, b: &mut Builder, ins: &[Value], _: &[Value], d: &[Option<Value>]) -> Grads {
         let from = b.ty(ins[0]).dtype;
         if !from.is_float() {

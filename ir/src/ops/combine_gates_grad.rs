@@ -6,7 +6,7 @@ op! {
     /// For each copy of a token, the dot product of its row in `rows` `[g,z,c,h]` with the token's row in `x`
     /// `[z,t,h]`, summed over h: f32 `[z,t,k]`; 0 for a copy without a row (slot -1).
     CombineGatesGrad = "combine_gates_grad" (rows, slot, x) {}
-    facts { kind: Copies, fusion: None, precision: Wants::Half, gradient: Flows }
+    facts { kind: Copies, fusion: None, precision: Wants::Half, gradient: Flows, linear: Linear::Each(0b101) }
     samples ["combine_gates_grad f32[2,2,3,4], i32[2,3,2], f32[2,3,4]"]
 }
 
@@ -16,9 +16,6 @@ impl OpDef for CombineGatesGrad {
     }
     fn rule(&self, _: &[usize]) -> Cow<'_, Rule> {
         Rule::known("!gz!ch,z!t!k,zth->ztk", &[4, 3, 3])
-    }
-    fn linear(&self) -> Linear {
-        Linear::Each(0b101)
     }
     fn dtypes(&self, _: &[&Type], _: usize) -> SmallVec<[DType; 2]> {
         smallvec::smallvec![DType::F32]

@@ -7,7 +7,7 @@ op! {
     /// The operands one after another along a dim, by default the last; all other dims are equal. The first
     /// attribute is the new size: `concat[d=6]`, `concat[d=7; dim=0]`.
     Concat = "concat" (a, b) { sizes: Sizes, dim: Along }
-    facts { kind: Movement, fusion: None, precision: Wants::Same, gradient: Flows }
+    facts { kind: Movement, fusion: None, precision: Wants::Same, gradient: Flows, linear: Linear::Together(!0) }
     samples ["concat[d=6] f32[2,3,4], f32[2,3,2]", "concat[d=7; dim=0] f32[2,3], f32[4,3], f32[1,3]",
              "concat[d=5; dim=1] f32[2,3,4], f32[2,2,4]", "concat[d=3] f32[2,3]", "concat[d=5; dim=1] i32[2,4], i32[2,1]"]
 }
@@ -53,12 +53,6 @@ impl OpDef for Concat {
         let own = |i: usize| Letter(b'p' - b'a' + i as u8);
         let ins: SmallVec<[Letter; 4]> = (0..ranks.len()).map(own).collect();
         Cow::Owned(Rule::along(rank, self.dim.of(rank).unwrap_or(0), &ins, Letter(b'd' - b'a')))
-    }
-    fn sizes(&self) -> &[(Letter, usize)] {
-        &self.sizes.0
-    }
-    fn linear(&self) -> Linear {
-        Linear::Together(!0)
     }
     fn flops(&self, _: &[(Letter, f64)]) -> f64 {
         0.0

@@ -5,7 +5,7 @@ use super::*;
 op! {
     /// The inclusive cumulative sum along a dim, `cumsum[1]`; with `reverse=true` from the end.
     Cumsum = "cumsum" (x) { dim: usize, reverse: bool }
-    facts { kind: Reduction, fusion: None, precision: Wants::Wide, gradient: Flows }
+    facts { kind: Reduction, fusion: None, precision: Wants::Wide, gradient: Flows, linear: Linear::Together(1) }
     samples ["cumsum[1] f32[3,4]", "cumsum[0] f32[3,4]", "cumsum[1; reverse=true] f32[2,5,3]",
              "cumsum[2; reverse=true] f32[2,3,4]"]
 }
@@ -22,9 +22,6 @@ impl OpDef for Cumsum {
     fn rule(&self, ranks: &[usize]) -> Cow<'_, Rule> {
         let n = Letter(b'n' - b'a');
         Cow::Owned(Rule::along(ranks[0], self.dim, &[n], n))
-    }
-    fn linear(&self) -> Linear {
-        Linear::Together(1)
     }
     fn grad(&self, b: &mut Builder, _: &[Value], _: &[Value], d: &[Option<Value>]) -> Grads {
         let back = Cumsum { reverse: !self.reverse, ..*self };

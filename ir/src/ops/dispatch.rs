@@ -9,7 +9,7 @@ op! {
     /// slot. A copy whose slot is -1, or outside the buffer, is dropped. Rows that no slot names are undefined
     /// and must not be read: a model that does, in forward or in a gradient, is refused.
     Dispatch = "dispatch" (x, slot, gates) { sizes: Sizes }
-    facts { kind: Copies, fusion: None, precision: Wants::Gated, gradient: Flows }
+    facts { kind: Copies, fusion: None, precision: Wants::Gated, gradient: Flows, linear: Linear::Each(0b101) }
     samples ["dispatch[g=2,c=3] f32[2,3,4], i32[2,3,2], f32[2,3,2]"]
 }
 
@@ -56,12 +56,6 @@ impl OpDef for Dispatch {
     }
     fn rule(&self, _: &[usize]) -> Cow<'_, Rule> {
         Rule::known("z!th,zt!k,ztk->!gz!ch", &[3, 3, 3])
-    }
-    fn sizes(&self) -> &[(Letter, usize)] {
-        &self.sizes.0
-    }
-    fn linear(&self) -> Linear {
-        Linear::Each(0b101)
     }
     fn flops(&self, _: &[(Letter, f64)]) -> f64 {
         0.0

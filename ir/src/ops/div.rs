@@ -6,7 +6,7 @@ use crate::attr::Broadcast;
 op! {
     /// `a / b`; a rule broadcasts a smaller operand.
     Div = "div" (a, b) { rule: Broadcast }
-    facts { kind: Elementwise, fusion: Some(Each), precision: Wants::Wide, gradient: Flows }
+    facts { kind: Elementwise, fusion: Some(Each), precision: Wants::Wide, gradient: Flows, linear: Linear::Each(1) }
     samples ["div f32[3,4], f32[3,4]", "div[bs,b->bs] f32[3,4], f32[3]", "div[ab,ab->ba] f32[3,3], f32[3,3]", "div[b,abc->cab] f32[3], f32[2,3,4]"] positive ["b"]
 }
 
@@ -19,12 +19,6 @@ impl Div {
 impl OpDef for Div {
     fn accepts(&self, ins: &[&Type]) -> Result<(), String> {
         mul::binary(&self.rule, ins)
-    }
-    fn rule(&self, ranks: &[usize]) -> Cow<'_, Rule> {
-        self.rule.rule(ranks)
-    }
-    fn linear(&self) -> Linear {
-        Linear::Each(1)
     }
     fn in_place(&self, _: usize) -> Option<usize> {
         Some(0)

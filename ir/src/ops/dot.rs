@@ -11,7 +11,7 @@ op! {
     /// element type of `a`, also where that of `b` is another.
     Dot = "dot" (a, b) { rule: RuleAttr }
     facts |o| let folds = folds(&o.rule.0); { kind: Product, fusion: folds.then(|| folded(&o.rule.0)),
-            precision: if folds { Wants::Wide } else { Wants::Half }, gradient: Flows }
+            precision: if folds { Wants::Wide } else { Wants::Half }, gradient: Flows, linear: Linear::Each(3) }
     samples [
         "dot[mk,kn->mn] f32[3,5], f32[5,4]",
         "dot[bsh,oh->bso] f32[2,3,4], f32[5,4]",
@@ -60,9 +60,6 @@ impl OpDef for Dot {
     }
     fn rule(&self, _: &[usize]) -> Cow<'_, Rule> {
         Cow::Borrowed(&self.rule.0)
-    }
-    fn linear(&self) -> Linear {
-        Linear::Each(3)
     }
     fn flops(&self, loops: &[(Letter, f64)]) -> f64 {
         2.0 * loops.iter().map(|l| l.1).product::<f64>()

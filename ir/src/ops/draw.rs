@@ -14,7 +14,7 @@ op! {
     /// with probability 0.9, else 0, but 1 at step 0, which is an evaluation: `draw[k,bs->bsh; from=keep 0.9;
     /// stream=h.0.mlp; h=64]`.
     Draw = "draw" (run, place) { rule: RuleAttr, from: Distribution, stream: StreamName, sizes: Sizes }
-    facts { kind: Constant, fusion: None, precision: Wants::AsTheyAre, gradient: Unasked }
+    facts { kind: Constant, fusion: None, precision: Wants::AsTheyAre, gradient: Unasked, linear: Linear::No }
     samples ["draw[k,bs->bsh; from=uniform; stream=a.0; h=4] i32[3], i32[2,3]",
              "draw[k,bs->hbs; from=normal; stream=a.0; h=5] i32[3], i32[2,3]",
              "draw[k,s->bsh; from=keep 0.5; stream=b; b=2,h=4] i32[3], i32[3]",
@@ -153,9 +153,6 @@ impl OpDef for Draw {
             r.keep_whole(l);
         }
         Cow::Owned(r)
-    }
-    fn sizes(&self) -> &[(Letter, usize)] {
-        &self.sizes.0
     }
     fn dtypes(&self, _: &[&Type], _: usize) -> SmallVec<[DType; 2]> {
         smallvec::smallvec![DType::F32]

@@ -7,7 +7,7 @@ use std::sync::Arc;
 op! {
     /// The operand repeated along new dims, whose sizes are attributes: `expand[bs->bsh; h=64]`.
     Expand = "expand" (x) { rule: RuleAttr, sizes: Sizes }
-    facts { kind: Movement, fusion: Some(Each), precision: Wants::Same, gradient: Flows }
+    facts { kind: Movement, fusion: Some(Each), precision: Wants::Same, gradient: Flows, linear: Linear::Together(1) }
     samples ["expand[bs->bsh; h=4] f32[2,3]", "expand[bs->shb; h=3] f32[3,3]"]
 }
 
@@ -19,15 +19,6 @@ impl OpDef for Expand {
         }
         let kept = self.rule.0.ins[0].iter().all(|g| self.rule.0.outs[0].contains(g));
         if kept { Ok(()) } else { Err("an expand keeps the operand's letters".into()) }
-    }
-    fn rule(&self, _: &[usize]) -> Cow<'_, Rule> {
-        Cow::Borrowed(&self.rule.0)
-    }
-    fn sizes(&self) -> &[(Letter, usize)] {
-        &self.sizes.0
-    }
-    fn linear(&self) -> Linear {
-        Linear::Together(1)
     }
     fn grad(&self, b: &mut Builder, _: &[Value], _: &[Value], d: &[Option<Value>]) -> Grads {
         let r = &self.rule.0;

@@ -6,7 +6,7 @@ op! {
     /// A tensor of the declared type with all elements equal. Zeros may have any type, including a pending sum;
     /// any other number only an invariant, replicated or sharded type.
     Fill = "fill" () { value: f64 }
-    facts { kind: Constant, fusion: Some(Each), precision: Wants::AsTheyAre, gradient: Unasked }
+    facts { kind: Constant, fusion: Some(Each), precision: Wants::AsTheyAre, gradient: Unasked, linear: Linear::No }
     samples ["fill[0.0] -> f32[3,4]", "fill[1.0] -> f32[]"]
 }
 

@@ -11,7 +11,7 @@ op! {
     /// For 16-bit elements the sums are f32.
     IndexAdd = "index_add" (x, index) { rule: RuleAttr, sizes: Sizes, padding: Padding }
     facts |o| { kind: Scatter, fusion: o.padding.zero().is_none().then_some(FusionClass::IndexAdd),
-            precision: Wants::Same, gradient: Flows }
+            precision: Wants::Same, gradient: Flows, linear: Linear::Each(1) }
     samples ["index_add[bsh,bs->vh; v=5] f32[2,3,4], i32[2,3]", "index_add[bs,bs->bsv; v=5] f32[2,3], i32[2,3]",
              "index_add[bsh,sb->hv; v=5] f32[3,3,4], i32[3,3]", "index_add[bs,sb->vsb; v=5] f32[3,3], i32[3,3]",
              "index_add[bsh,bs->vh; v=5; padding=zero 3] f32[2,6,4], i32[2,6]"]
@@ -56,17 +56,8 @@ impl OpDef for IndexAdd {
         let size = self.sizes.0.iter().find(|s| s.0 == letter).map_or(0, |s| s.1);
         self.padding.accepts(size)
     }
-    fn rule(&self, _: &[usize]) -> Cow<'_, Rule> {
-        Cow::Borrowed(&self.rule.0)
-    }
-    fn sizes(&self) -> &[(Letter, usize)] {
-        &self.sizes.0
-    }
     fn dtypes(&self, _: &[&Type], _: usize) -> SmallVec<[DType; 2]> {
         smallvec::smallvec![DType::F32]
-    }
-    fn linear(&self) -> Linear {
-        Linear::Each(1)
     }
     fn flops(&self, _: &[(Letter, f64)]) -> f64 {
         0.0

@@ -6,7 +6,7 @@ use std::sync::Arc;
 op! {
     /// A vector of f32 constants, such as the inverse frequencies of rotary embeddings.
     Literal = "literal" () { values: Arc<[f32]> }
-    facts { kind: Constant, fusion: None, precision: Wants::AsTheyAre, gradient: Unasked }
+    facts { kind: Constant, fusion: None, precision: Wants::AsTheyAre, gradient: Unasked, linear: Linear::No }
     samples ["literal[1.0, 0.5, 0.25]"]
 }
 

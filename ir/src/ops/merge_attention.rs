@@ -10,7 +10,7 @@ op! {
     /// differentiated.
     MergeAttention = "merge_attention" (out_a, lse_a, out_b, lse_b) {}
     facts { kind: Elementwise, fusion: Some(Each),
-            precision: Wants::AsTheyAre, gradient: Unasked }
+            precision: Wants::AsTheyAre, gradient: Unasked, linear: Linear::No }
     samples ["merge_attention f32[2,3,4,2], f32[2,3,4], f32[2,3,4,2], f32[2,3,4]"]
 }
 

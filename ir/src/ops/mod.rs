@@ -31,11 +31,24 @@ pub type Grads = SmallVec<[Option<Value>; 4]>;
 /// `facts |o| let long = o.count > 9; { … }`.
 macro_rules! op {
     ($(#[doc = $doc:literal])* $op:ident = $name:literal ($($operand:ident),*) {$($field:ident : $ty:ty),*}
-     facts $(|$this:ident| $(let $known:ident = $value:expr;)?)? { kind: $kind:ident, fusion: $fusion:expr, precision: $precision:expr, gradient: $gradient:ident }
+     facts $(|$this:ident| $(let $known:ident = $value:expr;)?)? { kind: $kind:ident, fusion: $fusion:expr, precision: $precision:expr, gradient: $gradient:ident, linear: $linear:expr }
      samples [$($sample:literal),* $(,)?] $(positive [$($positive:literal),*])?) => {
         $(#[doc = $doc])*
         #[derive(Clone, Debug, PartialEq)]
         pub struct $op { $(pub $field: $ty),* }
+        impl $crate::ops::Declaration for $op {
+            fn written_rule(&self, _ranks: &[usize]) -> Option<Cow<'_, Rule>> {
+                let all: [Option<Cow<'_, Rule>>; _] = [$($crate::attr::Attr::rule(&self.$field, _ranks)),*];
+                all.into_iter().flatten().next()
+            }
+            fn sizes(&self) -> &[(Letter, usize)] {
+                let all: [Option<&$crate::attr::Sizes>; _] = [$($crate::attr::Attr::sizes(&self.$field)),*];
+                all.into_iter().flatten().next().map_or(&[], |s| &s.0)
+            }
+            fn linear(&self) -> Linear {
+                $linear
+            }
+        }
         impl $crate::ops::OpText for $op {
             const NAME: &'static str = $name;
             const OPERANDS: &'static [&'static str] = &[$(stringify!($operand)),*];
@@ -51,7 +64,7 @@ macro_rules! op {
                 all.into_iter().flatten().next()
             }
             fn sizes_mut(&mut self) -> Option<&mut $crate::attr::Sizes> {
-                let all: [Option<&mut $crate::attr::Sizes>; _] = [$($crate::attr::Attr::sizes(&mut self.$field)),*];
+                let all: [Option<&mut $crate::attr::Sizes>; _] = [$($crate::attr::Attr::sizes_mut(&mut self.$field)),*];
                 all.into_iter().flatten().next()
             }
             fn write_attrs(&self, _w: &mut $crate::attr::AttrWriter) { $(_w.attr(stringify!($field), &self.$field);)* }
@@ -79,6 +92,16 @@ pub trait OpText: Sized {
     fn read_attrs(r: &mut AttrReader) -> Result<Self, AttrError>;
 }
 
+/// What the declaration of an op says to whoever has any op.
+pub trait Declaration {
+    /// The rule among the attributes, if there is one, for operands of these ranks.
+    fn written_rule(&self, ranks: &[usize]) -> Option<Cow<'_, Rule>>;
+    /// Sizes of letters that no operand fixes: those among the attributes.
+    fn sizes(&self) -> &[(Letter, usize)];
+    /// In which operands the op is linear.
+    fn linear(&self) -> Linear;
+}
+
 /// Where an op runs: the mesh, the rank's coordinates, and the operand and result types.
 pub struct EvalCx<'a> {
     pub mesh: &'a Mesh,
@@ -102,21 +125,16 @@ impl EvalCx<'_> {
 
 /// What an op means. Every op has a rule (collectives: only for their shape), a gradient and an
 /// evaluation; the rest has defaults.
-pub trait OpDef {
+pub trait OpDef: Declaration {
     /// The letter rule for operands of these ranks. Never panics for operands that
     /// [`OpDef::accepts`] allows.
-    fn rule(&self, ranks: &[usize]) -> Cow<'_, Rule>;
-    /// Sizes of letters that no operand fixes.
-    fn sizes(&self) -> &[(Letter, usize)] {
-        &[]
+    fn rule(&self, ranks: &[usize]) -> Cow<'_, Rule> {
+        self.written_rule(ranks).expect("an op has a rule among its attributes or makes one")
     }
     /// How indices of a dim are shifted, if that is all that the op does, with 0 where there is none. Ranks that
     /// split the dim exchange what crosses from piece to piece; one that has it whole runs the op.
     fn halo(&self) -> Option<crate::boxes::Halo> {
         None
-    }
-    fn linear(&self) -> Linear {
-        Linear::No
     }
     /// How letters missing on the right are reduced.
     fn reduction(&self) -> Reduction {
@@ -213,8 +231,6 @@ pub mod draw;
 pub mod expand;
 pub mod fill;
 pub mod grouped_dot;
-pub mod grouped_dot_t;
-pub mod grouped_outer;
 pub mod index_add;
 mod kept;
 pub mod layout;
@@ -307,7 +323,7 @@ macro_rules! for_each_op { ($then:ident) => { $then! {
     rope::Rope, attention::Attention, attention_grad::AttentionGrad, merge_attention::MergeAttention,
     scan::Scan, scan_grad::ScanGrad,
     top_k::TopK, route::Route, dispatch::Dispatch, unpermute::Unpermute, combine_gates_grad::CombineGatesGrad,
-    grouped_dot::GroupedDot, grouped_dot_t::GroupedDotT, grouped_outer::GroupedOuter,
+    grouped_dot::GroupedDot, grouped_dot::GroupedDotT, grouped_dot::GroupedOuter,
     adamw::AdamW, sgd::Sgd,
     layout::FanOut, layout::AllReduce, layout::AllGather, layout::ReduceScatter,
     layout::Broadcast, layout::Reduce, layout::Slice, layout::PadToPartial, layout::AllToAll,

@@ -8,7 +8,7 @@ use std::sync::Arc;
 op! {
     /// The product of two operands; a rule broadcasts a smaller operand.
     Mul = "mul" (a, b) { rule: Broadcast }
-    facts { kind: Elementwise, fusion: Some(Each), precision: Wants::Same, gradient: Flows }
+    facts { kind: Elementwise, fusion: Some(Each), precision: Wants::Same, gradient: Flows, linear: Linear::Each(3) }
     samples [
         "mul f32[3,4], f32[3,4]",
         "mul[bsh,h->bsh] f32[2,3,4], f32[4]",
@@ -66,12 +66,6 @@ pub(crate) fn spread(cx: &EvalCx, rule: &Rule, ins: &[&Tensor]) -> Vec<Tensor> {
 impl OpDef for Mul {
     fn accepts(&self, ins: &[&Type]) -> Result<(), String> {
         binary(&self.rule, ins)
-    }
-    fn rule(&self, ranks: &[usize]) -> Cow<'_, Rule> {
-        self.rule.rule(ranks)
-    }
-    fn linear(&self) -> Linear {
-        Linear::Each(3)
     }
     fn in_place(&self, _: usize) -> Option<usize> {
         Some(0)

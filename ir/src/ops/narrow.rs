@@ -8,7 +8,7 @@ op! {
     /// the last dim, `narrow[p=4; start=2; dim=1]` of another dim, `narrow[p=4; start=2; step=3]` every third
     /// element.
     Narrow = "narrow" (x) { sizes: Sizes, start: usize, dim: Along, step: Step }
-    facts { kind: Movement, fusion: None, precision: Wants::Same, gradient: Flows }
+    facts { kind: Movement, fusion: None, precision: Wants::Same, gradient: Flows, linear: Linear::Together(1) }
     samples ["narrow[p=2; start=3] f32[2,3,6]", "narrow[p=3; start=1; dim=1] f32[2,5,3]",
              "narrow[p=2; start=1; dim=0; step=3] f32[6,2]", "narrow[p=3; start=0; step=2] f32[2,5]"]
 }
@@ -61,14 +61,8 @@ impl OpDef for Narrow {
         let dim = self.dim.of(ranks[0]).unwrap_or(0);
         Cow::Owned(Rule::along(ranks[0], dim, &[Letter(b'd' - b'a')], Letter(b'p' - b'a')))
     }
-    fn sizes(&self) -> &[(Letter, usize)] {
-        &self.sizes.0
-    }
     fn halo(&self) -> Option<crate::boxes::Halo> {
         (self.step.0 == 1).then_some(crate::boxes::Halo { dim: self.dim, start: self.start as i64 })
-    }
-    fn linear(&self) -> Linear {
-        Linear::Together(1)
     }
     fn flops(&self, _: &[(Letter, f64)]) -> f64 {
         0.0

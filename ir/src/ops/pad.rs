@@ -9,7 +9,7 @@ op! {
     /// distance of three. Without a distance some elements may come to lie before the first or after the last
     /// place, and are left out: of six, `pad[d=6; start=2]` is a shift by two, `pad[d=6; start=-2]` back.
     Pad = "pad" (x) { sizes: Sizes, start: i64, dim: Along, step: Step }
-    facts { kind: Movement, fusion: None, precision: Wants::Same, gradient: Flows }
+    facts { kind: Movement, fusion: None, precision: Wants::Same, gradient: Flows, linear: Linear::Together(1) }
     samples ["pad[d=6; start=3] f32[2,3,2]", "pad[d=5; start=1; dim=1] f32[2,3,3]",
              "pad[d=6; start=1; dim=0; step=3] f32[2,2]", "pad[d=7; start=0; step=2] f32[2,3]",
              "pad[d=6; start=2; dim=1] f32[2,6,2]", "pad[d=5; start=-1] f32[2,3]",
@@ -58,14 +58,8 @@ impl OpDef for Pad {
         let dim = self.dim.of(ranks[0]).unwrap_or(0);
         Cow::Owned(Rule::along(ranks[0], dim, &[Letter(b'p' - b'a')], Letter(b'd' - b'a')))
     }
-    fn sizes(&self) -> &[(Letter, usize)] {
-        &self.sizes.0
-    }
     fn halo(&self) -> Option<crate::boxes::Halo> {
         (self.step.0 == 1).then_some(crate::boxes::Halo { dim: self.dim, start: -self.start })
-    }
-    fn linear(&self) -> Linear {
-        Linear::Together(1)
     }
     fn flops(&self, _: &[(Letter, f64)]) -> f64 {
         0.0

@@ -16,7 +16,7 @@ macro_rules! pairs {
         op! {
             $(#[doc = $doc])*
             $op = $name (a, b) { rule: Broadcast }
-            facts { kind: Elementwise, fusion: Some(Each), precision: Wants::$precision, gradient: $gradient }
+            facts { kind: Elementwise, fusion: Some(Each), precision: Wants::$precision, gradient: $gradient, linear: Linear::No }
             samples [$($sample),*]
         }
         impl $op {
@@ -28,9 +28,6 @@ macro_rules! pairs {
         impl OpDef for $op {
             fn accepts(&self, ins: &[&Type]) -> Result<(), String> {
                 $of(&self.rule, ins)
-            }
-            fn rule(&self, ranks: &[usize]) -> Cow<'_, Rule> {
-                self.rule.rule(ranks)
             }
             fn dtypes(&self, ins: &[&Type], _: usize) -> SmallVec<[DType; 2]> {
                 let compares = self.facts().gradient == Gradient::Stops;

@@ -14,18 +14,12 @@ macro_rules! reductions {
         op! {
             $(#[doc = $doc])*
             $op = $name (x) { rule: RuleAttr }
-            facts |o| { kind: Reduction, fusion: Some(folded(&o.rule.0)), precision: Wants::Wide, gradient: $gradient }
+            facts |o| { kind: Reduction, fusion: Some(folded(&o.rule.0)), precision: Wants::Wide, gradient: $gradient, linear: Linear::Together(1) }
             samples [$($sample),*]
         }
         impl OpDef for $op {
             fn accepts(&self, ins: &[&Type]) -> Result<(), String> {
                 accepts(&self.rule, ins)
-            }
-            fn rule(&self, _: &[usize]) -> Cow<'_, Rule> {
-                Cow::Borrowed(&self.rule.0)
-            }
-            fn linear(&self) -> Linear {
-                Linear::Together(1)
             }
             fn element(&self, _: &mut Body, x: &[usize]) -> Option<Results> {
                 Some(smallvec::smallvec![x[0]])

@@ -7,7 +7,7 @@ use std::sync::Arc;
 op! {
     /// The same elements in the same order, with dims joined or split: `reshape[bs(nd)->bsnd; n=4]`.
     Reshape = "reshape" (x) { rule: RuleAttr, sizes: Sizes }
-    facts { kind: Movement, fusion: None, precision: Wants::Moved, gradient: Flows }
+    facts { kind: Movement, fusion: None, precision: Wants::Moved, gradient: Flows, linear: Linear::Together(1) }
     samples ["reshape[s(nd)->snd; n=2] f32[3,4]", "reshape[snd->s(nd); n=2] f32[3,2,4]"]
 }
 
@@ -23,15 +23,6 @@ impl OpDef for Reshape {
             return Err("a reshape keeps the letters and their order".into());
         }
         Ok(())
-    }
-    fn rule(&self, _: &[usize]) -> Cow<'_, Rule> {
-        Cow::Borrowed(&self.rule.0)
-    }
-    fn sizes(&self) -> &[(Letter, usize)] {
-        &self.sizes.0
-    }
-    fn linear(&self) -> Linear {
-        Linear::Together(1)
     }
     fn is_view(&self) -> bool {
         true

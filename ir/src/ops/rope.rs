@@ -10,7 +10,7 @@ op! {
     /// [s, r], or [b, s, r] if rows have positions of their own; the first 2r elements are rotated, the rest is
     /// unchanged.
     Rope = "rope" (x, cos, sin) { pairs: Pairs }
-    facts { kind: Movement, fusion: None, precision: Wants::HalfFirst, gradient: Flows }
+    facts { kind: Movement, fusion: None, precision: Wants::HalfFirst, gradient: Flows, linear: Linear::Each(1) }
     samples [
         "rope f32[2,3,2,4], f32[3,2], f32[3,2]",
         "rope f32[1,3,2,6], f32[3,2], f32[3,2]",
@@ -80,9 +80,6 @@ impl OpDef for Rope {
             [_, 3, _] => Rule::known("bsn!d,bs!r,bs!r->bsnd", &[4, 3, 3]),
             _line => Rule::known("bsn!d,s!r,s!r->bsnd", &[4, 2, 2]),
         }
-    }
-    fn linear(&self) -> Linear {
-        Linear::Each(1)
     }
     fn flops(&self, loops: &[(Letter, f64)]) -> f64 {
         3.0 * loops.iter().filter(|l| l.0.name() != 'r').map(|l| l.1).product::<f64>()

@@ -11,7 +11,7 @@ op! {
     /// With a `capacity`, an expert keeps that many copies of a shard and drops the rest (Lepikhin et al.,
     /// 2021, *GShard*, algorithm 1); without one, a buffer that is too small is an error at run time.
     Route = "route" (index) { sizes: Sizes, rows: usize, capacity: Option<usize> }
-    facts { kind: Copies, fusion: None, precision: Wants::AsTheyAre, gradient: Unasked }
+    facts { kind: Copies, fusion: None, precision: Wants::AsTheyAre, gradient: Unasked, linear: Linear::No }
     samples [
         "route[g=2,e=3; rows=6; capacity=none] i32[2,3,2]",
         "route[g=1,e=6; rows=6; capacity=1] i32[2,3,2]",
@@ -54,9 +54,6 @@ impl OpDef for Route {
     }
     fn rule(&self, _: &[usize]) -> Cow<'_, Rule> {
         Rule::known("z!t!k->ztk,!g!ez", &[3])
-    }
-    fn sizes(&self) -> &[(Letter, usize)] {
-        &self.sizes.0
     }
     fn flops(&self, _: &[(Letter, f64)]) -> f64 {
         0.0

@@ -16,7 +16,7 @@ op! {
     /// by itself: states are `[b,c,n,k,v]`, and ranks may split s by pieces. Kernels take chunks of tokens at once and keep no
     /// state per token.
     Scan = "scan" (q, k, g, v, beta, segments, start) { delta: DeltaRule, segments: bool, start: bool, pieces: Sizes }
-    facts { kind: Recurrence, fusion: None, precision: Wants::Wide, gradient: Flows }
+    facts { kind: Recurrence, fusion: None, precision: Wants::Wide, gradient: Flows, linear: Linear::No }
     samples [
         "scan[plain] f32[2,5,2,3], f32[2,5,2,3], f32[2,5,2], f32[2,5,2,4]",
         "scan[delta] f32[2,5,2,3], f32[2,5,2,3], f32[2,5,2], f32[2,5,2,4], f32[2,5,2]",
@@ -284,9 +284,6 @@ impl OpDef for Scan {
     fn rule(&self, _: &[usize]) -> Cow<'_, Rule> {
         let (text, ranks) = self.operands(&[]);
         Rule::known(&(text + "->" + &self.letters("bsnv,bnkv")), &ranks)
-    }
-    fn sizes(&self) -> &[(Letter, usize)] {
-        &self.pieces.0
     }
     fn flops(&self, loops: &[(Letter, f64)]) -> f64 {
         flops(loops, |c, k, v| flops_of(self.delta.0, c, k, v))

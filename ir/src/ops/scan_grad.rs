@@ -13,7 +13,7 @@ op! {
     /// G - κ d_vᵀ, whose product with P is d_g; by the plain rule β is 1, u is v and P is not read. Kernels keep the state
     /// of every chunk of tokens, not of every token.
     ScanGrad = "scan_grad" (q, k, g, v, d_o, d_end, beta, segments, start) { delta: DeltaRule, segments: bool, start: bool, pieces: Sizes }
-    facts { kind: Recurrence, fusion: None, precision: Wants::AsTheyAre, gradient: Unasked }
+    facts { kind: Recurrence, fusion: None, precision: Wants::AsTheyAre, gradient: Unasked, linear: Linear::Together(1 << 4 | 1 << 5) }
     samples [
         "scan_grad[plain] f32[2,5,2,3], f32[2,5,2,3], f32[2,5,2], f32[2,5,2,4], f32[2,5,2,4], f32[2,2,3,4]",
         "scan_grad[delta] f32[2,5,2,3], f32[2,5,2,3], f32[2,5,2], f32[2,5,2,4], f32[2,5,2,4], f32[2,2,3,4], f32[2,5,2]",
@@ -58,12 +58,6 @@ impl OpDef for ScanGrad {
         outs += if self.delta.0 { ",bsn" } else { "" };
         outs += if self.start { ",bnkv" } else { "" };
         Rule::known(&(text + "->" + &self.forward().letters(&outs)), &ranks)
-    }
-    fn sizes(&self) -> &[(Letter, usize)] {
-        &self.pieces.0
-    }
-    fn linear(&self) -> Linear {
-        Linear::Together(1 << 4 | 1 << 5)
     }
     fn flops(&self, loops: &[(Letter, f64)]) -> f64 {
         scan::flops(loops, |c, k, v| flops_of(self.delta.0, c, k, v))

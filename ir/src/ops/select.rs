@@ -8,7 +8,7 @@ op! {
     /// has no effect, even if it is NaN, and its gradient is 0; no gradient flows to `m`. Of integers, which
     /// have no gradients, either is selected as f32, which is exact below 2^24.
     Select = "select" (m, a, b) { rule: Broadcast }
-    facts { kind: Elementwise, fusion: Some(Each), precision: Wants::Same, gradient: Flows }
+    facts { kind: Elementwise, fusion: Some(Each), precision: Wants::Same, gradient: Flows, linear: Linear::Together(0b110) }
     samples ["select f32[3,4], f32[3,4], f32[3,4]", "select[bs,bsh,->bsh] f32[2,3], f32[2,3,4], f32[]",
              "select[ab,ba,a->ba] f32[3,3], f32[3,3], f32[3]",
              "select[bs,bsk,bs->bsk] f32[2,3], i32[2,3,2], i32[2,3]"]
@@ -32,14 +32,8 @@ impl OpDef for Select {
         }
         self.rule.accepts(&[ins[0].rank(), ins[1].rank(), ins[2].rank()])
     }
-    fn rule(&self, ranks: &[usize]) -> Cow<'_, Rule> {
-        self.rule.rule(ranks)
-    }
     fn dtypes(&self, ins: &[&Type], _: usize) -> SmallVec<[DType; 2]> {
         smallvec::smallvec![ins[1].dtype]
-    }
-    fn linear(&self) -> Linear {
-        Linear::Together(0b110)
     }
     fn in_place(&self, _: usize) -> Option<usize> {
         Some(2)

@@ -6,7 +6,7 @@ op! {
     /// `param - lr (grad * g_scale + decay * param)`, in place of the old parameter. An optional last operand
     /// `applies` is a scalar: if it is 0, the parameter does not change.
     Sgd = "sgd" (param, grad, lr, g_scale, applies) { decay: f64 }
-    facts { kind: Update, fusion: Some(Each), precision: Wants::AsTheyAre, gradient: Unasked }
+    facts { kind: Update, fusion: Some(Each), precision: Wants::AsTheyAre, gradient: Unasked, linear: Linear::No }
     samples ["sgd[0.01] f32[3,4], f32[3,4], f32[], f32[]", "sgd[0.01] f32[3,4], f32[3,4], f32[], f32[], f32[]"]
 }
 

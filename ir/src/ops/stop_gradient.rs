@@ -5,7 +5,7 @@ use super::*;
 op! {
     /// The operand, element by element; no gradient flows through it.
     StopGradient = "stop_gradient" (x) {}
-    facts { kind: Elementwise, fusion: Some(Each), precision: Wants::Same, gradient: Stops }
+    facts { kind: Elementwise, fusion: Some(Each), precision: Wants::Same, gradient: Stops, linear: Linear::Together(1) }
     samples ["stop_gradient f32[3,4]"]
 }
 
@@ -15,9 +15,6 @@ impl OpDef for StopGradient {
     }
     fn rule(&self, ranks: &[usize]) -> Cow<'_, Rule> {
         Rule::same(1, 1, ranks[0])
-    }
-    fn linear(&self) -> Linear {
-        Linear::Together(1)
     }
     fn is_view(&self) -> bool {
         true

@@ -6,7 +6,7 @@ use crate::attr::Broadcast;
 op! {
     /// `a - b`; a rule broadcasts a smaller operand.
     Sub = "sub" (a, b) { rule: Broadcast }
-    facts { kind: Elementwise, fusion: Some(Each), precision: Wants::Same, gradient: Flows }
+    facts { kind: Elementwise, fusion: Some(Each), precision: Wants::Same, gradient: Flows, linear: Linear::Together(!0) }
     samples ["sub f32[3,4], f32[3,4]", "sub[bsv,bs->bsv] f32[2,3,4], f32[2,3]", "sub[ab,ab->ba] f32[3,3], f32[3,3]", "sub[b,abc->cab] f32[3], f32[2,3,4]"]
 }
 
@@ -19,12 +19,6 @@ impl Sub {
 impl OpDef for Sub {
     fn accepts(&self, ins: &[&Type]) -> Result<(), String> {
         mul::binary(&self.rule, ins)
-    }
-    fn rule(&self, ranks: &[usize]) -> Cow<'_, Rule> {
-        self.rule.rule(ranks)
-    }
-    fn linear(&self) -> Linear {
-        Linear::Together(!0)
     }
     fn in_place(&self, _: usize) -> Option<usize> {
         Some(0)

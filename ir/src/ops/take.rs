@@ -11,7 +11,7 @@ op! {
     /// 0, as for the padding token of an embedding; with `padding=zero 7` the element is 0 too.
     Take = "take" (x, index) { rule: RuleAttr, padding: Padding }
     facts |o| { kind: Lookup, fusion: o.padding.zero().is_none().then_some(FusionClass::Take),
-            precision: Wants::Same, gradient: Flows }
+            precision: Wants::Same, gradient: Flows, linear: Linear::Each(1) }
     samples ["take[vh,bs->bsh] f32[5,4], i32[2,3]", "take[bsv,bs->bs] f32[2,3,5], i32[2,3]",
              "take[hv,sb->bhs] f32[4,5], i32[3,3]", "take[vbs,sb->bs] f32[5,3,3], i32[3,3]",
              "take[vh,bs->bsh; padding=3] f32[5,4], i32[2,6]",
@@ -64,12 +64,6 @@ impl OpDef for Take {
             return Err("the rule has one letter that only `x` has, and keeps the others".into());
         }
         Ok(())
-    }
-    fn rule(&self, _: &[usize]) -> Cow<'_, Rule> {
-        Cow::Borrowed(&self.rule.0)
-    }
-    fn linear(&self) -> Linear {
-        Linear::Each(1)
     }
     fn flops(&self, _: &[(Letter, f64)]) -> f64 {
         0.0

@@ -9,7 +9,7 @@ op! {
     /// `top_k[bse->bsk; k=2]`. Among equal elements the one with the lower index comes first. It has no
     /// gradient; use `take` to get the elements that were chosen.
     TopK = "top_k" (x) { rule: RuleAttr, sizes: Sizes }
-    facts { kind: Choice, fusion: None, precision: Wants::Decides, gradient: Unasked }
+    facts { kind: Choice, fusion: None, precision: Wants::Decides, gradient: Unasked, linear: Linear::No }
     samples ["top_k[bse->bsk; k=2] f32[2,3,5]", "top_k[te->tk; k=3] f32[3,3]", "top_k[abe->kba; k=2] f32[3,3,5]"]
 }
 
@@ -52,9 +52,6 @@ impl OpDef for TopK {
         let new = self.dims().map(|(from, to, _)| [rule.ins[0][from], rule.outs[0][to]]);
         new.iter().flatten().filter_map(|g| g.single()).for_each(|l| rule.keep_whole(l));
         Cow::Owned(rule)
-    }
-    fn sizes(&self) -> &[(Letter, usize)] {
-        &self.sizes.0
     }
     fn dtypes(&self, _: &[&Type], _: usize) -> SmallVec<[DType; 2]> {
         smallvec::smallvec![DType::I32]

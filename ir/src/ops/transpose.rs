@@ -7,7 +7,7 @@ use std::sync::Arc;
 op! {
     /// The operand with its dims in a different order.
     Transpose = "transpose" (x) { rule: RuleAttr }
-    facts { kind: Movement, fusion: None, precision: Wants::Moved, gradient: Flows }
+    facts { kind: Movement, fusion: None, precision: Wants::Moved, gradient: Flows, linear: Linear::Together(1) }
     samples ["transpose[abc->cab] f32[2,3,4]", "transpose[abc->cab] f32[3,3,3]"]
 }
 
@@ -22,12 +22,6 @@ impl OpDef for Transpose {
         a.sort_by_key(key);
         b.sort_by_key(key);
         if a != b { Err("a transpose keeps its letters".into()) } else { Ok(()) }
-    }
-    fn rule(&self, _: &[usize]) -> Cow<'_, Rule> {
-        Cow::Borrowed(&self.rule.0)
-    }
-    fn linear(&self) -> Linear {
-        Linear::Together(1)
     }
     fn grad(&self, b: &mut Builder, _: &[Value], _: &[Value], d: &[Option<Value>]) -> Grads {
         let r = &self.rule.0;

@@ -18,7 +18,7 @@ macro_rules! unary {
         op! {
             $(#[doc = $doc])*
             $op = $name (x) { $($field: $ty),* }
-            facts { kind: $kind, fusion: Some(Each), precision: Wants::$precision, gradient: $gradient }
+            facts { kind: $kind, fusion: Some(Each), precision: Wants::$precision, gradient: $gradient, linear: $linear }
             samples [$($sample),*] $(positive [$positive])?
         }
         impl OpDef for $op {
@@ -27,9 +27,6 @@ macro_rules! unary {
             }
             fn rule(&self, ranks: &[usize]) -> Cow<'_, Rule> {
                 Rule::same(1, 1, ranks[0])
-            }
-            fn linear(&self) -> Linear {
-                $linear
             }
             fn element(&self, $e: &mut Body, x: &[usize]) -> Option<Results> {
                 let ($eo, $ex) = (self, x[0]);

@@ -6,7 +6,7 @@ op! {
     /// The sum over the copies of a token of their rows times their gates: from rows `[g,z,c,h]` and `slot`
     /// `[z,t,k]` to `[z,t,h]`. A copy without a row (slot -1) adds nothing.
     Unpermute = "unpermute" (rows, slot, gates) {}
-    facts { kind: Copies, fusion: None, precision: Wants::Gated, gradient: Flows }
+    facts { kind: Copies, fusion: None, precision: Wants::Gated, gradient: Flows, linear: Linear::Each(0b101) }
     samples ["unpermute f32[2,2,3,4], i32[2,3,2], f32[2,3,2]"]
 }
 
@@ -16,9 +16,6 @@ impl OpDef for Unpermute {
     }
     fn rule(&self, _: &[usize]) -> Cow<'_, Rule> {
         Rule::known("!gz!ch,z!t!k,ztk->zth", &[4, 3, 3])
-    }
-    fn linear(&self) -> Linear {
-        Linear::Each(0b101)
     }
     fn flops(&self, loops: &[(Letter, f64)]) -> f64 {
         let of = |c: char| loops.iter().find(|l| l.0.name() == c).map_or(1.0, |l| l.1);

@@ -67,7 +67,7 @@ impl Parser<'_> {
     pub fn dtype(&mut self) -> Res<DType> {
         let at = self.c.at;
         let word = self.c.word();
-        DType::ALL.into_iter().find(|d| d.name() == word).ok_or_else(|| {
+        DType::named(word).ok_or_else(|| {
             self.c.at = at;
             let help = "for example `f32[4,16]`; the element types are f32, bf16, f16 and i32";
             self.c.needs("a type").help(help)

@@ -45,7 +45,7 @@ fn no_file_is_long() {
 
 /// Names of types that a crate has more than once, tests aside: so many as there are, and never more. A name that is
 /// found once is found by a search.
-const TWICE: [usize; 9] = [69, 23, 2, 23, 35, 4, 20, 9, 0];
+const TWICE: [usize; 9] = [67, 23, 2, 23, 35, 4, 20, 9, 0];
 
 #[test]
 fn no_more_names_of_types_are_there_twice() {

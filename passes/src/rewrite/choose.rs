@@ -146,15 +146,14 @@ impl<'a> Chooser<'a> {
         }
     }
 
+    fn walk<'w>(&'w self, chosen: &'w [usize]) -> Walk<'w, 'a> {
+        let (state, opaque) = (vec![0; self.terms.len()], vec![0; self.s.nodes.len()]);
+        Walk { c: self, chosen, state, opaque, cost: 0 }
+    }
+
     /// Cost of a choice of one term per class; `None` if it is circular.
     fn cost(&self, chosen: &[usize]) -> Option<u64> {
-        let mut walk = Walk {
-            c: self,
-            chosen,
-            state: vec![0; self.terms.len()],
-            opaque: vec![0; self.s.nodes.len()],
-            cost: 0,
-        };
+        let mut walk = self.walk(chosen);
         for n in 0..self.s.nodes.len() {
             let facts = &self.s.nodes[n];
             if facts.opaque {
@@ -251,13 +250,7 @@ impl<'a> Chooser<'a> {
     }
 
     fn live(&self, chosen: &[usize]) -> Vec<bool> {
-        let mut walk = Walk {
-            c: self,
-            chosen,
-            state: vec![0; self.terms.len()],
-            opaque: vec![0; self.s.nodes.len()],
-            cost: 0,
-        };
+        let mut walk = self.walk(chosen);
         for n in 0..self.s.nodes.len() {
             let done = match self.own[n] {
                 None => walk.opaque(n),

@@ -18,20 +18,9 @@ pub(super) fn dualpipe_v(p: usize, m: usize) -> Vec<Vec<Action>> {
 
 /// The list of rank r.
 fn rank_list(p: usize, m: usize, r: usize) -> Vec<Action> {
-    let mut rank = VRank::new(p, m, r);
     let left = p - r - 1;
-    // 1: forwards of chunk 0. 2: forwards of both chunks.
-    (0..2 * left).for_each(|_| rank.f(0));
-    for _ in 0..r + 1 {
-        rank.f(0);
-        rank.f(1);
-    }
-    // 3: first backwards of chunk 1, cut, between its forwards.
-    for _ in 0..left {
-        rank.b(1, true);
-        rank.w();
-        rank.f(1);
-    }
+    // 1 to 3: forwards of chunk 0, forwards of both, first backwards of chunk 1.
+    let mut rank = VRank::begun(p, m, r);
     // 4: the main step: F of one chunk with B of the other.
     for _ in 0..m + r + 1 - 2 * p {
         rank.f(0);

@@ -46,17 +46,7 @@ pub(super) fn zb_v(p: usize, m: usize) -> Vec<Vec<Action>> {
 /// to warm up with, but the same amount of work in each round, so none ever waits.
 fn zb_v_rank(p: usize, m: usize, r: usize) -> Vec<Action> {
     let left = p - 1 - r;
-    let mut rank = VRank::new(p, m, r);
-    (0..2 * left).for_each(|_| rank.f(0));
-    for _ in 0..r + 1 {
-        rank.f(0);
-        rank.f(1);
-    }
-    for _ in 0..left {
-        rank.b(1, true);
-        rank.w();
-        rank.f(1);
-    }
+    let mut rank = VRank::begun(p, m, r);
     for _ in 0..m - p {
         rank.b(1, true);
         rank.w();
@@ -92,15 +82,28 @@ pub(super) struct VRank {
 }
 
 impl VRank {
-    pub fn new(p: usize, m: usize, r: usize) -> VRank {
-        VRank {
+    /// With forwards of chunk 0, then of both, and first backwards of chunk 1, cut, between its forwards.
+    pub fn begun(p: usize, m: usize, r: usize) -> VRank {
+        let left = p - 1 - r;
+        let mut rank = VRank {
             stages: [r, 2 * p - 1 - r],
             m,
             forwards: [0; 2],
             backwards: [0; 2],
             weights: VecDeque::new(),
             list: vec![],
+        };
+        (0..2 * left).for_each(|_| rank.f(0));
+        for _ in 0..r + 1 {
+            rank.f(0);
+            rank.f(1);
         }
+        for _ in 0..left {
+            rank.b(1, true);
+            rank.w();
+            rank.f(1);
+        }
+        rank
     }
 
     /// F.

@@ -12,6 +12,7 @@ use crate::autodiff::recompute::Recompute;
 use crate::lora;
 use crate::options::{CpMode, Options, ShardRule, TpMode};
 use shardc_ir::attr::read_atoms;
+use shardc_ir::axes::AxisRole;
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::func::{AnnotatedDim, Annotation, Fill, Func, Node, Port, RoleKind, Uses, Value};
 use shardc_ir::mesh::{Atom, AtomSet, Mesh, PIPELINE};
@@ -141,8 +142,7 @@ pub fn annotate(
 
 /// The axes whose ranks have rows of their own.
 fn batch_axes(mesh: &Mesh) -> AtomSet {
-    let axes = ["dp_replicate", "dp_shard"].iter().filter_map(|a| mesh.axis(a));
-    axes.fold(AtomSet::EMPTY, AtomSet::union)
+    mesh.axes_that(AxisRole::of_rows)
 }
 
 /// Most axes, and parts of them, over which layouts are chosen by price.

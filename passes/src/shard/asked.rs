@@ -7,6 +7,7 @@
 use crate::globs;
 use crate::options::{Options, ShardRule};
 use shardc_ir::attr::{read_atoms, read_sub_axis};
+use shardc_ir::axes::AxisRole;
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::func::{AnnotatedDim, Annotation, Func, Node, RoleKind, Scope, Value};
 use shardc_ir::mesh::{AtomSet, Mesh, PIPELINE};
@@ -44,7 +45,7 @@ pub(super) fn cut_sub_axes(mesh: &mut Mesh, rules: &[ShardRule]) -> Result<()> {
 /// A dim as written, with `dp` for the data-parallel axes and axes of one rank left out.
 fn spelled(body: &str, mesh: &Mesh, o: &Options) -> String {
     let of_one = |name: &str| o.mesh.iter().any(|a| a.0 == name && a.1 == 1);
-    let no_dp = ["dp", "dp_replicate", "dp_shard"].iter().all(|a| mesh.axis(a).is_none());
+    let no_dp = mesh.axis("dp").is_none() && mesh.axes_that(AxisRole::of_rows).is_empty();
     let stays = |p: &&str| {
         let name = p.trim().split(':').next().unwrap_or(p);
         !(of_one(name) || name == "dp" && no_dp)

@@ -7,6 +7,7 @@
 
 use super::SEQUENCE;
 use crate::options::Options;
+use shardc_ir::axes::{self, AxisRole, Splits};
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::func::{AnnotatedDim, Annotation, Func, Port, RoleKind, Value};
 use shardc_ir::mesh::{Atom, AtomSet, Mesh};
@@ -43,7 +44,7 @@ impl AxisPiece {
     }
     /// It cuts rows, not the tokens of a row.
     pub fn of_rows(&self) -> bool {
-        self.axis.starts_with("dp")
+        axes::role(&self.axis).is_some_and(AxisRole::of_rows)
     }
 }
 
@@ -63,18 +64,14 @@ pub fn fold(o: &Options) -> Result<Vec<AxisPiece>> {
             (left, *want) = (left / n, *want / n);
             n
         };
-        let shares = match &**axis {
-            "dp_shard" | "cp" | "tp" => {
-                let t = take(&mut tensor);
-                // The inner factor must be complete before the next begins.
-                let e = if tensor == 1 { take(&mut expert) } else { 1 };
-                [(ExpertRole::Data, left), (ExpertRole::Expert, e), (ExpertRole::Tensor, t)]
-            }
-            "dp_replicate" => {
-                [(ExpertRole::Data, left), (ExpertRole::Expert, 1), (ExpertRole::Tensor, 1)]
-            }
-            _ => continue,
-        };
+        let Some(role) = axes::role(axis).filter(|r| r.splits != Splits::Layers) else { continue };
+        let [mut t, mut e] = [1; 2];
+        if role.shares {
+            t = take(&mut tensor);
+            // The inner factor must be complete before the next begins.
+            e = if tensor == 1 { take(&mut expert) } else { 1 };
+        }
+        let shares = [(ExpertRole::Data, left), (ExpertRole::Expert, e), (ExpertRole::Tensor, t)];
         let mut pre = 1;
         let mut own = vec![];
         for (part, size) in shares {
@@ -89,7 +86,8 @@ pub fn fold(o: &Options) -> Result<Vec<AxisPiece>> {
         return Err(refused(o));
     }
     // Tokens of a row are cut over cp, then over tp, whatever the order of ranks.
-    pieces.sort_by_key(|p| (!p.of_rows(), p.axis == "tp"));
+    let width = |p: &AxisPiece| axes::role(&p.axis).is_some_and(|r| r.splits == Splits::Width);
+    pieces.sort_by_key(|p| (!p.of_rows(), width(p)));
     Ok(pieces)
 }
 

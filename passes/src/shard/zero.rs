@@ -4,6 +4,7 @@
 //! After:   `%w: f32[64@dp_shard*cp,32]`; the gather to what is used is a change of layout as any other
 
 use serde::{Deserialize, Serialize};
+use shardc_ir::axes::AxisRole;
 use shardc_ir::mesh::{AtomSet, Mesh};
 use shardc_ir::types::{AtomList, Type};
 
@@ -72,8 +73,7 @@ impl Accumulate {
 /// other tokens, rows (`dp_shard`) or parts of rows (`cp`), as in Megatron and torchtitan. Copies of
 /// hybrid sharding (`dp_replicate`) stay copies.
 pub(crate) fn zero_axes(mesh: &Mesh) -> AtomSet {
-    let axes = ["dp_shard", "cp"].iter().filter_map(|a| mesh.axis(a));
-    axes.fold(AtomSet::EMPTY, AtomSet::union)
+    mesh.axes_that(AxisRole::of_zero)
 }
 
 /// How a parameter is stored, and its layout as ranks use it but for the gather, if it is split over

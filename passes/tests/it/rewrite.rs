@@ -23,7 +23,7 @@ fn mesh() -> Mesh {
 fn read_type(mesh: &Mesh, text: &str) -> Option<Type> {
     let (name, rest) = text.trim().split_once('[')?;
     let (dims, mut rest) = rest.split_once(']')?;
-    let dtype = DType::ALL.into_iter().find(|d| d.name() == name)?;
+    let dtype = DType::named(name)?;
     let dims: Vec<&str> = dims.split(',').filter(|d| !d.is_empty()).collect();
     let sizes = dims.iter().map(|d| d.split('@').next()?.parse().ok());
     let mut t = Type::new(dtype, &sizes.collect::<Option<Vec<usize>>>()?);

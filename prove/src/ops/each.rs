@@ -13,22 +13,6 @@ pub(super) fn own_letters(args: usize, rank: usize) -> Option<Lettered> {
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct Each(pub &'static str, pub Option<Real>);
 
-impl Function for Each {
-    fn name(&self) -> String {
-        match self.1 {
-            None => self.0.into(),
-            Some(x) => format!("{}[{x:?}]", self.0),
-        }
-    }
-    fn results(&self, x: &[&Tensor], _: &[usize], _: &Begins) -> Result<Vec<Tensor>, String> {
-        let name = seed(&self.name());
-        Ok(vec![x[0].map(|v| oracle(name, &[v]))])
-    }
-    fn letters(&self, args: usize, rank: usize) -> Option<Lettered> {
-        own_letters(args, rank)
-    }
-}
-
 /// The number, or the bound that it is beyond.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct Clamp(pub Real, pub Real);
@@ -40,67 +24,50 @@ impl Clamp {
     }
 }
 
-impl Function for Clamp {
-    fn name(&self) -> String {
-        format!("clamp[{:?}; hi={:?}]", self.0, self.1)
-    }
-    fn results(&self, x: &[&Tensor], _: &[usize], _: &Begins) -> Result<Vec<Tensor>, String> {
-        let name = seed(&self.name());
-        Ok(vec![x[0].map(|v| oracle(name, &[v]))])
-    }
-    fn letters(&self, args: usize, rank: usize) -> Option<Lettered> {
-        own_letters(args, rank)
-    }
-}
-
 /// 1 / x.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct Reciprocal;
-
-impl Function for Reciprocal {
-    fn name(&self) -> String {
-        "1/".into()
-    }
-    fn results(&self, x: &[&Tensor], _: &[usize], _: &Begins) -> Result<Vec<Tensor>, String> {
-        Ok(vec![x[0].map(|v| inverse(v, P))])
-    }
-    fn letters(&self, args: usize, rank: usize) -> Option<Lettered> {
-        own_letters(args, rank)
-    }
-}
 
 /// 1 where an integer is at least the bound, else 0.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct AtLeast(pub Real);
 
-impl Function for AtLeast {
-    fn name(&self) -> String {
-        format!("at_least[{:?}]", self.0)
-    }
-    fn results(&self, x: &[&Tensor], _: &[usize], _: &Begins) -> Result<Vec<Tensor>, String> {
-        Ok(vec![x[0].map(|v| u64::from(v as i64 as f64 >= self.0.get()))])
-    }
-    fn letters(&self, args: usize, rank: usize) -> Option<Lettered> {
-        own_letters(args, rank)
-    }
-}
-
 /// An integer as a number.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct Number;
 
-impl Function for Number {
-    fn name(&self) -> String {
-        "number".into()
-    }
-    fn results(&self, x: &[&Tensor], _: &[usize], _: &Begins) -> Result<Vec<Tensor>, String> {
-        let of_integer = |x: i64| {
-            let n = x.unsigned_abs() % P;
-            if x < 0 { neg(n, P) } else { n }
-        };
-        Ok(vec![x[0].map(|v| of_integer(v as i64))])
-    }
-    fn letters(&self, args: usize, rank: usize) -> Option<Lettered> {
-        own_letters(args, rank)
-    }
+/// Declares functions of each element for itself: how one is called, and what makes a number of a number.
+macro_rules! functions {
+    ($($of:ident, |$o:pat_param| $name:expr, $f:expr;)*) => {$(
+        impl Function for $of {
+            fn name(&self) -> String {
+                let $o = self;
+                $name
+            }
+            fn results(&self, x: &[&Tensor], _: &[usize], _: &Begins) -> Result<Vec<Tensor>, String> {
+                let $o = self;
+                Ok(vec![x[0].map($f)])
+            }
+            fn letters(&self, args: usize, rank: usize) -> Option<Lettered> {
+                own_letters(args, rank)
+            }
+        }
+    )*};
+}
+
+/// Nothing is known of it.
+fn unknown(f: &impl Function) -> impl Fn(u64) -> u64 {
+    let name = seed(&f.name());
+    move |v| oracle(name, &[v])
+}
+
+functions! {
+    Each, |o| o.1.map_or(o.0.into(), |x| format!("{}[{x:?}]", o.0)), unknown(o);
+    Clamp, |o| format!("clamp[{:?}; hi={:?}]", o.0, o.1), unknown(o);
+    Reciprocal, |_| "1/".into(), |v| inverse(v, P);
+    AtLeast, |o| format!("at_least[{:?}]", o.0), |v| u64::from(v as i64 as f64 >= o.0.get());
+    Number, |_| "number".into(), |v| {
+        let n = (v as i64).unsigned_abs() % P;
+        if (v as i64) < 0 { neg(n, P) } else { n }
+    };
 }

@@ -5,7 +5,8 @@ use super::arena::Arena;
 use super::device::Stream;
 use cudarc::cublaslt::{result, sys};
 use shardc_ir::diag::{Diag, Result};
-use shardc_ir::kernel::{Elem, Gemm, Matrix};
+use shardc_ir::kernel::{Gemm, Matrix};
+use shardc_ir::types::DType;
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -128,9 +129,9 @@ fn tell(k: &Gemm) -> Option<ProductCall> {
     let elems = (k.a.elem, k.b.elem, k.out.elem);
     let known = matches!(
         elems,
-        (Elem::BF16, Elem::BF16, Elem::BF16 | Elem::F32)
-            | (Elem::F16, Elem::F16, Elem::F16 | Elem::F32)
-            | (Elem::F32, Elem::F32, Elem::F32)
+        (DType::BF16, DType::BF16, DType::BF16 | DType::F32)
+            | (DType::F16, DType::F16, DType::F16 | DType::F32)
+            | (DType::F32, DType::F32, DType::F32)
     );
     if !known || !k.sum.is_empty() || [k.m, k.n, k.k].contains(&0) || k.batch.contains(&0) {
         return None;
@@ -163,16 +164,16 @@ fn tell(k: &Gemm) -> Option<ProductCall> {
     Some(ProductCall { sides, batch, steps, calls })
 }
 
-fn data_type(e: Elem) -> sys::cudaDataType {
+fn data_type(e: DType) -> sys::cudaDataType {
     match e {
-        Elem::BF16 => sys::cudaDataType::CUDA_R_16BF,
-        Elem::F16 => sys::cudaDataType::CUDA_R_16F,
-        Elem::F32 => sys::cudaDataType::CUDA_R_32F,
-        Elem::I32 => sys::cudaDataType::CUDA_R_32I,
+        DType::BF16 => sys::cudaDataType::CUDA_R_16BF,
+        DType::F16 => sys::cudaDataType::CUDA_R_16F,
+        DType::F32 => sys::cudaDataType::CUDA_R_32F,
+        DType::I32 => sys::cudaDataType::CUDA_R_32I,
     }
 }
 
-fn elems(k: &Gemm) -> [Elem; 3] {
+fn elems(k: &Gemm) -> [DType; 3] {
     [k.a.elem, k.b.elem, k.out.elem]
 }
 

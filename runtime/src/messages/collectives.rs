@@ -101,11 +101,6 @@ impl<P: Post> Transport for Messages<P> {
         unsafe { self.fold(&g, &how, &out, &from(g.me), &to, false) }
     }
 
-    fn all_to_all(&mut self, axes: AtomSet, from: &[Region], to: &[Region]) -> Result<()> {
-        let one = |r: &[Region]| r.iter().map(|r| vec![r.clone()]).collect::<Vec<_>>();
-        self.all_to_all_v(axes, &one(from), &one(to))
-    }
-
     fn all_to_all_v(
         &mut self,
         axes: AtomSet,

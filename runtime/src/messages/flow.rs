@@ -1,7 +1,7 @@
 //! What one message carries: a segment of elements of some regions, where they lie or as a copy.
 
 use crate::region::{Region, split};
-use shardc_ir::kernel::Elem;
+use shardc_ir::types::DType;
 use smallvec::SmallVec;
 use std::ops::Range;
 
@@ -62,7 +62,7 @@ pub(super) unsafe fn each(
 }
 
 /// Adjacent elements from `first` on, which are those of a range of something larger.
-pub(super) fn shifted(first: *mut u8, elem: Elem, range: &Range<usize>) -> Region {
+pub(super) fn shifted(first: *mut u8, elem: DType, range: &Range<usize>) -> Region {
     let zero = first.wrapping_sub(range.start * elem.bytes());
     // SAFETY: only the elements of the range are used.
     unsafe { Region::adjacent(zero.cast(), elem, range.end) }

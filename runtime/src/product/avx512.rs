@@ -5,7 +5,7 @@ mod pack;
 mod tile;
 
 use super::kernels::{Kernels, Word};
-use shardc_ir::kernel::Elem;
+use shardc_ir::types::DType;
 use tile::{COLS, ROWS};
 
 const _: () = assert!(super::packed::fits([ROWS, COLS]));
@@ -16,7 +16,7 @@ pub(super) static WORDS: Kernels = Kernels {
     rows: &tile::F32[0],
     steps: &tile::F32[1],
     pack: [pack::panels::<ROWS>, pack::panels::<COLS>],
-    few: (Elem::F32, &few::F32S),
+    few: (DType::F32, &few::F32S),
     finish: tile::finish_any,
 };
 
@@ -24,7 +24,7 @@ pub(super) static WORDS: Kernels = Kernels {
 pub(super) static PAIRS: Kernels = Kernels { word: Word::Pair, rows: &tile::BF16, ..HALVES };
 
 /// The same with words of f32: few rows wait for memory, and bf16 is half of it.
-pub(super) static HALVES: Kernels = Kernels { few: (Elem::BF16, &few::PAIRS), ..WORDS };
+pub(super) static HALVES: Kernels = Kernels { few: (DType::BF16, &few::PAIRS), ..WORDS };
 
 /// Whether sums of pairs of bf16 are the fastest. Intel's cores start one per two cycles, and in that time
 /// four of f32, which are twice the terms; AMD's start as many as of f32. Asked of the processor, not

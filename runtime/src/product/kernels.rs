@@ -1,7 +1,7 @@
 //! What products are made of on a processor: how operands are packed, and tiles of a result.
 
 use super::{Stored, portable};
-use shardc_ir::kernel::Elem;
+use shardc_ir::types::DType;
 use smallvec::SmallVec;
 use std::ops::Range;
 use std::sync::OnceLock;
@@ -27,7 +27,7 @@ pub(super) struct Kernels {
     /// For panels of a tile's rows of `a`, and of its columns of `b`.
     pub pack: [Pack; 2],
     /// By rows, for operands of these elements.
-    pub few: (Elem, &'static [Dots; FEW]),
+    pub few: (DType, &'static [Dots; FEW]),
     pub finish: Finish,
 }
 
@@ -102,8 +102,8 @@ pub(super) type Finish = unsafe fn(*const f32, usize, &Tile);
 
 impl Kernels {
     /// Those that the processor has for products of these elements, the fastest first.
-    pub fn all(a: Elem, b: Elem) -> SmallVec<[&'static Kernels; 4]> {
-        let half = [a, b] == [Elem::BF16; 2];
+    pub fn all(a: DType, b: DType) -> SmallVec<[&'static Kernels; 4]> {
+        let half = [a, b] == [DType::BF16; 2];
         let of = |[words, halves]: [&'static Kernels; 2]| if half { halves } else { words };
         let mut all = SmallVec::new();
         #[cfg(target_arch = "x86_64")]
@@ -126,11 +126,11 @@ impl Kernels {
         all
     }
     /// The fastest. The processor is asked once: in a virtual machine, that takes as long as a small product.
-    pub fn of(a: Elem, b: Elem) -> &'static Kernels {
+    pub fn of(a: DType, b: DType) -> &'static Kernels {
         static FASTEST: OnceLock<[&Kernels; 2]> = OnceLock::new();
         let fastest = |elem| Kernels::all(elem, elem)[0];
-        let [words, halves] = FASTEST.get_or_init(|| [Elem::F32, Elem::BF16].map(fastest));
-        if [a, b] == [Elem::BF16; 2] { halves } else { words }
+        let [words, halves] = FASTEST.get_or_init(|| [DType::F32, DType::BF16].map(fastest));
+        if [a, b] == [DType::BF16; 2] { halves } else { words }
     }
 
     /// An operand as it lies, if tiles can read it so: f32 of which steps or rows are adjacent. Where rows are,
@@ -141,10 +141,10 @@ impl Kernels {
         let (at, row) = (a.at.cast_const().cast(), a.row_stride);
         let alike = row.is_multiple_of(PAGE) && !self.has_ways();
         match (self.word, a.elem, a.row_stride, a.col_stride) {
-            (Word::F32, Elem::F32, _, 1) if !alike => {
+            (Word::F32, DType::F32, _, 1) if !alike => {
                 Some(Strip { at, row, apart: row, tiles: self.steps })
             }
-            (Word::F32, Elem::F32, 1, apart) if apart < NEAR => {
+            (Word::F32, DType::F32, 1, apart) if apart < NEAR => {
                 Some(Strip { at, row, apart, tiles: self.rows })
             }
             _ => None,

@@ -9,7 +9,8 @@ use super::parts::{self, Parts};
 use super::room::{self, Room};
 use super::then::Epilogue;
 use crate::team;
-use shardc_ir::kernel::{Elem, Extents, THEN};
+use shardc_ir::kernel::{Extents, THEN};
+use shardc_ir::types::DType;
 use smallvec::SmallVec;
 use std::cell::Cell;
 use std::ops::Range;
@@ -210,7 +211,7 @@ impl<F: Fn(&[usize], &[usize]) -> [Stored; 3]> Products<'_, F> {
         let turns = (sums * pieces).max(1);
         // Sums that are not rounded yet, or that are added to what is there when they are whole: so a
         // sum over microbatches is that of their products, in order.
-        let elsewhere = out.elem != Elem::F32 || self.accumulate || self.then.is_some();
+        let elsewhere = out.elem != DType::F32 || self.accumulate || self.then.is_some();
         let k = if sums == 0 { 0 } else { k };
         let made = Made { at, kernels, k, pieces, turns, apart: turns > 1 && elsewhere };
         if kernels.strip(a).is_some() {

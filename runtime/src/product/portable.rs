@@ -4,8 +4,8 @@
 
 use super::Stored;
 use super::kernels::{FEW, Kernels, Tile, Word};
-use crate::math::{from_f16, from_half, to_half};
-use shardc_ir::kernel::Elem;
+use crate::element::{Bf16, Element, get, set, with_element};
+use shardc_ir::types::DType;
 use std::ops::Range;
 
 /// Rows of a tile: with 16 columns, 12 of 16 registers of AVX2 are sums.
@@ -58,7 +58,7 @@ unsafe fn tile<const M: usize, const STEPS: bool, const FUSED: bool>(
 /// As for [`super::kernels::Finish`].
 #[inline(always)]
 unsafe fn finish(sums: *const f32, rows: usize, to: &Tile) {
-    let plain = |x: &Stored| x.elem.half().is_none() && x.col_stride == 1;
+    let plain = |x: &Stored| !x.elem.is_half() && x.col_stride == 1;
     let all = [Some(&to.write), to.read.as_ref(), to.onto.as_ref()];
     // SAFETY: by the caller.
     unsafe {
@@ -102,9 +102,8 @@ unsafe fn load<const WHOLE: bool>(x: Stored, n: usize) -> [f32; COLS] {
     }
     let mut all = [0.0; COLS];
     for (j, y) in all[..n.min(COLS)].iter_mut().enumerate() {
-        let at = x.from(0, j).at;
         // SAFETY: by the caller.
-        *y = unsafe { x.elem.half().map_or_else(|| *at, |h| from_half(h, *at.cast::<u16>())) };
+        *y = unsafe { get(x.from(0, j).at, x.elem) };
     }
     all
 }
@@ -120,36 +119,19 @@ unsafe fn store<const WHOLE: bool>(to: Stored, n: usize, x: &[f32; COLS]) {
         return unsafe { *to.at.cast::<[f32; COLS]>() = *x };
     }
     for (j, &y) in x[..n.min(COLS)].iter().enumerate() {
-        let at = to.from(0, j).at;
         // SAFETY: by the caller.
-        unsafe {
-            match to.elem.half() {
-                Some(half) => *at.cast::<u16>() = to_half(half, y),
-                None => *at = y,
-            }
-        }
+        unsafe { set(to.from(0, j).at, to.elem, y) };
     }
 }
-
-/// What words are made of: 32 bits, as they are, or floats of 16 bits.
-const WORD: u8 = 0;
-const BF16: u8 = 1;
-const F16: u8 = 2;
 
 /// An element as a word of a panel.
 ///
 /// # Safety
 /// It is valid, and of this kind.
 #[inline(always)]
-unsafe fn word<const KIND: u8>(x: Stored, at: usize) -> u32 {
+unsafe fn word<T: Element>(x: Stored, at: usize) -> u32 {
     // SAFETY: by the caller.
-    unsafe {
-        match KIND {
-            BF16 => u32::from(*x.at.cast::<u16>().add(at)) << 16,
-            F16 => from_f16(*x.at.cast::<u16>().add(at)).to_bits(),
-            _word => *x.at.cast::<u32>().add(at),
-        }
-    }
+    unsafe { *x.at.cast::<T>().add(at) }.number().to_bits()
 }
 
 /// # Safety
@@ -164,13 +146,7 @@ unsafe fn pack<const W: usize>(
 ) {
     let (x, size) = (x.from(rows.start, k.start), [rows.len(), k.len()]);
     // SAFETY: by the caller.
-    unsafe {
-        match x.elem {
-            Elem::BF16 => panels::<W, BF16>(x, size, to, turn),
-            Elem::F16 => panels::<W, F16>(x, size, to, turn),
-            Elem::F32 | Elem::I32 => panels::<W, WORD>(x, size, to, turn),
-        }
-    }
+    unsafe { with_element!(x.elem, T => panels::<W, T>(x, size, to, turn)) }
 }
 
 /// Packs so many rows and steps.
@@ -178,7 +154,7 @@ unsafe fn pack<const W: usize>(
 /// # Safety
 /// As for [`pack`].
 #[inline(always)]
-unsafe fn panels<const W: usize, const KIND: u8>(
+unsafe fn panels<const W: usize, T: Element>(
     x: Stored,
     [rows, k]: [usize; 2],
     to: *mut u32,
@@ -191,7 +167,7 @@ unsafe fn panels<const W: usize, const KIND: u8>(
             // SAFETY: by the caller: rows of a step, and those of a whole panel.
             unsafe {
                 let from = x.from(panel * W, step);
-                let row: [u32; W] = std::array::from_fn(|i| word::<KIND>(from, i));
+                let row: [u32; W] = std::array::from_fn(|i| word::<T>(from, i));
                 *to.add((panel * k + step) * W).cast() = row;
             }
         }
@@ -199,7 +175,7 @@ unsafe fn panels<const W: usize, const KIND: u8>(
     for panel in along..rows.div_ceil(W) {
         let (from, n) = (x.from(panel * W, 0), (rows - panel * W).min(W));
         // SAFETY: by the caller: rows of one panel.
-        unsafe { across::<W, KIND>(from, [n, k], to.add(panel * k * W), &turn) };
+        unsafe { across::<W, T>(from, [n, k], to.add(panel * k * W), &turn) };
     }
 }
 
@@ -208,7 +184,7 @@ unsafe fn panels<const W: usize, const KIND: u8>(
 /// # Safety
 /// As for [`pack`].
 #[inline(always)]
-unsafe fn across<const W: usize, const KIND: u8>(
+unsafe fn across<const W: usize, T: Element>(
     x: Stored,
     [rows, k]: [usize; 2],
     to: *mut u32,
@@ -223,7 +199,7 @@ unsafe fn across<const W: usize, const KIND: u8>(
             for (i, row) in block[..height].iter_mut().enumerate() {
                 let from = x.from(top + i, first);
                 // SAFETY: by the caller: all these steps are adjacent.
-                *row = std::array::from_fn(|s| unsafe { word::<KIND>(from, s) });
+                *row = std::array::from_fn(|s| unsafe { word::<T>(from, s) });
             }
             for (s, row) in turn(block).iter().enumerate() {
                 // SAFETY: the panel has these rows of this step.
@@ -238,7 +214,7 @@ unsafe fn across<const W: usize, const KIND: u8>(
         for i in 0..W {
             let w = match i < rows {
                 // SAFETY: by the caller: there is such a row.
-                true => unsafe { word::<KIND>(x.from(i, step), 0) },
+                true => unsafe { word::<T>(x.from(i, step), 0) },
                 false => 0,
             };
             // SAFETY: the panel has this step.
@@ -288,7 +264,7 @@ fn turned_by_avx2(x: Block) -> Block {
 /// # Safety
 /// As for [`super::kernels::Dots`], with `M` rows.
 #[inline(always)]
-unsafe fn dots<const M: usize, const C: usize, const KIND: u8, const FUSED: bool>(
+unsafe fn dots<const M: usize, const C: usize, T: Element, const FUSED: bool>(
     k: usize,
     [a, b]: [Stored; 2],
     cols: usize,
@@ -297,7 +273,7 @@ unsafe fn dots<const M: usize, const C: usize, const KIND: u8, const FUSED: bool
     // SAFETY: by the caller.
     let load = |x: Stored, l: usize| unsafe {
         let x = x.from(0, l);
-        let one = |i: usize| f32::from_bits(word::<KIND>(x, i));
+        let one = |i: usize| f32::from_bits(word::<T>(x, i));
         if k - l >= LANES {
             return std::array::from_fn(one);
         }
@@ -367,7 +343,7 @@ macro_rules! kernels {
                 unsafe { super::pack::<W>(x, rows, k, to, |x| $turn(x)) }
             }
             $(#[$features])?
-            unsafe fn dots<const M: usize, const C: usize, const KIND: u8>(
+            unsafe fn dots<const M: usize, const C: usize, T: Element>(
                 k: usize,
                 a: Stored,
                 b: Stored,
@@ -375,7 +351,7 @@ macro_rules! kernels {
                 to: *mut f32,
             ) {
                 // SAFETY: by the caller.
-                unsafe { super::dots::<M, C, KIND, FUSED>(k, [a, b], cols, to) }
+                unsafe { super::dots::<M, C, T, FUSED>(k, [a, b], cols, to) }
             }
 
             pub(crate) static WORDS: Kernels = Kernels {
@@ -384,12 +360,12 @@ macro_rules! kernels {
                 rows: &tiles!(false),
                 steps: &tiles!(true),
                 pack: [pack::<ROWS>, pack::<COLS>],
-                few: (Elem::F32, &by_rows!(WORD)),
+                few: (DType::F32, &by_rows!(f32)),
                 finish,
             };
 
             /// For products of bf16 with bf16.
-            pub(crate) static HALVES: Kernels = Kernels { few: (Elem::BF16, &by_rows!(BF16)), ..WORDS };
+            pub(crate) static HALVES: Kernels = Kernels { few: (DType::BF16, &by_rows!(Bf16)), ..WORDS };
         }
     };
 }

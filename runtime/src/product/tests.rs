@@ -1,16 +1,17 @@
 use super::kernels::Word;
 use super::*;
-use crate::math::{from_half, to_half};
+use crate::element::{get, set};
+use shardc_ir::types::DType;
 
-const KINDS: [[Elem; 3]; 8] = [
-    [Elem::F32; 3],
-    [Elem::BF16; 3],
-    [Elem::BF16, Elem::BF16, Elem::F32],
-    [Elem::F32, Elem::BF16, Elem::F32],
-    [Elem::BF16, Elem::F32, Elem::BF16],
-    [Elem::F16; 3],
-    [Elem::F16, Elem::F16, Elem::F32],
-    [Elem::F32, Elem::F16, Elem::F16],
+const KINDS: [[DType; 3]; 8] = [
+    [DType::F32; 3],
+    [DType::BF16; 3],
+    [DType::BF16, DType::BF16, DType::F32],
+    [DType::F32, DType::BF16, DType::F32],
+    [DType::BF16, DType::F32, DType::BF16],
+    [DType::F16; 3],
+    [DType::F16, DType::F16, DType::F32],
+    [DType::F32, DType::F16, DType::F16],
 ];
 
 /// A matrix of numbers that look random, in memory that is just as large as it has to be: rows of
@@ -18,12 +19,12 @@ const KINDS: [[Elem; 3]; 8] = [
 struct Held {
     bytes: Vec<u8>,
     size: [usize; 2],
-    elem: Elem,
+    elem: DType,
     strides: [usize; 2],
 }
 
 impl Held {
-    fn new(size: [usize; 2], elem: Elem, lies: usize, seed: usize) -> Held {
+    fn new(size: [usize; 2], elem: DType, lies: usize, seed: usize) -> Held {
         let [rows, cols] = size;
         let strides = [[cols + 3, 1], [1, rows + 5], [2 * cols + 1, 2]][lies];
         let last = strides[0] * rows.saturating_sub(1) + strides[1] * cols.saturating_sub(1);
@@ -31,12 +32,9 @@ impl Held {
         let mut held = Held { bytes: vec![0xff; n * elem.bytes()], size, elem, strides };
         for i in 0..rows * cols {
             let x = ((i * 7919 + seed * 104_729) % 65_537) as f32 / 32_768.0 - 1.0;
-            let bits = match elem.half() {
-                Some(half) => u32::from(to_half(half, x)) << 16,
-                None => x.to_bits(),
-            };
             let at = held.place(i);
-            held.bytes[at.clone()].copy_from_slice(&bits.to_le_bytes()[4 - at.len()..]);
+            // SAFETY: the bytes of an element.
+            unsafe { set(held.bytes[at].as_mut_ptr().cast(), elem, x) };
         }
         held
     }
@@ -52,10 +50,8 @@ impl Held {
     }
     fn get(&self, i: usize) -> f32 {
         let b = &self.bytes[self.place(i)];
-        match self.elem.half() {
-            Some(half) => from_half(half, u16::from_le_bytes([b[0], b[1]])),
-            None => f32::from_le_bytes([b[0], b[1], b[2], b[3]]),
-        }
+        // SAFETY: the bytes of an element.
+        unsafe { get(b.as_ptr().cast(), self.elem) }
     }
     /// Bytes that are not an element's.
     fn gaps(&self) -> Vec<u8> {
@@ -91,9 +87,9 @@ fn families_are_those_of_the_processor() {
         let pairs = has512 && has!("avx512bf16");
         let has2 = has!("avx2", "fma");
         let all = 1 + usize::from(has2) + usize::from(has512);
-        assert_eq!(Kernels::all(Elem::F32, Elem::F32).len(), all);
-        assert_eq!(Kernels::all(Elem::F32, Elem::BF16).len(), all);
-        let half = Kernels::all(Elem::BF16, Elem::BF16);
+        assert_eq!(Kernels::all(DType::F32, DType::F32).len(), all);
+        assert_eq!(Kernels::all(DType::F32, DType::BF16).len(), all);
+        let half = Kernels::all(DType::BF16, DType::BF16);
         assert_eq!(half.len(), all + usize::from(pairs));
         if pairs {
             let words = [half[0].word, half[1].word].map(Word::depth);
@@ -135,9 +131,9 @@ fn all_families_agree_with_sums_of_f64() {
                     let want = was + f64::from(scale) * sum;
                     let mut bound = (k + 2) as f64 * 2f64.powi(-24) * (of + was.abs());
                     bound += match kind[2] {
-                        Elem::BF16 => 2f64.powi(-8) * (want.abs() + bound),
-                        Elem::F16 => (2f64.powi(-11) * (want.abs() + bound)).max(2f64.powi(-25)),
-                        Elem::F32 | Elem::I32 => 0.0,
+                        DType::BF16 => 2f64.powi(-8) * (want.abs() + bound),
+                        DType::F16 => (2f64.powi(-11) * (want.abs() + bound)).max(2f64.powi(-25)),
+                        DType::F32 | DType::I32 => 0.0,
                     };
                     let got = f64::from(c.get(i));
                     let near = (got - want).abs() <= bound;
@@ -154,15 +150,16 @@ fn all_families_agree_with_sums_of_f64() {
 fn operands_are_read_as_they_lie() {
     let lies = |elem, [row_stride, col_stride]: [usize; 2]| {
         let a = Stored { at: std::ptr::null_mut(), elem, row_stride, col_stride };
-        Kernels::all(elem, Elem::F32).iter().map(|k| k.strip(a).is_some()).collect::<Vec<_>>()
+        Kernels::all(elem, DType::F32).iter().map(|k| k.strip(a).is_some()).collect::<Vec<_>>()
     };
-    assert!(lies(Elem::F32, [700, 1]).iter().all(|&x| x));
-    assert!(lies(Elem::F32, [1, 511]).iter().all(|&x| x));
-    for (elem, strides) in [(Elem::F32, [1, 512]), (Elem::F32, [700, 2]), (Elem::BF16, [700, 1])] {
+    assert!(lies(DType::F32, [700, 1]).iter().all(|&x| x));
+    assert!(lies(DType::F32, [1, 511]).iter().all(|&x| x));
+    for (elem, strides) in [(DType::F32, [1, 512]), (DType::F32, [700, 2]), (DType::BF16, [700, 1])]
+    {
         assert!(lies(elem, strides).iter().all(|&x| !x));
     }
     // Rows that are whole pages apart, where the cache has fewer ways than a tile has rows.
-    assert!(lies(Elem::F32, [4096, 1]).iter().rev().take(1).all(|&x| x));
+    assert!(lies(DType::F32, [4096, 1]).iter().rev().take(1).all(|&x| x));
 }
 
 /// How many threads there are does not change a bit, and where tiles begin neither: with panels, and of
@@ -230,7 +227,7 @@ fn tasks_and_turns_change_no_bit() {
                     let was = if accumulate { f64::from(before.get(i)) } else { 0.0 };
                     let want = was + 0.5 * sum;
                     let mut bound = (k + 2) as f64 * 2f64.powi(-24) * (of + was.abs());
-                    bound += if kind[2] == Elem::BF16 {
+                    bound += if kind[2] == DType::BF16 {
                         2f64.powi(-8) * (want.abs() + bound)
                     } else {
                         0.0

@@ -5,8 +5,8 @@ use crate::hub::{Call, Offers, held};
 use crate::region::{self, Region, chunk, join, split};
 use crate::transport::{Gathered, Reduced, Scattered, Transport, misplaced};
 use shardc_ir::diag::{Diag, Result};
-use shardc_ir::kernel::Elem;
 use shardc_ir::mesh::AtomSet;
+use shardc_ir::types::DType;
 
 /// Sums of at most this many elements are published by value and folded whole by every member: one
 /// wait instead of three.
@@ -187,7 +187,7 @@ impl<M: Mover> Threads<M> {
             for t in tensors {
                 let n = t.from.len().min(t.to.len());
                 // SAFETY: the vector has room for all of `to`; nobody writes operands now.
-                unsafe { region::copy(&t.from, &Region::adjacent(first, Elem::F32, n), 0..n) };
+                unsafe { region::copy(&t.from, &Region::adjacent(first, DType::F32, n), 0..n) };
                 first = first.wrapping_add(t.to.len());
             }
         })?;
@@ -215,7 +215,7 @@ impl<M: Mover> Threads<M> {
         for t in tensors {
             let n = t.to.len();
             // SAFETY: the sum of all lengths was folded; results are ours alone.
-            unsafe { region::copy(&Region::adjacent(first, Elem::F32, n), &t.to, 0..n) };
+            unsafe { region::copy(&Region::adjacent(first, DType::F32, n), &t.to, 0..n) };
             first = first.wrapping_add(n);
         }
         Ok(())

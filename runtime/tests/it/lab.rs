@@ -10,7 +10,7 @@ use shardc_ir::diag::Result;
 use shardc_ir::func::Func;
 use shardc_ir::group::launches;
 use shardc_ir::interp::{self, Precision};
-use shardc_ir::kernel::{Block, Elem, View};
+use shardc_ir::kernel::{Block, View};
 use shardc_ir::mesh::Mesh;
 use shardc_ir::tensor::{self, Tensor, each_offset};
 use shardc_ir::types::{DType, Type};
@@ -85,7 +85,7 @@ pub fn unlay(mesh: &Mesh, ty: &Type, coords: &[usize], data: &[f32]) -> Tensor {
 /// All elements of a dense tensor.
 pub fn dense(shape: &[usize]) -> Block {
     let view = View { operand: 0, offset: 0, strides: tensor::strides(shape) };
-    Block { extents: shape.into(), view, elem: Elem::F32 }
+    Block { extents: shape.into(), view, elem: DType::F32 }
 }
 
 /// Which buffer each operand, result and the workspace is.

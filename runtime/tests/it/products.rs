@@ -2,11 +2,10 @@
 //! threads, and untouched by what lies between their rows.
 
 use half::f16;
-use shardc_ir::kernel::{
-    Attention, AttentionGrad, Elem, Extents, Gemm, Heads, Kernel, Matrix, View,
-};
+use shardc_ir::kernel::{Attention, AttentionGrad, Extents, Gemm, Heads, Kernel, Matrix, View};
 use shardc_ir::mesh::Mesh;
 use shardc_ir::ops::Mask;
+use shardc_ir::types::DType;
 use shardc_runtime::exec::Executor;
 use shardc_runtime::threads::Threads;
 use shardc_testing::{samples, taken};
@@ -16,34 +15,34 @@ use std::time::Duration;
 #[derive(Clone)]
 struct Memory {
     words: Vec<u32>,
-    elem: Elem,
+    elem: DType,
 }
 
 impl Memory {
-    fn new(elem: Elem, n: usize) -> Memory {
+    fn new(elem: DType, n: usize) -> Memory {
         Memory { words: vec![0x7fc1_7fc1; (n * elem.bytes()).div_ceil(4)], elem }
     }
     fn get(&self, i: usize) -> f64 {
         f64::from(match self.elem {
-            Elem::F16 => {
+            DType::F16 => {
                 return f16::from_bits((self.words[i / 2] >> (i % 2 * 16)) as u16).to_f64();
             }
-            Elem::BF16 => f32::from_bits(self.words[i / 2] >> (i % 2 * 16) << 16),
-            Elem::F32 | Elem::I32 => f32::from_bits(self.words[i]),
+            DType::BF16 => f32::from_bits(self.words[i / 2] >> (i % 2 * 16) << 16),
+            DType::F32 | DType::I32 => f32::from_bits(self.words[i]),
         })
     }
     /// Sets an element to a number; one of bf16 takes the nearest below.
     fn set(&mut self, i: usize, x: f32) {
         match self.elem {
-            Elem::F16 => {
+            DType::F16 => {
                 let (at, word) = (i % 2 * 16, &mut self.words[i / 2]);
                 *word = *word & !(0xffff << at) | u32::from(f16::from_f32(x).to_bits()) << at;
             }
-            Elem::BF16 => {
+            DType::BF16 => {
                 let (at, word) = (i % 2 * 16, &mut self.words[i / 2]);
                 *word = *word & !(0xffff << at) | x.to_bits() >> 16 << at;
             }
-            Elem::F32 | Elem::I32 => self.words[i] = x.to_bits(),
+            DType::F32 | DType::I32 => self.words[i] = x.to_bits(),
         }
     }
     fn at(&mut self) -> *mut f32 {
@@ -52,11 +51,11 @@ impl Memory {
 }
 
 /// By which part of it a number may be off that was rounded to such an element.
-fn rounding(elem: Elem) -> f64 {
+fn rounding(elem: DType) -> f64 {
     match elem {
-        Elem::BF16 => 2f64.powi(-8),
-        Elem::F16 => 2f64.powi(-11),
-        Elem::F32 | Elem::I32 => 0.0,
+        DType::BF16 => 2f64.powi(-8),
+        DType::F16 => 2f64.powi(-11),
+        DType::F32 | DType::I32 => 0.0,
     }
 }
 
@@ -109,7 +108,7 @@ fn run_alike(kernel: &Kernel, memory: &[Memory], compared: usize) -> Vec<Memory>
 }
 
 /// A matrix of so many rows and columns with gaps, by rows, by columns or neither.
-fn lay(d: &mut Draw, operand: usize, elem: Elem, [rows, cols]: [usize; 2]) -> Matrix {
+fn lay(d: &mut Draw, operand: usize, elem: DType, [rows, cols]: [usize; 2]) -> Matrix {
     let gap = d.one(&[0, 0, 1, 5, 32]);
     let (row_stride, col_stride) = match d.below(5) {
         0 | 1 => (cols + gap, 1),
@@ -141,17 +140,17 @@ fn lines(
 
 fn check([m, n, k]: [usize; 3], d: &mut Draw) {
     let elems = d.one(&[
-        [Elem::F32; 3],
-        [Elem::F32; 3],
-        [Elem::BF16; 3],
-        [Elem::BF16; 3],
-        [Elem::BF16, Elem::BF16, Elem::F32],
-        [Elem::BF16, Elem::F32, Elem::BF16],
-        [Elem::F32, Elem::BF16, Elem::F32],
-        [Elem::F16; 3],
-        [Elem::F16, Elem::F16, Elem::F32],
-        [Elem::F16, Elem::F32, Elem::F16],
-        [Elem::F32, Elem::F16, Elem::F32],
+        [DType::F32; 3],
+        [DType::F32; 3],
+        [DType::BF16; 3],
+        [DType::BF16; 3],
+        [DType::BF16, DType::BF16, DType::F32],
+        [DType::BF16, DType::F32, DType::BF16],
+        [DType::F32, DType::BF16, DType::F32],
+        [DType::F16; 3],
+        [DType::F16, DType::F16, DType::F32],
+        [DType::F16, DType::F32, DType::F16],
+        [DType::F32, DType::F16, DType::F32],
     ]);
     let (batch, sum) = (d.one(&[1, 1, 3]), d.one(&[0, 1, 1, 1, 2, 3]));
     let sizes = [[m, k], [k, n], [m, n]];
@@ -270,7 +269,7 @@ fn products_of_hostile_sizes() {
 /// What is not a number stays none, in its row and column only.
 #[test]
 fn products_keep_what_is_no_number() {
-    for elem in [Elem::F32, Elem::BF16, Elem::F16] {
+    for elem in [DType::F32, DType::BF16, DType::F16] {
         for m in [1, 5, 40] {
             let [n, k] = [37, 45];
             let of = |operand, row_stride| Matrix {
@@ -302,7 +301,7 @@ fn products_keep_what_is_no_number() {
 
 /// Sizes of attention in a test, and who sees whom.
 struct Case {
-    elem: Elem,
+    elem: DType,
     batch: usize,
     groups: usize,
     repeat: usize,
@@ -340,8 +339,8 @@ fn attention(c: &Case, d: &mut Draw) {
         (false, width, c.elem),
         (false, value_width, c.elem),
         (true, value_width, c.elem),
-        (true, 1, Elem::F32),
-        (true, 1, Elem::F32),
+        (true, 1, DType::F32),
+        (true, 1, DType::F32),
         (true, value_width, c.elem),
         (true, width, c.elem),
         (false, width, c.elem),
@@ -365,7 +364,7 @@ fn attention(c: &Case, d: &mut Draw) {
     }
     for pos in [&c.q_pos, &c.k_pos] {
         let words = pos.iter().map(|&p| p as u32).collect();
-        memory.push(Memory { words, elem: Elem::I32 });
+        memory.push(Memory { words, elem: DType::I32 });
     }
     let rows = queries.min(shardc_ir::ops::attention::ROWS);
     let view = |operand| View { operand, ..View::default() };
@@ -390,7 +389,7 @@ fn attention(c: &Case, d: &mut Draw) {
         k_pos: view(11),
         scratch: view(12),
     };
-    memory.push(Memory::new(Elem::F32, 2 * rows * keys + of.wide(true)));
+    memory.push(Memory::new(DType::F32, 2 * rows * keys + of.wide(true)));
     let v = |i: usize| views[i].clone();
     let forward = Attention { heads: of.clone(), q: v(0), k: v(1), v: v(2), out: v(3), lse: v(4) };
     let memory = run_alike(&Kernel::Attention(Box::new(forward)), &memory, memory.len() - 1);
@@ -499,7 +498,7 @@ fn attention_of_hostile_positions() {
         (Mask { left: None, right: Some(9), chunk: Some(50) }, None),
     ];
     for (i, (q_pos, k_pos)) in positions.into_iter().enumerate() {
-        for (e, elem) in [Elem::F32, Elem::BF16, Elem::F16].into_iter().enumerate() {
+        for (e, elem) in [DType::F32, DType::BF16, DType::F16].into_iter().enumerate() {
             for (_, (mask, softcap)) in
                 masks.into_iter().enumerate().filter(|(m, _)| taken(i + e + m, 3))
             {

@@ -1,6 +1,10 @@
 //! Examples without a tokenizer: they are refused.
 
+#[path = "made.rs"]
+mod made;
+
 use super::{Picks, Reading, Recipe};
+pub use made::{Row, Sample, Setup};
 use serde_json::Value as Json;
 use shardc_ir::diag::{Diag, Result};
 use std::path::{Path, PathBuf};
@@ -90,31 +94,6 @@ impl Stats {
     pub fn json(&self) -> Json {
         match self.0 {}
     }
-}
-
-/// A row of a batch, `seq` numbers each.
-pub struct Row {
-    pub ids: Vec<i32>,
-    pub targets: Vec<i32>,
-    pub segments: Vec<i32>,
-}
-
-/// An example as it is shown.
-pub struct Sample {
-    pub place: String,
-    pub ids: Vec<i32>,
-    pub scored: Vec<bool>,
-    pub shown: String,
-}
-
-/// What examples are opened with.
-pub struct Setup<'a> {
-    pub tokenizer: &'a Path,
-    pub vocab: usize,
-    pub seq: usize,
-    pub pack: bool,
-    pub reading: &'a Reading,
-    pub show: usize,
 }
 
 impl Examples {

@@ -3,6 +3,7 @@
 
 mod coder;
 mod file;
+mod made;
 mod pack;
 mod python;
 mod room;
@@ -16,6 +17,7 @@ use super::{Reading, Recipe, TooLong};
 use coder::{Coded, Coder};
 pub use coder::{Prompt, Prompts};
 use file::{Files, Spot};
+pub use made::{Row, Sample, Setup};
 use pack::{Deal, Lens, Rows};
 pub use room::guarded;
 use room::roomy;
@@ -25,7 +27,7 @@ use shardc_ir::diag::{Diag, Result, count};
 use shardc_ir::documents::PADDING;
 use spans::Marked;
 pub use stats::Stats;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// Bytes of text that are tokenized together, and texts at most: of each more is kept until then.
 const GROUP: (usize, usize) = (1 << 20, 1 << 13);
@@ -65,40 +67,6 @@ pub struct Examples {
     pub hash: String,
     /// The first rows.
     pub samples: Vec<Sample>,
-}
-
-/// A row of a batch, `seq` numbers each.
-pub struct Row {
-    pub ids: Vec<i32>,
-    /// What each position is scored against; -100 of none.
-    pub targets: Vec<i32>,
-    /// The number of each token's example; -1 of padding.
-    pub segments: Vec<i32>,
-}
-
-/// An example as it is shown.
-pub struct Sample {
-    /// `FILE:LINE`.
-    pub place: String,
-    pub ids: Vec<i32>,
-    pub scored: Vec<bool>,
-    /// Its text, with what is scored in brackets.
-    pub shown: String,
-}
-
-/// What examples are opened with.
-pub struct Setup<'a> {
-    /// A folder with tokenizer.json, or that file.
-    pub tokenizer: &'a Path,
-    /// Tokens of the model.
-    pub vocab: usize,
-    /// Tokens of a row.
-    pub seq: usize,
-    /// Several examples in a row.
-    pub pack: bool,
-    pub reading: &'a Reading,
-    /// How many rows are kept as samples.
-    pub show: usize,
 }
 
 impl Examples {

@@ -3,6 +3,7 @@
 use super::*;
 use crate::data::{LossOn, Templating};
 use shardc_ir::rng::Stream;
+use std::path::Path;
 
 /// Files with a few bytes changed, cut out or doubled; the longer run has 20,000.
 #[test]

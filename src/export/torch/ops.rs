@@ -42,13 +42,8 @@ pub(super) struct Site<'a, 'b> {
 pub(super) type Refused = String;
 
 /// An element type of torch.
-pub(super) fn dtype(d: DType) -> &'static str {
-    match d {
-        DType::F32 => "torch.float32",
-        DType::BF16 => "torch.bfloat16",
-        DType::F16 => "torch.float16",
-        DType::I32 => "torch.int32",
-    }
+pub(super) fn dtype(d: DType) -> String {
+    format!("torch.{}", d.facts().torch)
 }
 
 /// True of ops whose result is their operand as it is: no line is written for them.

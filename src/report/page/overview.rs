@@ -2,13 +2,14 @@
 
 use crate::commands::inspect::{layers_of, order};
 use crate::flags::spec::all;
-use crate::flags::{AXES, yes};
+use crate::flags::yes;
 use crate::pictures::measure::{bubble_of, textbook_bubble};
 use crate::pictures::step::gaps;
 use crate::plan_dir::Stored;
 use crate::proof::Outcome;
 use crate::report::Experts;
 use serde_json::{Value as Json, json};
+use shardc_ir::axes;
 use shardc_ir::group::begins_call;
 use shardc_ir::mesh::{AtomSet, PIPELINE};
 use shardc_ir::ops::Sends;
@@ -79,7 +80,7 @@ pub fn settings(s: &Stored) -> Json {
         ("tied embedding", f.map_or(none(), |f| yes(f.tied))),
         ("experts, used", experts.map_or(none(), |e| format!("{}, {}", e.experts, e.top_k))),
     ];
-    let mesh = AXES.map(|axis| (axis, o.axis(axis).to_string()));
+    let mesh = axes::names(|_| true).map(|axis| (axis, o.axis(axis).to_string()));
     let of_mesh = [("ep", of_experts(Some(o.ep))), ("etp", of_experts(o.etp))];
     let named = |(name, value): (&str, String)| (name.to_string(), value);
     let mut groups: Vec<(&str, Vec<(String, String)>)> = vec![

@@ -1,7 +1,8 @@
 //! How threads divide the work of a kernel over rows.
 
-use shardc_ir::kernel::{Elem, Extents, Rows, Scalar, View};
+use shardc_ir::kernel::{Extents, Rows, Scalar, View};
 use shardc_ir::launch::SCRATCH;
+use shardc_ir::types::DType;
 
 /// Threads of a block, unless a row takes more.
 pub(super) const THREADS: usize = 256;
@@ -45,7 +46,7 @@ pub(super) struct Cut {
 }
 
 /// Registers that so many elements take.
-fn registers(n: usize, elem: Elem) -> usize {
+fn registers(n: usize, elem: DType) -> usize {
     (n * elem.bytes()).div_ceil(4)
 }
 
@@ -56,7 +57,7 @@ fn pack(k: &Rows, along: usize) -> usize {
     let walked = |v: &View| v.strides.get(along).is_some_and(|&s| s == 1);
     let loads = k.loads.iter().map(|l| (&l.view, l.elem));
     let stores = k.stores.iter().map(|s| (&s.view, s.elem));
-    let all: Vec<(&View, Elem)> = loads.chain(stores).filter(|x| walked(x.0)).collect();
+    let all: Vec<(&View, DType)> = loads.chain(stores).filter(|x| walked(x.0)).collect();
     let fits = |n: usize| {
         let starts = |v: &View| {
             let others = v.strides.iter().enumerate().filter(|&(l, _)| l != along && sizes[l] > 1);

@@ -2,9 +2,9 @@
 
 use super::cut::{Cut, Shape};
 use crate::c::{binary, fold, number, unary};
-use crate::cuda::type_name;
-use shardc_ir::kernel::{Elem, Rows, Scalar, Store, View};
+use shardc_ir::kernel::{Rows, Scalar, Store, View};
 use shardc_ir::launch::Word;
+use shardc_ir::types::DType;
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
@@ -74,12 +74,12 @@ impl<'a> Writer<'a> {
         if terms.is_empty() { "0".into() } else { terms.join(" + ") }
     }
 
-    fn pointer(&mut self, depth: usize, name: &str, elem: Elem, v: &View, outer: &[String]) {
+    fn pointer(&mut self, depth: usize, name: &str, elem: DType, v: &View, outer: &[String]) {
         let mut at = self.at(v, 0, outer);
         if v.offset > 0 {
             at += &format!(" + {}", v.offset);
         }
-        let (ty, m) = (type_name(elem), v.operand);
+        let (ty, m) = (elem.facts().cuda, v.operand);
         let at = if at == "0" { at } else { format!("({at})") };
         self.line(depth, &format!("{ty}* const {name} = ({ty}*)p.m[{m}] + {at};"));
     }
@@ -219,9 +219,9 @@ impl Lie {
     }
 
     /// The type of a pack that is read.
-    pub fn ty(self, e: Elem, pack: usize) -> String {
+    pub fn ty(self, e: DType, pack: usize) -> String {
         let n = if self == Lie::Same { 1 } else { pack };
-        format!("Pack<{}, {n}>", type_name(e))
+        format!("Pack<{}, {n}>", e.facts().cuda)
     }
 
     /// Reads a pack of which `count` elements are there, if that may be fewer than all.

@@ -6,9 +6,10 @@ use super::device;
 use super::emulator::{self, Mode};
 use shardc_codegen::cuda::launches;
 use shardc_codegen::cuda::limits::Limits;
-use shardc_ir::kernel::{Elem, Kernel};
+use shardc_ir::kernel::Kernel;
 use shardc_ir::launch::{Launch, Source, Word};
 use shardc_ir::tensor::Tensor;
+use shardc_ir::types::DType;
 use shardc_testing::{Tool, nightly, skip, taken};
 use std::sync::Arc;
 
@@ -510,7 +511,7 @@ fn products_that_are_added() {
         }
         let mut case = cases(text, |_| {}).swap_remove(0);
         let Kernel::Gemm(k) = &mut case.kernel else { panic!("no product") };
-        (k.accumulate, k.out.elem) = (true, Elem::F32);
+        (k.accumulate, k.out.elem) = (true, DType::F32);
         let mut memory = case.memory.clone();
         let elements = k.m * k.n;
         memory[2] = 1f32.to_le_bytes().repeat(elements);

@@ -135,7 +135,7 @@ macro_rules! layouts {
         op! {
             $(#[doc = $doc])*
             $op = $name ($($operand),*) { $($field: $ty),* }
-            facts { kind: Layout, fusion: $fusion, precision: Wants::AsTheyAre, gradient: $gradient }
+            facts { kind: Layout, fusion: $fusion, precision: Wants::AsTheyAre, gradient: $gradient, linear: Linear::No }
             samples []
         }
         impl OpDef for $op {

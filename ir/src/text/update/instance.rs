@@ -254,7 +254,7 @@ impl Update {
             },
             None => &a.dtype,
         };
-        let found = DType::ALL.into_iter().find(|d| d.name() == word && d.is_float());
+        let found = DType::named(word);
         let state = matches!(a.kind, ArgKind::State(..));
         match found {
             Some(DType::F32) => Ok(DType::F32),

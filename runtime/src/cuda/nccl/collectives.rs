@@ -8,9 +8,8 @@ use crate::cuda::arena::Arena;
 use crate::region::Region;
 use crate::transport::{Gathered, Reduced, Scattered, Took, Transport, failure, misplaced};
 use shardc_ir::diag::{Diag, Result};
-use shardc_ir::kernel::Elem;
 use shardc_ir::mesh::AtomSet;
-use shardc_ir::types::Reduction;
+use shardc_ir::types::{DType, Reduction};
 
 /// Some bytes at an address.
 fn raw(at: u64, count: usize) -> Data {
@@ -18,12 +17,12 @@ fn raw(at: u64, count: usize) -> Data {
 }
 
 /// Elements to be folded.
-fn numbers(at: u64, count: usize, elem: Elem) -> Data {
+fn numbers(at: u64, count: usize, elem: DType) -> Data {
     let kind = match elem {
-        Elem::F32 => DataType::ncclFloat32,
-        Elem::BF16 => DataType::ncclBfloat16,
-        Elem::F16 => DataType::ncclFloat16,
-        Elem::I32 => DataType::ncclInt32,
+        DType::F32 => DataType::ncclFloat32,
+        DType::BF16 => DataType::ncclBfloat16,
+        DType::F16 => DataType::ncclFloat16,
+        DType::I32 => DataType::ncclInt32,
     };
     Data { at, count, kind }
 }
@@ -231,11 +230,6 @@ impl Transport for Nccl {
         };
         // SAFETY: who made the regions keeps them until what is queued is done (`Region::new`).
         unsafe { self.collective(axes, &from, &to, scatter) }
-    }
-
-    fn all_to_all(&mut self, axes: AtomSet, from: &[Region], to: &[Region]) -> Result<()> {
-        let one = |r: &[Region]| r.iter().map(|r| vec![r.clone()]).collect::<Vec<_>>();
-        self.all_to_all_v(axes, &one(from), &one(to))
     }
 
     fn all_to_all_v(

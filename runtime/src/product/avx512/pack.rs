@@ -2,10 +2,10 @@
 //! reads its operands in order. A step is one word per row or column: an f32, or a pair of bf16.
 //! What a panel has too many is 0, and so is the second half of the last pair of an odd k.
 
-use crate::math::{from_bf16, from_f16};
+use crate::element::get;
 use crate::product::Stored;
 use crate::product::kernels::Word;
-use shardc_ir::kernel::Elem;
+use shardc_ir::types::DType;
 use std::arch::x86_64::*;
 use std::ops::Range;
 
@@ -90,8 +90,8 @@ unsafe fn words(x: Stored, left: usize, word: Word) -> __m512i {
                 let mask = if left >= 32 { u32::MAX } else { (1 << left) - 1 };
                 _mm512_maskz_loadu_epi16(mask, x.at.cast())
             }
-            (Word::F32, Elem::BF16) => widened(x.at.cast(), few(left)),
-            (Word::F32, Elem::F16) => widened_f16(x.at.cast(), few(left)),
+            (Word::F32, DType::BF16) => widened(x.at.cast(), few(left)),
+            (Word::F32, DType::F16) => widened_f16(x.at.cast(), few(left)),
             (Word::F32, _) => _mm512_maskz_loadu_epi32(few(left), x.at.cast()),
         }
     }
@@ -181,8 +181,8 @@ unsafe fn along<const W: usize>(x: Stored, rows: usize, k: usize, word: Word, to
                             let low = _mm512_cvtepu16_epi32(low);
                             _mm512_or_si512(low, widened(next, second))
                         }
-                        (Word::F32, Elem::BF16) => widened(x.at.cast(), mask),
-                        (Word::F32, Elem::F16) => widened_f16(x.at.cast(), mask),
+                        (Word::F32, DType::BF16) => widened(x.at.cast(), mask),
+                        (Word::F32, DType::F16) => widened_f16(x.at.cast(), mask),
                         (Word::F32, _) => _mm512_maskz_loadu_epi32(mask, x.at.cast()),
                     };
                     let to = to.add((panel * steps + step) * W + first);
@@ -211,10 +211,8 @@ unsafe fn one_by_one<const W: usize>(x: Stored, rows: usize, k: usize, word: Wor
                     let second = if 2 * step + 1 < k { bits(i, 2 * step + 1) } else { 0 };
                     bits(i, 2 * step) | second << 16
                 }
-                (Word::F32, Elem::BF16) => from_bf16(bits(i, step) as u16).to_bits(),
-                (Word::F32, Elem::F16) => from_f16(bits(i, step) as u16).to_bits(),
                 // SAFETY: by the caller.
-                (Word::F32, _) => unsafe { *x.from(i, step).at.cast::<u32>() },
+                (Word::F32, _) => unsafe { get(x.from(i, step).at, x.elem).to_bits() },
             };
             // SAFETY: the panel has this step.
             unsafe { *to.add(step * W + i) = w };

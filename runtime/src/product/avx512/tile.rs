@@ -2,10 +2,10 @@
 //! processors with AVX-512. Every element is summed in the order of k wherever in a tile it is, so
 //! that how a result is cut into tiles does not change a bit.
 
-use crate::math::{from_half, to_half};
+use crate::element::{get, set};
 use crate::product::Stored;
 use crate::product::kernels::{MakeTile, Tile};
-use shardc_ir::kernel::Elem;
+use shardc_ir::types::DType;
 use std::arch::x86_64::*;
 
 /// Rows of a tile: with two vectors of columns each, 24 of the 32 registers are sums.
@@ -120,7 +120,7 @@ pub(super) const BF16: [MakeTile; ROWS] = by_rows!(avx512_bf16, false);
 /// Whether all columns of a tile exist and are adjacent f32, and no more than one matrix is added: so are most.
 #[inline]
 fn is_plain(to: &Tile) -> bool {
-    let plain = |x: &Stored| x.elem == Elem::F32 && x.col_stride == 1;
+    let plain = |x: &Stored| x.elem == DType::F32 && x.col_stride == 1;
     to.cols >= COLS && plain(&to.write) && to.read.as_ref().is_none_or(plain) && to.onto.is_none()
 }
 
@@ -130,7 +130,7 @@ fn is_plain(to: &Tile) -> bool {
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 unsafe fn finish<const M: usize>(sums: &[[__m512; 2]; M], to: &Tile) {
     let read = || [&to.read, &to.onto].into_iter().flatten();
-    let plain = read().all(|x| x.elem == Elem::F32 && x.col_stride == 1);
+    let plain = read().all(|x| x.elem == DType::F32 && x.col_stride == 1);
     if !plain || to.write.col_stride != 1 {
         // SAFETY: sums are 32 f32 per row.
         return unsafe { finish_any(sums.as_ptr().cast(), M, to) };
@@ -162,11 +162,11 @@ unsafe fn put(to: Stored, mask: u16, x: __m512) {
     // SAFETY: by the caller.
     unsafe {
         match to.elem {
-            Elem::BF16 => {
+            DType::BF16 => {
                 _mm256_mask_storeu_epi16(to.at.cast(), mask, _mm512_cvtepi32_epi16(rounded(x)));
             }
-            Elem::F16 => _mm256_mask_storeu_epi16(to.at.cast(), mask, _mm512_cvtps_ph::<0>(x)),
-            Elem::F32 | Elem::I32 => _mm512_mask_storeu_ps(to.at, mask, x),
+            DType::F16 => _mm256_mask_storeu_epi16(to.at.cast(), mask, _mm512_cvtps_ph::<0>(x)),
+            DType::F32 | DType::I32 => _mm512_mask_storeu_ps(to.at, mask, x),
         }
     }
 }
@@ -203,17 +203,16 @@ unsafe fn load(x: Stored, n: usize) -> __m512 {
     // SAFETY: by the caller.
     unsafe {
         match (x.elem, x.col_stride) {
-            (Elem::BF16, 1) => {
+            (DType::BF16, 1) => {
                 let half = _mm256_maskz_loadu_epi16(mask, x.at.cast());
                 _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(half)))
             }
-            (Elem::F16, 1) => _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask, x.at.cast())),
+            (DType::F16, 1) => _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask, x.at.cast())),
             (_, 1) => _mm512_maskz_loadu_ps(mask, x.at),
             _apart => {
                 let mut all = [0.0; 16];
                 for (i, y) in all[..n].iter_mut().enumerate() {
-                    let at = x.from(0, i).at;
-                    *y = x.elem.half().map_or_else(|| *at, |h| from_half(h, *at.cast::<u16>()));
+                    *y = get(x.from(0, i).at, x.elem);
                 }
                 _mm512_loadu_ps(all.as_ptr())
             }
@@ -235,16 +234,12 @@ unsafe fn store(to: Stored, n: usize, x: __m512) {
         }
         _mm512_storeu_ps(all.as_mut_ptr(), x);
         for (i, &y) in all[..n].iter().enumerate() {
-            let at = to.from(0, i).at;
-            match to.elem.half() {
-                Some(half) => *at.cast::<u16>() = to_half(half, y),
-                None => *at = y,
-            }
+            set(to.from(0, i).at, to.elem, y);
         }
     }
 }
 
-/// The nearest bf16 in the low halves: as [`to_half`] of 16 numbers.
+/// The nearest bf16 in the low halves: as [`crate::math::to_bf16`] of 16 numbers.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn rounded(x: __m512) -> __m512i {

@@ -4,9 +4,8 @@
 use super::machine::{self, Machine};
 use shardc_codegen::cuda;
 use shardc_ir::diag::Result;
-use shardc_ir::kernel::Elem;
 use shardc_ir::mesh::{AtomSet, Mesh};
-use shardc_ir::types::Reduction;
+use shardc_ir::types::{DType, Reduction};
 use shardc_runtime::cuda::{Arena, Device, Modules, OnDevice, Stream};
 use shardc_runtime::threads::{Mover, Threads};
 use shardc_runtime::transport::{Gathered, Reduced, Region, Scattered, Transport};
@@ -48,7 +47,7 @@ fn one_rank(rank: usize, arena: &mut Arena, mut ends: Ends, exchange: Exchange) 
     arena.write(TABLE * N * 4, &table.collect::<Vec<u8>>()).unwrap();
     let region = |place: usize| {
         // SAFETY: as above.
-        unsafe { Region::adjacent(arena.address(place * N * 4) as *mut f32, Elem::F32, N) }
+        unsafe { Region::adjacent(arena.address(place * N * 4) as *mut f32, DType::F32, N) }
     };
     for i in 0..ROUNDS {
         let to: Vec<Region> = (0..RANKS).map(|p| region(RESULTS + i * RANKS + p)).collect();

@@ -19,6 +19,8 @@ pub(super) struct Pattern {
     pub spare: Option<&'static str>,
 }
 
+const PLAIN: Pattern = Pattern { lines: "", outs: &[], call: "", over: None, spare: None };
+
 const RMS_NORM: Pattern = Pattern {
     lines: "squares = dot FF>R x x
             mean = scale[1/n] squares
@@ -28,8 +30,7 @@ const RMS_NORM: Pattern = Pattern {
             y = mul FL>F normed weight",
     outs: &["y", "rstd"],
     call: "rms_norm({x}, {weight}, {eps})",
-    over: None,
-    spare: None,
+    ..PLAIN
 };
 
 const LAYER_NORM: Pattern = Pattern {
@@ -45,8 +46,7 @@ const LAYER_NORM: Pattern = Pattern {
             y = add FL>F scaled bias",
     outs: &["y", "centered", "rstd"],
     call: "layer_norm({x}, {weight}, {bias}, {eps})",
-    over: None,
-    spare: None,
+    ..PLAIN
 };
 
 const RMS_NORM_GRAD: Pattern = Pattern {
@@ -65,8 +65,7 @@ const RMS_NORM_GRAD: Pattern = Pattern {
             dx = add.. straight a b",
     outs: &["dx", "dw"],
     call: "rms_norm_grad({d}, {x}, {weight}, {rstd})",
-    over: None,
-    spare: None,
+    ..PLAIN
 };
 
 const LAYER_NORM_GRAD: Pattern = Pattern {
@@ -90,8 +89,7 @@ const LAYER_NORM_GRAD: Pattern = Pattern {
             dx = add.. centered all",
     outs: &["dx", "dw", "db"],
     call: "layer_norm_grad({d}, {x}, {weight}, {rstd})",
-    over: None,
-    spare: None,
+    ..PLAIN
 };
 
 /// Of bf16, which torch's call widens by itself.
@@ -107,8 +105,8 @@ const SILU_GRAD_CAST: Pattern = Pattern {
             dx = cast wide_grad",
     outs: &["dx"],
     call: "torch.ops.aten.silu_backward({d}, {x})",
-    over: None,
     spare: Some("d"),
+    ..PLAIN
 };
 
 const SILU_GRAD: Pattern = Pattern {
@@ -120,8 +118,8 @@ const SILU_GRAD: Pattern = Pattern {
             dx = mul d p",
     outs: &["dx"],
     call: "torch.ops.aten.silu_backward({d}, {x})",
-    over: None,
     spare: Some("d"),
+    ..PLAIN
 };
 
 /// Of the formula by tanh: sigmoid(2u) = (1 + tanh u) / 2 with u = √(2/π) (x + 0.044715 x³).
@@ -141,8 +139,8 @@ const GELU_GRAD: Pattern = Pattern {
             dx = mul d p",
     outs: &["dx"],
     call: "torch.ops.aten.gelu_backward({d}, {x}, approximate=\"tanh\")",
-    over: None,
     spare: Some("d"),
+    ..PLAIN
 };
 
 /// Of bf16.
@@ -175,8 +173,7 @@ const GELU_ERF: Pattern = Pattern {
             y = mul half shifted",
     outs: &["y"],
     call: "F.gelu({x})",
-    over: None,
-    spare: None,
+    ..PLAIN
 };
 
 const GELU_ERF_GRAD: Pattern = Pattern {
@@ -196,8 +193,8 @@ const GELU_ERF_GRAD: Pattern = Pattern {
             dx = add along straight",
     outs: &["dx"],
     call: "torch.ops.aten.gelu_backward({d}, {x})",
-    over: None,
     spare: Some("d"),
+    ..PLAIN
 };
 
 const CROSS_ENTROPY: Pattern = Pattern {
@@ -210,8 +207,7 @@ const CROSS_ENTROPY: Pattern = Pattern {
             nll = sub lse target",
     outs: &["nll", "exp"],
     call: "cross_entropy({x}, {targets})",
-    over: None,
-    spare: None,
+    ..PLAIN
 };
 
 /// What backward reads of the exponentials, which [`CROSS_ENTROPY`] has left as log-probabilities.
@@ -225,7 +221,7 @@ const CROSS_ENTROPY_GRAD: Pattern = Pattern {
     outs: &["dx"],
     call: "cross_entropy_grad({d}, {exp}, {targets}, {start})",
     over: Some("exp"),
-    spare: None,
+    ..PLAIN
 };
 
 /// The same, of exponentials and their sum: where ranks split the vocabulary, or logits are computed again.
@@ -240,7 +236,7 @@ const ADD_PRODUCT: Pattern = Pattern {
     outs: &["sum"],
     call: "{accumulator}.addmm_({a}.flatten(0, -2).t(), {b}.flatten(0, -2))",
     over: Some("accumulator"),
-    spare: None,
+    ..PLAIN
 };
 
 const LINEAR: Pattern = Pattern {
@@ -248,8 +244,7 @@ const LINEAR: Pattern = Pattern {
             y = add FL>F product bias",
     outs: &["y"],
     call: "F.linear({x}, {weight}, {bias})",
-    over: None,
-    spare: None,
+    ..PLAIN
 };
 
 const LINEAR_TURNED: Pattern = Pattern {
@@ -257,8 +252,7 @@ const LINEAR_TURNED: Pattern = Pattern {
             y = add FL>F product bias",
     outs: &["y"],
     call: "F.linear({x}, {weight}.t(), {bias})",
-    over: None,
-    spare: None,
+    ..PLAIN
 };
 
 /// Those that read what forward has saved.

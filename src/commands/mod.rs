@@ -55,8 +55,8 @@ pub const BUILD: &str = concat!(env!("CARGO_PKG_VERSION"), " (", env!("SHARDC_BU
   shardc inspect my.plan --summary
   shardc run my.plan --data 'bytes:src/**/*.rs' --steps 50
 
-Exit status: 0 ok, 1 problems found, 2 usage, 3 infeasible, 4 unsupported input, 5 environment,
-6 a rank failed, or the loss is not a number, 101 internal error (a bug), 128 + N ended by signal N (130 Ctrl-C,
+Exit status: 0 ok, 1 problems found, 2 usage, 3 infeasible, 4 unsupported input, 5 environment, \
+6 a rank failed, or the loss is not a number, 101 internal error (a bug), 128 + N ended by signal N (130 Ctrl-C, \
 143 SIGTERM; 130 for each process of a job that does not save), 141 standard output was closed."
 )]
 pub struct Cli {

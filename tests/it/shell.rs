@@ -172,7 +172,7 @@ fn flags_of_other_software() {
     let below = lab.refuses(&["compile", "m", "--seed", "-1"], 2, "usage");
     assert!(below.contains("`-1` is not a value of --seed"), "{below}");
     // What would not work is not advised.
-    let out = lab.shardc(&["generate", "m", "--frobnicate"]);
+    let out = lab.shardc(&["generate", "m", "--zzz"]);
     assert!(!said(&out).contains("tip:") && out.status.code() == Some(2), "{}", said(&out));
     let page = lab.refuses(&["explain", "mesh"], 2, "flag");
     assert!(page.contains("shardc explain rule:mesh"), "{page}");

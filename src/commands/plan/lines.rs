@@ -127,7 +127,7 @@ pub(super) fn rows(mut all: Vec<Vec<String>>, numbers: Range<usize>) -> String {
     if !terminal::fits(&all) {
         for row in &mut all {
             let goes = row.pop().unwrap_or_default();
-            below += &format!("\n{:<4}  {goes}", row[0]);
+            below += &format!("\n {:<4} {goes}", row[0]);
         }
     }
     let mut t = terminal::table();

@@ -1,7 +1,7 @@
 //! Reads the text of update rules.
 
 use super::*;
-use crate::ops::{NAMES, SAMPLES};
+use crate::ops::NAMES;
 use crate::text::cursor::{Cursor, Fail, Res};
 use crate::text::expand::Expanded;
 use crate::text::unknown::unknown_op;
@@ -441,23 +441,6 @@ impl<'t> Reader<'t> {
             }
         }
     }
-}
-
-/// How many operands an op has: as many as its rule, if it has one, or as its first sample.
-fn arity(op: &str, attrs: Option<&str>) -> Option<usize> {
-    if op == "lerp" {
-        return Some(2);
-    }
-    let (_, samples) = SAMPLES.iter().find(|s| s.0 == op)?;
-    if let Some((ins, _)) = attrs.and_then(|a| a.split_once("->")) {
-        return Some(ins.split(',').count());
-    }
-    let first = samples.first()?.strip_prefix(op)?;
-    let types = match first.strip_prefix('[') {
-        Some(rest) => rest.split_once(']')?.1,
-        None => first,
-    };
-    Some(types.matches('[').count())
 }
 
 /// One parameter and its gradient, states once each; results are the parameter and all states, in

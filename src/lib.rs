@@ -409,7 +409,8 @@ fn spread(p: &Propagated, o: &Options) -> Option<String> {
         _ if asked.is_empty() => return None,
         None => format!("split as asked: {asked}; nothing else is because of that"),
         Some(one) => format!(
-            "split as asked: {asked}; because of that also {}: shardc explain PLAN {} says how",
+            "split as asked: {asked}; because of that also {}: of a plan that -o has written, \
+             `shardc explain PLAN {}` says how",
             names(&also),
             f.name(*one)
         ),

@@ -1,6 +1,7 @@
 //! The `shardc` command.
 
 use clap::Parser;
+use clap::error::{ContextKind, ContextValue};
 use rustix::process::{Resource, getrlimit};
 use shardc::commands::{Cli, run};
 use shardc::flags::elsewhere;
@@ -63,12 +64,19 @@ fn asks_for_json() -> bool {
 }
 
 /// Prints help, which is a result, or what is wrong with the arguments.
-fn usage(e: clap::Error) -> Result<i32> {
+fn usage(mut e: clap::Error) -> Result<i32> {
     let words: Vec<String> =
         std::env::args_os().map(|a| a.to_string_lossy().into_owned()).collect();
     if let Some(d) = elsewhere::answer(&e, &words) {
         talk(Talk { json: asks_for_json(), ..Talk::default() });
         return Err(d);
+    }
+    // "To pass '--x' as a value, use '-- --x'": but for flags that are audited, no command has a value that begins so.
+    let is_escape = |s: &ContextValue| s.to_string().contains("as a value, use");
+    if words.get(1).is_none_or(|w| w != "audit")
+        && e.get(ContextKind::Suggested).is_some_and(is_escape)
+    {
+        e.remove(ContextKind::Suggested);
     }
     if e.use_stderr() && asks_for_json() {
         talk(Talk { json: true, ..Talk::default() });

@@ -331,7 +331,7 @@ impl Rules<'_> {
                 o.ep == 1 && o.etp.is_none_or(|n| n == 1 || n == tp),
                 "no-experts",
                 "ep == 1 and no etp without experts",
-                &[("ep", o.ep), ("etp", o.etp())],
+                &[("ep", o.ep), ("etp", o.etp())][..1 + usize::from(o.etp.is_some())],
                 vec![if o.etp.is_some() { "ep=1 and no etp".into() } else { "ep=1".into() }],
             );
             return;

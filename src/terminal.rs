@@ -7,7 +7,10 @@
 //! Names and words of files are part of what is said. A terminal obeys control characters, so none of
 //! them is written as it is ([`escaped`]); colours are those that [`Shown::own`] has.
 
+mod lines;
+
 use comfy_table::{CellAlignment, ColumnConstraint, ContentArrangement, Table, presets};
+use lines::{fitted, wrapped};
 use rustix::termios::tcgetwinsize;
 use serde::Serialize;
 use serde_json::{Value as Json, json};
@@ -327,47 +330,6 @@ fn columns(of: &(impl IsTerminal + AsFd)) -> Option<usize> {
     said.or_else(own).filter(|n| *n > 0).map(|n| usize::from(n.max(MIN_WIDTH)))
 }
 
-/// A line in lines of at most so many columns, if its words are no longer; all but the first are indented.
-fn wrapped(line: &str, width: usize, indent: usize) -> String {
-    let (mut out, mut at) = (String::new(), 0);
-    // Nothing stands in the line yet; nothing but spaces does.
-    let (mut begins, mut blank) = (true, true);
-    for word in line.split(' ') {
-        let own = word.chars().count();
-        if !blank && at + 1 + own > width {
-            out.truncate(out.trim_end().len());
-            out += &format!("\n{:indent$}", "");
-            (at, begins, blank) = (indent, true, true);
-        }
-        if !std::mem::take(&mut begins) {
-            out.push(' ');
-            at += 1;
-        }
-        out += word;
-        (at, blank) = (at + own, blank && own == 0);
-    }
-    out
-}
-
-/// A text in lines that a terminal has room for. What goes on in the next line stands below the last column of its
-/// line, if that has columns. Lines with colours, commands, and lines of a program with carets below them stay as they
-/// are.
-fn fitted(text: &str, width: usize) -> String {
-    let one = |line: &str| {
-        // A command that is copied is one line: the terminal breaks it.
-        let is_command = line.trim_start().starts_with("shardc ");
-        let stays = is_command || line.contains('\u{1b}') || line.starts_with("    |");
-        if stays || line.chars().count() <= width {
-            return line.to_string() + "\n";
-        }
-        let begins = line.len() - line.trim_start().len();
-        let last = line.trim_end().rfind("  ").filter(|at| *at > begins);
-        let last = last.map(|at| line[..at].chars().count() + 2).filter(|at| *at <= width * 3 / 4);
-        wrapped(line, width, last.unwrap_or(begins + 2)) + "\n"
-    };
-    text.lines().map(one).collect()
-}
-
 /// Prints the result of a command, which ends if that cannot be written. On a terminal its lines are as wide as that.
 pub fn show(text: impl Into<Shown>) {
     let mut shown = text.into();
@@ -379,6 +341,13 @@ pub fn show(text: impl Into<Shown>) {
         files::abandon();
         std::process::exit(status);
     }
+}
+
+/// Prints a page of Markdown.
+pub fn show_page(text: &str) {
+    show(Shown::file(
+        &columns(&std::io::stdout()).map_or_else(|| text.into(), |width| lines::page(text, width)),
+    ));
 }
 
 /// Prints a text that is a whole file: a script, a program, flags. As JSON it is the field of an object.
@@ -410,6 +379,15 @@ pub fn table() -> Table {
         t.set_content_arrangement(ContentArrangement::Dynamic).set_width(width);
     }
     t
+}
+
+/// Whether the lines of a table have room on the terminal, if results go to one.
+pub fn fits(rows: &[Vec<String>]) -> bool {
+    let columns_of = rows.iter().map(Vec::len).max().unwrap_or(0);
+    let widest = |i: usize| rows.iter().filter_map(|r| r.get(i)).map(|c| c.chars().count()).max();
+    // A space stands on either side of each.
+    let needs: usize = (0..columns_of).filter_map(widest).map(|n| n + 2).sum();
+    columns(&std::io::stdout()).is_none_or(|width| needs <= width)
 }
 
 /// Sets columns of numbers to the right. However narrow the table is, they are not broken.
@@ -470,7 +448,7 @@ impl Progress {
 
 #[cfg(test)]
 mod tests {
-    use super::{Doing, PATIENCE, Shown, fitted, prose};
+    use super::{Doing, PATIENCE, Shown, prose};
     use std::time::{Duration, Instant};
 
     #[test]
@@ -498,16 +476,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_are_as_wide_as_a_terminal() {
-        let text =
-            "what    takes the sum of two parts\n  a b\n\u{1b}[31mred, and no wider than it is\n";
-        let want = "what    takes the sum of\n        two parts\n  a b\n\u{1b}[31mred, and no wider than it is\n";
-        assert_eq!(fitted(text, 24), want);
-        assert_eq!(
-            fitted("  = help: use another word\n", 15),
-            "  = help: use\n    another\n    word\n"
-        );
-        assert_eq!(fitted("averylongword and\n", 8), "averylongword\n  and\n");
+    fn prose_ends_its_lines() {
         assert_eq!(prose("a b"), "a b\n");
     }
 

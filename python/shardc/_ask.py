@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from typing import Any, Mapping, Optional, Sequence, Type, TypeVar, Union
 
 from . import _answers as answers
-from ._command import run
+from ._command import ShardcError, find_binary, run
 from ._plan import Model, Plan, flags, source_of
 
 Answer = TypeVar("Answer")
@@ -31,6 +31,11 @@ def read(json_value: Any, wanted: Any) -> Any:
     if dataclasses.is_dataclass(wanted):
         hints = typing.get_type_hints(wanted, vars(answers))
         given = {k.replace("-", "_"): x for k, x in json_value.items()}
+        needed = [f.name for f in dataclasses.fields(wanted) if f.default is dataclasses.MISSING]
+        for name in needed:
+            if name.rstrip("_") not in given:
+                what = f"the command {find_binary()} and this package are of different versions: its answer has no `{name}`"
+                raise ShardcError({"message": what, "help": ["install both from one wheel, or give SHARDC_BINARY another command"]})
         return wanted(**{k: read(given[k.rstrip("_")], t) for k, t in hints.items() if k.rstrip("_") in given})
     return json_value
 

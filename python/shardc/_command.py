@@ -95,6 +95,15 @@ def lines(args: Sequence[str]) -> Iterator[Dict[str, Any]]:
         told(args[0], said.read(), status)
 
 
+def _outside() -> int:
+    """The stack level of whoever called this package: a warning is about their line."""
+    package = os.path.dirname(os.path.abspath(__file__)) + os.sep
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and os.path.abspath(frame.f_code.co_filename).startswith(package):
+        frame, level = frame.f_back, level + 1
+    return level
+
+
 def told(command: str, stderr: str, status: int) -> None:
     """Warns of what a command warned of, and raises its error."""
     failed: Optional[Dict[str, Any]] = None
@@ -107,7 +116,7 @@ def told(command: str, stderr: str, status: int) -> None:
             unread.append(line)
             continue
         if level == "warning":
-            warnings.warn(said["rendered"], ShardcWarning, stacklevel=4)
+            warnings.warn(said["rendered"], ShardcWarning, stacklevel=_outside())
         elif level == "error":
             failed = said
     if status != 0:

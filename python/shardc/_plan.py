@@ -236,7 +236,8 @@ def _compiled(
         try:
             from ._export import export
         except ModuleNotFoundError as error:
-            raise TypeError(f"a {type(model).__name__} is a model only with torch, which is not installed") from error
+            what = f"{type(model).__name__} is no model: give a path or a configuration, or a module where torch is installed"
+            raise TypeError(what) from error
 
         path = export(model, _beside(out), *traced)
         source = str(path)

@@ -196,11 +196,17 @@ for loss in load_file(adapter + "/expected.safetensors")["losses"]:
             shardc.compile("no/such/model", **SIZE)
 
     def test_warnings_are_told(self):
-        with self.assertWarnsRegex(shardc.ShardcWarning, "idle-axis"):
+        with self.assertWarnsRegex(shardc.ShardcWarning, "idle-axis") as seen:
             shardc.compile(LLAMA, mesh="zebra=2", **SIZE)
+        # It is about the line that called.
+        self.assertEqual(os.path.abspath(seen.filename), os.path.abspath(__file__))
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             shardc.compile(LLAMA, mesh="tp=2", **SIZE)
+
+    def test_a_command_of_another_version_is_named(self):
+        with self.assertRaisesRegex(shardc.ShardcError, "of different versions: its answer has no `options`"):
+            shardc._ask.read({}, shardc._answers.Price)
 
     def test_what_goes_with_a_module_alone(self):
         for bad in [dict(inputs={}), dict(dynamic_shapes={})]:

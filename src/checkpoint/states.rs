@@ -63,9 +63,12 @@ impl Saved {
         said.extend(listed(&frozen).into_iter().map(|l| format!("{l} {without}")));
         if differ && how == OptimResume::Strict {
             let at = self.dir().display().to_string();
-            let model = format!(
-                "shardc reshard {at} --to hf -o model, then shardc run PLAN --weights model"
-            );
+            let model = match self.needs_base() {
+                true => format!(
+                    "shardc reshard {at} --to peft -o adapter, then shardc run PLAN --weights BASE --adapter adapter"
+                ),
+                false => format!("{}, then shardc run PLAN --weights DIR", self.becomes()),
+            };
             let d = Diag::new("resume", "the checkpoint's optimizer states are not those of the plan")
                 .at(at)
                 .rule("training goes on with the states of its optimizer: those of the plan, and no others");

@@ -20,10 +20,12 @@ pub use price::time;
 pub use trace::Why;
 
 use crate::plan_dir::Stored;
+use crate::shell::word;
 use crate::terminal::json_line;
 use serde_json::{Map, Value as Json};
 use shardc_ir::diag::{Diag, Result, one_line};
 use shardc_ir::names::nearest;
+use std::path::Path;
 
 /// An answer: named parts of a few lines each.
 #[derive(Clone, Debug, PartialEq)]
@@ -95,10 +97,14 @@ fn meant(what: &str, mut d: Diag) -> Diag {
 pub fn explain_rule(what: &str, json: bool) -> Result<String> {
     match what.trim().strip_prefix("rule:") {
         Some(code) => rule(code, json),
-        None => Err(Diag::new("flag", "say what is to be explained")
-            .at(what.to_string())
-            .rule(WHAT)
-            .help(format!("for example: shardc explain {what} collective:1"))),
+        None => {
+            let way = match what.trim() {
+                code if PAGES.iter().any(|p| p.0 == code) => format!("shardc explain rule:{code}"),
+                plan if Path::new(plan).exists() => format!("for example: shardc explain {} collective:1", word(plan.as_ref())),
+                _neither => "for example: shardc explain PLAN collective:1, with the folder that shardc compile -o wrote".into(),
+            };
+            Err(Diag::new("flag", "say what is to be explained").at(what).rule(WHAT).help(way))
+        }
     }
 }
 

@@ -33,7 +33,9 @@ use crate::plan_dir::bare;
 use crate::process::most_memory;
 use crate::proof::Prove;
 use crate::report::bytes;
-use crate::terminal::{Shown, Talk, Volume, detail, doing, note, rest, show, talk, warn};
+use crate::terminal::{
+    Shown, Talk, Volume, detail, doing, note, rest, show, show_page, talk, warn,
+};
 use clap::{Parser, Subcommand, ValueEnum};
 use shardc_ir::diag::{Diag, Result};
 use std::path::{Path, PathBuf};
@@ -53,8 +55,8 @@ pub const BUILD: &str = concat!(env!("CARGO_PKG_VERSION"), " (", env!("SHARDC_BU
   shardc inspect my.plan --summary
   shardc run my.plan --data 'bytes:src/**/*.rs' --steps 50
 
-Exit status: 0 ok, 1 problems found, 2 usage, 3 infeasible, 4 unsupported input, 5 environment,
-6 a rank failed, or the loss is not a number, 101 internal error (a bug), 128 + N ended by signal N (130 Ctrl-C,
+Exit status: 0 ok, 1 problems found, 2 usage, 3 infeasible, 4 unsupported input, 5 environment, \
+6 a rank failed, or the loss is not a number, 101 internal error (a bug), 128 + N ended by signal N (130 Ctrl-C, \
 143 SIGTERM; 130 for each process of a job that does not save), 141 standard output was closed."
 )]
 pub struct Cli {
@@ -247,10 +249,16 @@ fn command(cli: Cli) -> Result<i32> {
             Ok(0)
         }
         Command::Explain { plan, what } => {
-            show(match what {
-                Some(what) => explain::explain(&crate::plan_dir::read(&plan)?, &what, json)?,
-                None => explain::explain_rule(&plan.to_string_lossy(), json)?,
-            });
+            let own = plan.to_string_lossy();
+            match what {
+                Some(what) if !what.trim().starts_with("rule:") => {
+                    show(explain::explain(&crate::plan_dir::read(&plan)?, &what, json)?);
+                }
+                what => {
+                    let text = explain::explain_rule(what.as_deref().unwrap_or(&own), json)?;
+                    if json { show(text) } else { show_page(&text) }
+                }
+            }
             Ok(0)
         }
         Command::Run { plan, how } => run::run(&plan, *how, json),

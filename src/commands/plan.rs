@@ -348,7 +348,6 @@ fn is_front(all: &[Compiled], c: &Compiled) -> bool {
 }
 
 fn table(asked: &Asked, found: &Found) -> String {
-    let mut t = terminal::table();
     let target = asked.target.filter(|_| found.fits.iter().any(|c| c.in_target.is_some()));
     let theirs = target.map(|to| to.software().to_string());
     let step = match found.band {
@@ -357,7 +356,7 @@ fn table(asked: &Asked, found: &Found) -> String {
     };
     let head = ["".into(), step, "MFU".into(), "tokens/s".into(), "memory".into()].into_iter();
     let rest = ["layout", "where the time goes"].map(String::from);
-    t.set_header(head.chain(theirs).chain(rest));
+    let mut all: Vec<Vec<String>> = vec![head.chain(theirs).chain(rest).collect()];
     let ifs = asked.ifs.words().join(", ");
     let not = |words: String| match asked.ifs.is_any() {
         true => format!("{words} (not executable: {ifs})"),
@@ -376,13 +375,10 @@ fn table(asked: &Asked, found: &Found) -> String {
         let over = if asked.is_over(c) { " (over)" } else { "" };
         row.extend(c.in_target.map(|b| format!("{}{over}", bytes(b))));
         row.extend([not(c.guess.candidate.words()), shares(c)]);
-        t.add_row(row);
+        all.push(row);
     }
-    for b in &found.beyond {
-        t.add_row(lines::beyond(found, b, target.is_some()));
-    }
-    terminal::numbers(&mut t, 1..5 + usize::from(target.is_some()));
-    let rows: Vec<String> = t.lines().map(|l| l.trim_end().to_string()).collect();
+    all.extend(found.beyond.iter().map(|b| lines::beyond(found, b, target.is_some())));
+    let rows = lines::rows(all, 1..5 + usize::from(target.is_some()));
     let counted = format!(
         "a step: {} of {}, in {}\n{} legal, {} may fit in {}, all priced in closed form; {} \
          compiled, {} refused, {} passed over (a plan that needs less does not fit), {} not compiled that may be as \
@@ -407,7 +403,7 @@ fn table(asked: &Asked, found: &Found) -> String {
         lines::fits(asked, found),
         lines::assumed(asked, found)
     );
-    format!("{}\n\n{}", rows.join("\n"), terminal::prose(&said))
+    format!("{rows}\n\n{}", terminal::prose(&said))
 }
 
 fn largest_text(of: Of, asked: &Asked, all: &[Largest]) -> String {

@@ -36,6 +36,10 @@ const WORDS: &[(&[&str], &str)] = &[
     (&["zero-stage", "stage"], "--zero N"),
     (&["sequence-parallel"], "--sp"),
     (&["bf16", "bfloat16"], "--dtype bf16"),
+    (
+        &["fp8", "fp8-format", "fp8-recipe", "enable-fp8"],
+        "--dtype bf16: there are no kernels of fp8, whose time `shardc plan --what-if weights=fp8` estimates",
+    ),
     (&["fp16", "float16", "half"], "--dtype f16"),
     (&["fp32", "float32"], "--dtype f32"),
     (
@@ -83,6 +87,10 @@ const WORDS: &[(&[&str], &str)] = &[
     ),
     (&["lr-warmup-iters", "warmup-steps"], "--warmup N"),
     (&["attention-dropout", "hidden-dropout"], "--dropout N"),
+    (
+        &["attn-implementation", "flash-attn", "use-flash-attn", "attention-backend"],
+        "no flag for it: attention is one kernel on every device",
+    ),
     (&["moe-aux-loss-coeff", "router-aux-loss-coef"], "--moe-aux N"),
     (&["moe-z-loss-coeff"], "--moe-z-loss N"),
     (&["mtp-num-layers"], "--mtp FACTOR: the layers are those of the model"),
@@ -123,6 +131,13 @@ const WORDS: &[(&[&str], &str)] = &[
     (&["train-iters", "max-steps"], "shardc run --steps N"),
     (&["num-train-epochs", "num-epochs"], "shardc run --epochs N"),
     (&["save-interval", "save-steps"], "shardc run --save-every N"),
+    (&["output-dir", "save-dir"], "shardc run --save DIR"),
+    (
+        &["logging-steps", "log-interval", "report-to"],
+        "shardc run --metrics FILE.jsonl or --tensorboard DIR",
+    ),
+    (&["max-new-tokens", "max-tokens"], "shardc generate --max-new N"),
+    (&["do-sample"], "shardc generate --temperature 1"),
     (&["eval-interval", "eval-steps"], "shardc run --eval-every N"),
     (&["load", "resume-from-checkpoint"], "shardc run --resume DIR"),
     (&["data-path", "train-file", "dataset"], "shardc run --data"),
@@ -132,7 +147,8 @@ const WORDS: &[(&[&str], &str)] = &[
     ),
 ];
 
-/// What is said of an argument that is other software's, where the flags of a command are given in these words.
+/// What is said of an argument that is other software's or another command's, where the flags of a command are given in
+/// these words.
 pub fn answer(e: &clap::Error, words: &[String]) -> Option<Diag> {
     let Some(ContextValue::String(flag)) = e.get(ContextKind::InvalidArg) else { return None };
     let named = flag.split('=').next().unwrap_or(flag).split(' ').next()?;
@@ -143,10 +159,15 @@ pub fn answer(e: &clap::Error, words: &[String]) -> Option<Diag> {
     if e.kind() != clap::error::ErrorKind::UnknownArgument {
         return None;
     }
-    let ours = WORDS.iter().find(|w| w.0.contains(&&*own))?.1;
-    let given = value(named, words).map_or_else(|| "N".into(), |v| one_line(&v).into_owned());
-    let ours = ours.replace("=N", &format!("={given}")).replace(" N", &format!(" {given}"));
+    if let Some(d) = below_zero(named, words) {
+        return Some(d);
+    }
     let command = words.iter().skip(1).find(|w| !w.starts_with('-')).map_or("", |w| w);
+    let given = value(named, words).map_or_else(|| "N".into(), |v| one_line(&v).into_owned());
+    let Some(ours) = WORDS.iter().find(|w| w.0.contains(&&*own)) else {
+        return of_another(named.strip_prefix("--")?, command);
+    };
+    let ours = ours.1.replace("=N", &format!("={given}")).replace(" N", &format!(" {given}"));
     let flag = ours.strip_prefix("--").and_then(|o| o.split(' ').next()).unwrap_or_default();
     let knows = || {
         let all = Cli::command();
@@ -163,6 +184,41 @@ pub fn answer(e: &clap::Error, words: &[String]) -> Option<Diag> {
     };
     let named = one_line(named);
     Some(Diag::new("usage", format!("there is no {named} here")).at(&*named).help(way))
+}
+
+/// A number below 0 behind a flag, which takes none: nothing says so but that it looks like a flag.
+fn below_zero(number: &str, words: &[String]) -> Option<Diag> {
+    let is_number = number.starts_with('-') && number.parse::<f64>().is_ok();
+    let at = words.iter().position(|w| w == number).filter(|_| is_number)?;
+    let flag = words.get(at.checked_sub(1)?).filter(|w| w.starts_with("--") && !w.contains('='))?;
+    let what = format!("`{number}` is not a value of {}", one_line(flag));
+    Some(Diag::new("usage", what).at(one_line(flag)).help("give a number that is not below 0"))
+}
+
+/// A flag that another command has.
+fn of_another(flag: &str, command: &str) -> Option<Diag> {
+    let all = Cli::command();
+    let has = |c: &clap::Command| {
+        c.get_arguments().any(|a| a.get_long() == Some(flag) && !a.is_hide_set())
+    };
+    let of: Vec<String> =
+        all.get_subcommands().filter(|c| has(c)).map(|c| format!("shardc {c}")).collect();
+    let d = Diag::new("usage", format!("there is no --{flag} here")).at(format!("--{flag}"));
+    let compiled = of.iter().any(|c| c == "shardc compile");
+    Some(match (command, &of[..]) {
+        // What is audited has its own behind `--`, as the parser says.
+        (_, []) | ("audit", _) => return None,
+        ("plan", _) if flag == "mesh" => {
+            d.help("use --fix, as in --fix tp=8,dp=4: the rest is searched")
+        }
+        ("run" | "generate" | "price" | "report" | "verify" | "prove" | "inspect", _)
+            if compiled =>
+        {
+            d.rule("a plan has what it was compiled with")
+                .help(format!("compile with it: shardc compile MODEL --{flag} …"))
+        }
+        _other => d.help(format!("{} has it", of.join(", "))),
+    })
 }
 
 /// The value of a flag among words: behind `=`, or the next word if it is no flag.

@@ -162,6 +162,8 @@ fn experts_that_do_not_divide() {
     refuses(moe, &mesh("dp=2,ep=2,ep=2"), "mesh", &["`ep=2`"]);
     let dense = &format!("{FIXTURES}/llama_mha");
     refuses(dense, &mesh("dp=4,ep=4,etp=1"), "no-experts", &["ep=4, etp=1", "--mesh dp_shard=4"]);
+    // What was not asked for is not named.
+    refuses(dense, &mesh("dp=2,tp=2,ep=2"), "no-experts", &["does not hold for ep=2\n"]);
     refuses(
         moe,
         &["--mesh", "cp=3,ep=3", "--seq", "16"],

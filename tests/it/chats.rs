@@ -259,6 +259,10 @@ fn other_formats_are_told_the_way() {
         ("{'text': 'a'}\n", "double quotes"),
         (r#"{"messages": [{"role": "gpt", "content": "a"}]}"#, "write assistant"),
         (r#"{"a": 1}"#, "write chats: {\"messages\""),
+        (
+            r#"{"dialogue": [{"role": "user", "content": "a"}]}"#,
+            "call the list `messages`, not `dialogue`",
+        ),
     ] {
         let all: Vec<String> = help("b.jsonl", text);
         assert!(all.iter().any(|h| h.contains(words)), "{text}: {all:?}");

@@ -357,6 +357,17 @@ fn plans_with_adapters_are_proved() {
     }
 }
 
+/// A table that the program looks up in by itself, as of biases by distance, is no linear: PEFT has none for it.
+#[test]
+fn tables_of_biases_have_no_adapter() {
+    let lab = Lab::new("lora-tables");
+    let file = format!("{FIXTURES}/../imports/two_biases.pt2");
+    lab.ok(&["compile", &file, "-o", "p", "--lora", "r=1", "--prove", "no"]);
+    let text = std::fs::read_to_string(lab.path("p/model.ir")).expect("a text");
+    let adapters: Vec<&str> = text.lines().filter(|l| l.contains(".lora_A.weight")).collect();
+    assert!(adapters.len() == 1 && adapters[0].contains(".head.lora_A."), "{adapters:?}");
+}
+
 /// Adapters of experts, which one rank has, on ranks that split them: the same numbers.
 #[test]
 fn experts_on_ranks_equal_one_rank() {

@@ -157,6 +157,27 @@ fn flags_of_other_software() {
         let said = lab.refuses(args, 2, "usage");
         assert!(said.contains(&format!("there is no {flag} here")) && said.contains(way), "{said}");
     }
+    // Flags that another command has, too.
+    for (args, flag, way) in [
+        (&["run", "p", "--mesh", "tp=2"][..], "--mesh", "shardc compile MODEL --mesh …"),
+        (&["run", "p", "--lora", "r=8"], "--lora", "shardc compile MODEL --lora …"),
+        (&["plan", "m", "--mesh", "tp=2"], "--mesh", "use --fix, as in --fix tp=8,dp=4"),
+        (&["compile", "m", "--what-if", "nic=100"], "--what-if", "shardc plan has it"),
+        (&["run", "p", "--fp8"], "--fp8", "compile with --dtype bf16"),
+        (&["run", "p", "--output_dir", "x"], "--output_dir", "use shardc run --save DIR"),
+    ] {
+        let said = lab.refuses(args, 2, "usage");
+        assert!(said.contains(&format!("there is no {flag} here")) && said.contains(way), "{said}");
+    }
+    let below = lab.refuses(&["compile", "m", "--seed", "-1"], 2, "usage");
+    assert!(below.contains("`-1` is not a value of --seed"), "{below}");
+    // What would not work is not advised.
+    let out = lab.shardc(&["generate", "m", "--zzz"]);
+    assert!(!said(&out).contains("tip:") && out.status.code() == Some(2), "{}", said(&out));
+    let page = lab.refuses(&["explain", "mesh"], 2, "flag");
+    assert!(page.contains("shardc explain rule:mesh"), "{page}");
+    let none = lab.refuses(&["explain", "concept:1f1b"], 2, "flag");
+    assert!(none.contains("shardc explain PLAN collective:1"), "{none}");
     // What is no flag of theirs is answered as ever.
     let out = lab.shardc(&["compile", "m", "--mash", "tp=2"]);
     assert!(said(&out).contains("a similar argument exists: '--mesh'"), "{}", said(&out));

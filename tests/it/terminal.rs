@@ -15,6 +15,31 @@ fn shown(lab: &Lab, args: &[&str], status: i32) -> String {
     text
 }
 
+/// A command is copied: wherever it stands, it is in one line. No word of the table of layouts is cut, and pages of rules
+/// have lines of one width.
+#[test]
+fn nothing_is_cut_at_the_width_of_a_terminal() {
+    let lab = Lab::new("terminal-cut");
+    let config = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/configs/llama-3.1-8b.json");
+    let large = ["plan", config, "--gpus", "16", "--machine", "h100-sxm", "--budget", "2"];
+    let table = shown(&lab, &[&large[..], &["--top", "1", "--for", "megatron"]].concat(), 0);
+    let words: Vec<&str> = table.split_whitespace().collect();
+    for word in ["products", "attention", "executable:", "formula"] {
+        assert!(words.contains(&word), "{word} is cut:\n{table}");
+    }
+    let model = format!("{FIXTURES}/llama_gqa");
+    let out = "a-folder-whose-name-is-rather-long-and-that-is-written";
+    let said = shown(&lab, &["compile", &model, "--seq", "16", "-o", out], 0);
+    for command in [format!("shardc inspect {out} --summary"), format!("shardc run {out}")] {
+        assert!(said.lines().any(|l| l.contains(&command)), "{said}");
+    }
+    let page = shown(&lab, &["explain", "rule:ring"], 0);
+    let first = page.lines().find(|l| l.starts_with("With `--cp-mode ring`")).expect("a paragraph");
+    let next = page.lines().skip_while(|l| *l != first).nth(1).expect("its second line");
+    let word = next.split(' ').next().unwrap_or("");
+    assert!(first.len() <= COLUMNS && first.len() + 1 + word.len() > COLUMNS, "{page}");
+}
+
 /// Lines that are wider, and wider than their longest word, which may be a path; but for commands: they are copied.
 fn wide(text: &str) -> Vec<String> {
     let long = |l: &&str| {

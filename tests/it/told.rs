@@ -128,7 +128,7 @@ fn another_optimizer_begins_with_the_weights() {
         assert!(said.contains("the checkpoint has no exp_avg of "), "{said}");
         assert!(said.contains("--optim-resume init"), "{said}");
         let at = "c/step-00000001";
-        let way = format!("shardc reshard {at} --to hf -o model, then shardc run PLAN --weights");
+        let way = format!("shardc reshard {at} --to hf -o DIR, then shardc run PLAN --weights DIR");
         assert!(said.contains(&way), "{said}");
         lab.ok(&["reshard", at, "--to", "hf", "-o", "model"]);
         run(&lab, &["q", "--weights", "model", "--steps", "1"]);
@@ -136,6 +136,20 @@ fn another_optimizer_begins_with_the_weights() {
             std::fs::remove_dir_all(lab.path(dir)).expect("a folder");
         }
     }
+    // A checkpoint of adapters has none but theirs.
+    let base = format!("{FIXTURES}/llama_mha");
+    plan(&lab, "llama_mha", "p", &["--lora", "r=1"]);
+    plan(&lab, "llama_mha", "q", &["--lora", "r=1", "--optimizer", "sgd"]);
+    run(&lab, &[&["p", "--weights", &base], &save[..]].concat());
+    let said = lab.refuses(&["run", "q", "--weights", &base, "--resume", "c"], 2, "resume");
+    assert!(
+        said.contains(
+            "--to peft -o adapter, then shardc run PLAN --weights BASE --adapter adapter"
+        ),
+        "{said}"
+    );
+    lab.ok(&["reshard", "c", "--to", "peft", "-o", "adapter"]);
+    run(&lab, &["q", "--weights", &base, "--adapter", "adapter", "--steps", "1"]);
 }
 
 /// With `--optim-resume init` states that a checkpoint and a plan both have go on, others begin or are left behind, each

@@ -82,7 +82,15 @@ pub(super) fn check_products(
         None => Ok(()),
         Some((name, _)) => {
             let what = format!("{name} would have more than 2^48 elements");
-            Err(c.error("", what, "check the sizes: 2^48 elements are 1 PiB in f32"))
+            let of_batch =
+                ["logits", "the residual stream", "all heads", "the MLP", "the experts' rows"];
+            let help = match of_batch.contains(name) {
+                true => {
+                    "use a smaller --global-batch, --microbatch or --seq: 2^48 elements are 1 PiB in f32"
+                }
+                false => "check the sizes: 2^48 elements are 1 PiB in f32",
+            };
+            Err(c.error("", what, help))
         }
     }
 }

@@ -60,6 +60,13 @@ pub(super) fn linears(f: &Func, weights: &[Weight]) -> Vec<Linear> {
     let mut looked_up = f.per_value(false);
     let lookups = f.nodes.iter().filter(|n| n.op.facts().kind == Kind::Lookup);
     lookups.for_each(|n| looked_up[n.ins[0]] = true);
+    // Values that neither inputs nor parameters are read for.
+    let mut fixed = f.per_value(false);
+    for n in &f.nodes {
+        if n.ins.iter().all(|v| fixed[*v]) {
+            n.outs.iter().for_each(|o| fixed[*o] = true);
+        }
+    }
     let layered = |n: &Node| f.scope_info(n.scope).layer.is_some();
     // A model without layers has products all the same.
     let layers = f.nodes.iter().any(layered);
@@ -76,6 +83,10 @@ pub(super) fn linears(f: &Func, weights: &[Weight]) -> Vec<Linear> {
         };
         let w = &weights[weight];
         let operand = if of == 0 { 1 } else { 0 };
+        // Rows that the program itself looks up, one of each place: a table, as of biases by distance.
+        if fixed[n.ins[operand]] {
+            continue;
+        }
         if w.shape.len() != 2 + usize::from(experts)
             || w.is_adapter()
             || w.experts.is_some() != experts

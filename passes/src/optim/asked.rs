@@ -3,7 +3,7 @@
 use super::{Group, Spread};
 use crate::options::{Optimizer, Options};
 use shardc_ir::diag::{Diag, Result};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Names of the rules that parameters are updated by: those of groups, and of `*` where no later
 /// group is of all.
@@ -70,9 +70,13 @@ pub(super) fn read(text: &str, o: &Options) -> Result<Group> {
     let base = base(o);
     let mut given = if base.rule == rule { base.given } else { BTreeMap::new() };
     let (mut lr, mut spread) = (1.0, Spread::Auto);
+    let mut seen = BTreeSet::new();
     for word in words {
         let (key, value) = word.split_once('=').ok_or_else(|| form("an attribute has no value"))?;
         let (key, value) = (key.trim(), value.trim());
+        if !seen.insert(key) {
+            return Err(form(&format!("{key} is given twice")));
+        }
         let rate = || {
             let x = value.parse().ok().filter(|x: &f64| (*x as f32).is_normal() && *x > 0.0);
             x.ok_or_else(|| form("a learning rate is a number above 0, as f32 has"))
@@ -93,11 +97,12 @@ pub(super) fn read(text: &str, o: &Options) -> Result<Group> {
                     .rule("its rate is a multiple of the run's at every step")
                     .help("write lr=X, its peak on the run's schedule, or lr*=X, a factor"));
             }
-            _other if !allows(key, value) => {
+            _other if !allows(&rule, key, value) => {
                 let what = format!("`{value}` is no {key}");
                 return Err(wrong(text, what).help(
                     "betas and momentum are from 0 to below 1, eps is above 0, decay is not below 0, steps are a \
-                     whole number from 1 to 100, and all are finite",
+                     whole number from 1 to 100, d of adafactor is at least 1, its beta2_decay at most 0, and \
+                     all are finite",
                 ));
             }
             _other => drop(given.insert(key.into(), value.into())),
@@ -110,15 +115,17 @@ pub(super) fn read(text: &str, o: &Options) -> Result<Group> {
     Ok(Group { on: on.into(), rule, given, lr, spread })
 }
 
-/// Whether a number may be that of an attribute: words and terms are the rule's to understand.
-pub(super) fn allows(key: &str, value: &str) -> bool {
+/// Whether a number may be that of a rule's attribute: words and terms are the rule's to understand.
+pub(super) fn allows(rule: &str, key: &str, value: &str) -> bool {
     let Ok(x) = value.parse::<f64>() else { return true };
     (x as f32).is_finite()
-        && match key {
-            "beta1" | "beta2" | "momentum" => (0.0..1.0).contains(&x),
-            "eps" => (x as f32).is_normal() && x > 0.0,
-            "decay" => x >= 0.0,
-            "steps" => (1.0..=100.0).contains(&x) && x.fract() == 0.0,
+        && match (rule, key) {
+            (_, "beta1" | "beta2" | "momentum") => (0.0..1.0).contains(&x),
+            (_, "eps") | ("adafactor", "eps1") => (x as f32).is_normal() && x > 0.0,
+            (_, "decay") | ("adafactor", "eps2") => x >= 0.0,
+            (_, "steps") => (1.0..=100.0).contains(&x) && x.fract() == 0.0,
+            ("adafactor", "d") => x >= 1.0,
+            ("adafactor", "beta2_decay") => x <= 0.0,
             _own => true,
         }
 }

@@ -167,7 +167,7 @@ fn base(text: &str) -> Option<Optimizer> {
             let mut of: BTreeMap<&str, f64> = BTreeMap::new();
             for word in given.split(',') {
                 // What no optimizer has is read as a group, and refused as one.
-                let (key, value) = word.split_once('=').filter(|(k, v)| allows(k, v))?;
+                let (key, value) = word.split_once('=').filter(|(k, v)| allows("adamw", k, v))?;
                 of.insert(key, value.parse().ok()?);
             }
             let mut take = |key| of.remove(key);

@@ -16,6 +16,7 @@ use shardc_cost::layout::Context;
 use shardc_frontends::config::with_words;
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::files;
+use shardc_ir::names::nearest;
 use shardc_ir::types::DType;
 use shardc_passes::options::{CpMode, CpSplit};
 use std::path::Path;
@@ -162,6 +163,14 @@ impl<'a> Config<'a> {
                     let text: String = format!("{name} = {value}").chars().take(80).collect();
                     out.push(format!("{text}: not modelled"));
                 }
+            }
+        }
+        // A section by another name is none of those that are read.
+        let all = self.format.sections;
+        let others = self.json.as_object().filter(|_| !all.contains(&"")).into_iter().flatten();
+        for (key, _) in others.filter(|(key, _)| !all.contains(&&***key)) {
+            if let [near, ..] = nearest(key, all.iter().copied(), 1)[..] {
+                out.push(format!("the section {key} is not read: {near} is one that is"));
             }
         }
         out

@@ -9,10 +9,12 @@ use crate::planner::{Asked, Compiled, Found};
 use crate::report::{beside_words, bytes};
 use crate::search::ways::mesh_text;
 use crate::shell::quoted;
+use crate::terminal;
 use serde_json::{Value, json};
 use shardc_ir::diag::{Result, count};
 use shardc_ir::mesh::PIPELINE;
 use shardc_passes::options::{CpMode, CpSplit, Order};
+use std::ops::Range;
 
 /// What all lines are priced with, what lies beside the plan of the first, and what the target does not take.
 pub(super) fn assumed(asked: &Asked, found: &Found) -> String {
@@ -116,6 +118,26 @@ pub(super) fn beyond(found: &Found, b: &Beyond, theirs: bool) -> Vec<String> {
         format!("line {} by formula", b.line + 1),
     ]);
     row
+}
+
+/// The table of lines, of which the first are their heads. Where it is wider than the terminal, where the time goes
+/// stands below, for each line by its number: no word is cut.
+pub(super) fn rows(mut all: Vec<Vec<String>>, numbers: Range<usize>) -> String {
+    let mut below = String::new();
+    if !terminal::fits(&all) {
+        for row in &mut all {
+            let goes = row.pop().unwrap_or_default();
+            below += &format!("\n {:<4} {goes}", row[0]);
+        }
+    }
+    let mut t = terminal::table();
+    let mut all = all.into_iter();
+    t.set_header(all.next().unwrap_or_default());
+    t.add_rows(all);
+    terminal::numbers(&mut t, numbers);
+    let lines: Vec<String> = t.lines().map(|l| l.trim_end().to_string()).collect();
+    let below = if below.is_empty() { below } else { format!("\n{below}") };
+    lines.join("\n") + &below
 }
 
 /// The same for programs.

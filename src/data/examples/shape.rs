@@ -191,7 +191,14 @@ impl Reader {
                 let what = format!("it has {has}, the first example has {}", listed(first.keys()));
                 Err(wrong(what).help("write examples of different shapes to different files"))
             }
-            (None, None) => Err(wrong(format!("it has {}", listed(&keys))).help(as_chats(&keys))),
+            (None, None) => {
+                let is_chat = |v: &Json| v.get(0).is_some_and(|m| m.get("role").is_some());
+                let help = match all.iter().find(|(_, v)| is_chat(v)) {
+                    Some((key, _)) => format!("call the list `messages`, not `{key}`"),
+                    None => as_chats(&keys),
+                };
+                Err(wrong(format!("it has {}", listed(&keys))).help(help))
+            }
         }
     }
 }

@@ -37,6 +37,14 @@ fn torchtitan_and_deepspeed_are_read_with_a_model() {
     );
     assert!(said.contains("ParallelDims"), "{said}");
     lab.refuses(&["audit", "torchtitan", "titan.toml", "--gpus", "4"], 2, "audit");
+    lab.write("typo.toml", "[paralelism]\ntensor_parallel_degree = 2\n[metrics]\nlog_freq = 1\n");
+    let typo = ["audit", "torchtitan", "typo.toml", "--model", &model, "--gpus", "4"];
+    let text = String::from_utf8(lab.ok(&typo).stdout).expect("text");
+    assert!(
+        text.contains("the section paralelism is not read: parallelism is one that is"),
+        "{text}"
+    );
+    assert!(!text.contains("metrics"), "{text}");
     lab.write("ds.json", r#"{"train_batch_size": 8, "train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 2}}"#);
     let dense = format!("{}/llama_gqa", FIXTURES);
     let text = lab.ok(&["audit", "deepspeed", "ds.json", "--model", &dense, "--gpus", "4"]).stdout;

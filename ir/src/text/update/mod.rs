@@ -29,6 +29,7 @@ pub use groups::{groups_of, without_groups};
 
 use crate::diag::Diag;
 use crate::func::StateName;
+use crate::ops::SAMPLES;
 use crate::types::DType;
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -209,6 +210,23 @@ pub struct Kept {
     pub init: f64,
     /// The dims of the parameter that it has.
     pub dims: Vec<usize>,
+}
+
+/// How many operands an op has: as many as its rule, if it has one, or as its first sample.
+fn arity(op: &str, attrs: Option<&str>) -> Option<usize> {
+    if op == "lerp" {
+        return Some(2);
+    }
+    let (_, samples) = SAMPLES.iter().find(|s| s.0 == op)?;
+    if let Some((ins, _)) = attrs.and_then(|a| a.split_once("->")) {
+        return Some(ins.split(',').count());
+    }
+    let first = samples.first()?.strip_prefix(op)?;
+    let types = match first.strip_prefix('[') {
+        Some(rest) => rest.split_once(']')?.1,
+        None => first,
+    };
+    Some(types.matches('[').count())
 }
 
 #[cfg(test)]

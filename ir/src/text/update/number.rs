@@ -129,7 +129,11 @@ impl<'t> At<'t> {
         });
         let (word, rest) = self.rest.split_at(len.unwrap_or(self.rest.len()));
         self.rest = rest.trim_start();
-        word.parse().map_err(|_| format!("`{word}` is not a number"))
+        let number: f64 = word.parse().map_err(|_| format!("`{word}` is not a number"))?;
+        match (number as f32).is_finite() {
+            true => Ok(number),
+            false => Err(format!("`{word}` is more than f32 has")),
+        }
     }
 }
 
@@ -158,7 +162,7 @@ mod tests {
         }
         let deep = ["(".repeat(100_000), "-".repeat(100_000)];
         assert!(deep.iter().all(|d| evaluate(d, &known).is_err()));
-        for bad in ["", "1 +", "$y", "(1", "$list[1", "f(2)", "1 2", "1e"] {
+        for bad in ["", "1 +", "$y", "(1", "$list[1", "f(2)", "1 2", "1e", "1e39"] {
             assert!(evaluate(bad, &known).is_err(), "{bad}");
         }
     }

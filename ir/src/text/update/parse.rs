@@ -1,7 +1,7 @@
 //! Reads the text of update rules.
 
 use super::*;
-use crate::ops::SAMPLES;
+use crate::ops::NAMES;
 use crate::text::cursor::{Cursor, Fail, Res};
 use crate::text::expand::Expanded;
 use crate::text::unknown::unknown_op;
@@ -299,6 +299,13 @@ impl<'t> Reader<'t> {
                 let f = self.c.needs("a value or an op");
                 return Err(f.help("for example `%x`, or `sqrt %x`"));
             }
+            None if NAMES.contains(&&*op) => {
+                let m = format!("`{op}` has no place in an update rule");
+                let f = wrong(at, op.len(), m);
+                let rule = "a rule is written for a whole parameter on one device: what ranks exchange for it is \
+                            added when it is compiled";
+                return Err(f.rule(rule).help("leave it out"));
+            }
             None => return Err(unknown_op(&op, at)),
         };
         let mut ins = vec![];
@@ -388,7 +395,10 @@ impl<'t> Reader<'t> {
                     let number = text.parse().ok();
                     let most = DType::BF16.largest();
                     init = number.filter(|x: &f64| x.abs() <= most).ok_or_else(|| {
-                        let m = format!("`{text}` is not a number that a state can have");
+                        let m = match text {
+                            "" => "a number is missing".into(),
+                            text => format!("`{text}` is not a number that a state can have"),
+                        };
                         wrong(at, text.len().max(1), m).help("a state begins as one, as in `= 0`")
                     })?;
                 }
@@ -431,23 +441,6 @@ impl<'t> Reader<'t> {
             }
         }
     }
-}
-
-/// How many operands an op has: as many as its rule, if it has one, or as its first sample.
-fn arity(op: &str, attrs: Option<&str>) -> Option<usize> {
-    if op == "lerp" {
-        return Some(2);
-    }
-    let (_, samples) = SAMPLES.iter().find(|s| s.0 == op)?;
-    if let Some((ins, _)) = attrs.and_then(|a| a.split_once("->")) {
-        return Some(ins.split(',').count());
-    }
-    let first = samples.first()?.strip_prefix(op)?;
-    let types = match first.strip_prefix('[') {
-        Some(rest) => rest.split_once(']')?.1,
-        None => first,
-    };
-    Some(types.matches('[').count())
 }
 
 /// One parameter and its gradient, states once each; results are the parameter and all states, in

@@ -75,13 +75,13 @@ pub fn awaited(f: &Func, launches: &[Launch], memory: &Memory, call: &Call) -> V
 }
 
 /// A place in a list: before an instruction, and of a call before that launch of it.
-pub type At = (usize, usize);
+pub type Turn = (usize, usize);
 
 /// By instruction, and in a call by launch, where that is waited for.
-pub type Late = BTreeMap<(usize, Option<usize>), At>;
+pub type Late = BTreeMap<(usize, Option<usize>), Turn>;
 
 /// What is known of a call, if its frames are there.
-struct Known {
+struct CallUses {
     uses: Vec<Uses>,
     /// The bytes of all of them, in order, those next to each other joined.
     all: Vec<Range<usize>>,
@@ -91,8 +91,8 @@ struct Known {
     open: Vec<usize>,
 }
 
-impl Known {
-    fn of(f: &Func, launches: &[Launch], memory: &Memory, call: &Call) -> Known {
+impl CallUses {
+    fn of(f: &Func, launches: &[Launch], memory: &Memory, call: &Call) -> CallUses {
         let uses = uses(launches, memory, call);
         let mut all: Vec<Range<usize>> =
             uses.iter().flat_map(|u| u.reads.iter().chain(&u.writes).cloned()).collect();
@@ -111,7 +111,7 @@ impl Known {
             exchanges && until[i] == launches.len() && !uses[i].meet(&shown)
         };
         let open = (0..launches.len()).filter(ends).collect();
-        Known { uses, all, shown, open }
+        CallUses { uses, all, shown, open }
     }
 
     /// True if it may use some of these bytes.
@@ -127,12 +127,12 @@ impl Known {
 /// the list: what was sent, by the [`Instr::Sent`] behind which its memory is still as it was, and collectives of calls
 /// that have ended.
 pub fn late(m: &Module, launches: &[Vec<Launch>], class: &RankClass, list: &[Instr]) -> Late {
-    let mut known: HashMap<(usize, SmallVec<[usize; 8]>), Rc<Known>> = HashMap::default();
+    let mut known: HashMap<(usize, SmallVec<[usize; 8]>), Rc<CallUses>> = HashMap::default();
     let mut of = |c: &Call| {
-        let of = || Known::of(&m.funcs[c.func], &launches[c.func], &class.memory, c);
+        let of = || CallUses::of(&m.funcs[c.func], &launches[c.func], &class.memory, c);
         known.entry((c.func, c.frames.clone())).or_insert_with(|| Rc::new(of())).clone()
     };
-    let by_instr: Vec<Option<Rc<Known>>> = list
+    let by_instr: Vec<Option<Rc<CallUses>>> = list
         .iter()
         .map(|i| match i {
             Instr::Call(c) => Some(of(c)),
@@ -140,7 +140,7 @@ pub fn late(m: &Module, launches: &[Vec<Launch>], class: &RankClass, list: &[Ins
         })
         .collect();
     let part = |t: &Transfer| -> Bytes { smallvec![t.offset..t.offset + t.bytes] };
-    let next = |after: usize, own: &Uses| -> At {
+    let next = |after: usize, own: &Uses| -> Turn {
         let of = |i: usize| match &list[i] {
             Instr::Call(c) => {
                 let known = by_instr[i].as_ref()?;

@@ -8,7 +8,7 @@ use crate::flight_recorder::{Done, Timing};
 use crate::wiring::Wiring;
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::kernel::Kernel;
-use shardc_ir::overlap::{At, late};
+use shardc_ir::overlap::{Turn, late};
 use shardc_ir::plan::{Call, Instr, Place, calls};
 use smallvec::SmallVec;
 use std::collections::BTreeSet;
@@ -16,12 +16,12 @@ use std::sync::Arc;
 use std::time::Instant;
 
 /// Behind all lists.
-pub(super) const NEVER: At = (usize::MAX, 0);
+pub(super) const NEVER: Turn = (usize::MAX, 0);
 
 /// What goes on beside work.
 pub(super) struct Open {
     /// Where it is waited for.
-    until: At,
+    until: Turn,
     what: What,
 }
 
@@ -103,7 +103,7 @@ impl Rank {
     }
 
     /// Says that something goes on until it is waited for.
-    fn open(&mut self, until: At, what: What) {
+    fn open(&mut self, until: Turn, what: What) {
         let queue = what.queue();
         self.open.push_back(Open { until, what });
         let mut least = until;
@@ -114,7 +114,7 @@ impl Rank {
     }
 
     /// Waits for all that is waited for up to a place of the list.
-    pub(super) fn reach(&mut self, w: &Wiring, at: At) -> std::result::Result<(), Failed> {
+    pub(super) fn reach(&mut self, w: &Wiring, at: Turn) -> std::result::Result<(), Failed> {
         while let Some(i) = self.open.iter().position(|o| o.until <= at) {
             let o = self.open.remove(i).expect("it is there");
             match o.what {

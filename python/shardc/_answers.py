@@ -305,6 +305,8 @@ class Planned:
     passed_over: int
     #: Not compiled that may be as fast; if none fits, not compiled.
     put_off: int
+    #: How many of those compiled or refused came behind the fastest.
+    since_best: int
     #: Lines that are faster in fp8 or with activations on the host: no plan is so.
     by_formula: List[PlannedByFormula]
     #: What is much faster than the first plan with gradients in the type of the weights, if another was asked for.

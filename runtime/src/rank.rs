@@ -255,6 +255,10 @@ impl Rank {
         let outputs: Vec<(usize, Port)> = w.results(RoleKind::is_shown).enumerate().collect();
         for (i, instr) in list.iter().enumerate() {
             self.reach(&w, (i, 0))?;
+            if self.clock.is_some() && !matches!(instr, Instr::Call(_)) {
+                // Its time is not that of what goes on beside it.
+                self.engine.transport().settle();
+            }
             let start = self.now();
             self.recorder.microbatch(instr.microbatch());
             if !matches!(instr, Instr::Call(_) | Instr::Sent { .. }) {
@@ -277,14 +281,18 @@ impl Rank {
                     }
                 }
                 Instr::Send(t) | Instr::PostRecv(t) | Instr::Recv(t) => {
-                    self.transfer(&w, instr, t)?;
+                    self.transfer(&w, instr, t).map_err(|f| self.first_of(&w, f))?;
                 }
                 Instr::Sent { to } => {
-                    self.offered(&w, (data.evaluate, i), w.plan.peer(self.rank, *to))?;
+                    let offered = self.offered(&w, (data.evaluate, i), w.plan.peer(self.rank, *to));
+                    offered.map_err(|f| self.first_of(&w, f))?;
                     continue;
                 }
             }
-            self.recorder.end();
+            // A call has begun nothing of its own, and its last collective may go on.
+            if !matches!(instr, Instr::Call(_)) {
+                self.recorder.end();
+            }
             self.note(Done::Instr(i), start);
         }
         self.reach(&w, NEVER)?;

@@ -244,6 +244,7 @@ fn teller(what: &str, quiet: bool) -> impl FnMut(Progress) {
     move |progress| match progress {
         _ if quiet => {}
         Progress::Priced(text) => note(format!("{what}{text}")),
+        Progress::Narrower(kind) => note(format!("{what}looking at --grad-dtype {}", kind.name())),
         Progress::Compiled(n, fit, found) => {
             let better = found.filter(|c| c.seconds < best);
             best = better.map_or(best, |c| c.seconds);
@@ -479,6 +480,7 @@ fn to_json(asked: &Asked, found: &Found, what: &Plan) -> Value {
         "left_out_most": found.left_out.most().map(|(why, n)| json!({ "why": why, "count": n })),
         "passed_over": found.passed_over,
         "put_off": found.put_off,
+        "since_best": found.since_best,
         "plans": found.fits.iter().map(one).collect::<Vec<_>>(),
         "by_formula": found.beyond.iter().map(lines::beyond_json).collect::<Vec<_>>(),
         "with_narrow_gradients": found.narrower.as_ref().map(lines::narrower_json),

@@ -179,6 +179,7 @@ pub fn answer(e: &clap::Error, words: &[String]) -> Option<Diag> {
             "put flags of the software that is audited behind --: audit … -- {}",
             one_line(named)
         ),
+        _another if ours.starts_with("no flag") => ours,
         _another if !ours.starts_with("--") || knows() => format!("use {ours}"),
         _another => format!("compile with {ours}"),
     };
@@ -188,10 +189,12 @@ pub fn answer(e: &clap::Error, words: &[String]) -> Option<Diag> {
 
 /// A number below 0 behind a flag, which takes none: nothing says so but that it looks like a flag.
 fn below_zero(number: &str, words: &[String]) -> Option<Diag> {
-    let is_number = number.starts_with('-') && number.parse::<f64>().is_ok();
-    let at = words.iter().position(|w| w == number).filter(|_| is_number)?;
+    // Of `-10` the parser has read `-1`.
+    let is_number = |w: &String| number.starts_with('-') && w.parse::<f64>().is_ok();
+    let at = words.iter().position(|w| w.starts_with(number) && is_number(w))?;
+    let number = &words[at];
     let flag = words.get(at.checked_sub(1)?).filter(|w| w.starts_with("--") && !w.contains('='))?;
-    let what = format!("`{number}` is not a value of {}", one_line(flag));
+    let what = format!("`{}` is not a value of {}", one_line(number), one_line(flag));
     Some(Diag::new("usage", what).at(one_line(flag)).help("give a number that is not below 0"))
 }
 

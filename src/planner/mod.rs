@@ -29,6 +29,7 @@ use shardc_cost::plan::{self as of_plan, PlanPrice};
 use shardc_frontends::Facts;
 use shardc_ir::diag::{Diag, Result, count};
 use shardc_ir::plan::{Mode, Plan};
+use shardc_ir::types::DType;
 use shardc_passes::checks::gains_by_zigzag;
 use shardc_passes::options::{CpSplit, Options};
 use space::Candidate;
@@ -149,6 +150,8 @@ pub enum Cut {
 pub enum Progress<'a> {
     /// All layouts are priced: what to say of it.
     Priced(String),
+    /// Those with gradients of this type are looked at.
+    Narrower(DType),
     /// So many were compiled, and so many fit.
     Compiled(usize, usize, Option<&'a Compiled>),
 }
@@ -257,9 +260,10 @@ pub fn plan(model: &Path, asked: &Asked, say: &mut dyn FnMut(Progress)) -> Resul
     let mut search = Search::new(asked, base, &input, &form);
     signals::save_first();
     let put_off = search.run(&mut guesses, say);
-    signals::save_no_more();
     let since_best = search.since_best();
-    let narrower = narrower(&search, &facts, &legal)?;
+    let narrower = narrower(&search, &facts, &legal, say);
+    signals::save_no_more();
+    let narrower = narrower?;
     let Search { refused, mut fits, least, compiled, passed_over, cut, .. } = search;
     let (untaken, refused): (Vec<_>, Vec<_>) =
         refused.into_iter().partition(|(_, d)| asked.target.is_some() && d.code == "export");
@@ -299,9 +303,16 @@ pub fn with_narrow_gradients(o: &Options) -> Option<Options> {
 const MUCH: f64 = 0.75;
 /// The fastest layout with narrow gradients, if it is much faster than what was found; looked for where one may be by what
 /// is known of plans, with half of the budget.
-fn narrower(search: &Search, facts: &Facts, legal: &[Candidate]) -> Result<Option<Compiled>> {
+fn narrower(
+    search: &Search,
+    facts: &Facts,
+    legal: &[Candidate],
+    say: &mut dyn FnMut(Progress),
+) -> Result<Option<Compiled>> {
     let (asked, input) = (search.asked, search.input);
-    let base = with_narrow_gradients(search.base).filter(|_| search.cut.is_none());
+    // No target takes them.
+    let may = search.cut.is_none() && asked.target.is_none();
+    let base = with_narrow_gradients(search.base).filter(|_| may);
     let Some((best, base)) = search.best().zip(base) else { return Ok(None) };
     let form = Form::of(facts, input, &base, asked.ifs, &asked.device)?;
     let guesses = || Guesses::of(&form, &asked.device, legal, &|c| asked.room_of(c));
@@ -312,6 +323,7 @@ fn narrower(search: &Search, facts: &Facts, legal: &[Candidate]) -> Result<Optio
     }
     let budget = asked.budget.div_ceil(2);
     let asked = &Asked { options: base.clone(), top: 1, budget, ..asked.clone() };
+    say(Progress::Narrower(base.grad_dtype));
     let mut so = Search::new(asked, &base, input, &form);
     so.run(&mut guesses()?, &mut |_| {});
     Ok(so.fastest().filter(|c| c.seconds < MUCH * best))

@@ -30,7 +30,6 @@ impl OpDef for Cast {
     fn dtypes(&self, _: &[&Type], _: usize) -> SmallVec<[DType; 2]> {
         smallvec::smallvec![self.to]
     }
-    /// Up to rounding: a sum still to be taken may be cast part by part, as gradients are.
     fn grad(&self, b: &mut Builder, ins: &[Value], _: &[Value], d: &[Option<Value>]) -> Grads {
         let from = b.ty(ins[0]).dtype;
         if !from.is_float() {

@@ -33,8 +33,10 @@ const TEXT: [&str; 4] = ["parse", "update", "node_text", "type_text"];
 /// How the declaration of an op in `ir` is asked: for its letters, types, sums, gradient,
 /// evaluation, and facts. Of what `op!` declares only names of operands and attributes, sizes of
 /// letters and text may be read.
-const DECLARATIONS: [&str; 14] = [
+const DECLARATIONS: [&str; 16] = [
     "OpDef",
+    "Declaration",
+    ".written_rule(",
     "OpText",
     ".def()",
     ".facts()",

@@ -42,6 +42,32 @@ impl Drop for Pinned {
     }
 }
 
+/// Pinned memory that copies of a stream fill. It stays until the process ends where the device was given up, whose copies
+/// may still be under way.
+pub(super) struct Filled {
+    stream: Arc<Stream>,
+    pinned: Option<Pinned>,
+}
+
+impl Filled {
+    pub fn new(stream: &Arc<Stream>, bytes: usize) -> Result<Filled> {
+        Ok(Filled { stream: stream.clone(), pinned: Some(Pinned::new(bytes)?) })
+    }
+
+    /// What is there, when no copy is under way.
+    pub fn bytes(&mut self) -> &mut [u8] {
+        self.pinned.as_mut().map_or(&mut [], Pinned::bytes)
+    }
+}
+
+impl Drop for Filled {
+    fn drop(&mut self) {
+        if self.stream.wait().is_err() {
+            std::mem::forget(self.pinned.take());
+        }
+    }
+}
+
 /// One allocation on the device.
 pub struct Arena {
     stream: Arc<Stream>,

@@ -1,6 +1,6 @@
 //! Runs one kernel on a device: the launches that it became, a literal, or a collective.
 
-use super::arena::{Arena, Pinned};
+use super::arena::{Arena, Filled};
 use super::device::{Called, Stream};
 use super::graphs::Graphs;
 use super::modules::{Modules, Own, Ready};
@@ -31,7 +31,7 @@ pub struct Executor {
     products: Option<Products>,
     graphs: Graphs,
     /// For counts of experts, of the exchange that has most.
-    counts: Option<Pinned>,
+    counts: Option<Filled>,
 }
 
 impl Executor {
@@ -162,9 +162,9 @@ impl Executor {
     fn room(&mut self, bytes: usize) -> Result<&mut [u8]> {
         if self.counts.as_mut().map_or(0, |c| c.bytes().len()) < bytes {
             self.stream.device.bind()?;
-            self.counts = Some(Pinned::new(bytes)?);
+            self.counts = Some(Filled::new(&self.stream, bytes)?);
         }
-        Ok(self.counts.as_mut().map_or(&mut [], Pinned::bytes))
+        Ok(self.counts.as_mut().map_or(&mut [], Filled::bytes))
     }
 
     /// The counts of an exchange of rows of experts, by operand, as far as they are used: they are waited for once.

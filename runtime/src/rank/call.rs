@@ -74,12 +74,8 @@ impl Rank {
             };
             let deferred = until > (at, i + 1) && axes.is_some();
             let number = match self.launch(w, c, i, deferred) {
-                // It may be one of those under way that failed.
-                Err(f) if !f.own => {
-                    self.reach(w, NEVER)?;
-                    return Err(f);
-                }
-                done => done?,
+                Ok(number) => number,
+                Err(f) => return Err(self.first_of(w, f)),
             };
             if deferred {
                 let lane = axes.map_or(0, |axes| self.engine.transport().lane(axes));
@@ -88,6 +84,11 @@ impl Rank {
             i += 1;
         }
         self.reach(w, (at, end))
+    }
+
+    /// What failed: an operation, or one of those under way, which says so where it is waited for.
+    pub(super) fn first_of(&mut self, w: &Wiring, f: Failed) -> Failed {
+        if f.own { f } else { self.reach(w, NEVER).err().unwrap_or(f) }
     }
 
     /// Waits for an offer, which instruction `at` of a list does; later if its memory is not needed before.

@@ -169,7 +169,9 @@ impl<'a> Config<'a> {
         let all = self.format.sections;
         let others = self.json.as_object().filter(|_| !all.contains(&"")).into_iter().flatten();
         for (key, _) in others.filter(|(key, _)| !all.contains(&&***key)) {
-            if let [near, ..] = nearest(key, all.iter().copied(), 1)[..] {
+            if let Some(near) = nearest(key, all.iter().copied(), 1).first()
+                && self.json.get(near).is_none()
+            {
                 out.push(format!("the section {key} is not read: {near} is one that is"));
             }
         }

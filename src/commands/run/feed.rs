@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 /// Where the data of a step come from, and which of them it takes. Those of the next step are read while a step is
-/// taken.
+/// taken, but for examples: their templates are strangers', and may end the process.
 pub struct Feed {
     from: Arc<Source>,
     picks: Picks,
@@ -90,11 +90,13 @@ impl Feed {
             Some((_, read)) => read.join().unwrap_or_else(|panic| resume_unwind(panic)),
             None => self.from.batch(table, &self.picks, step, s.global_batch),
         }?;
-        let (from, picks, rows) = (self.from.clone(), self.picks, s.global_batch);
-        let table = table.to_vec();
-        let next = move || from.batch(&table, &picks, step + 1, rows);
-        // Without a thread they are read when they are needed.
-        *ahead = std::thread::Builder::new().spawn(next).ok().map(|read| (step + 1, read));
+        if !matches!(*self.from, Source::Data(Data::Examples(_))) {
+            let (from, picks, rows) = (self.from.clone(), self.picks, s.global_batch);
+            let table = table.to_vec();
+            let next = move || from.batch(&table, &picks, step + 1, rows);
+            // Without a thread they are read when they are needed.
+            *ahead = std::thread::Builder::new().spawn(next).ok().map(|read| (step + 1, read));
+        }
         Ok(columns)
     }
 

@@ -294,7 +294,7 @@ fn rules_transfers_memory_and_folded_names_are_explained() {
     let said = |args: &[&str]| String::from_utf8_lossy(&lab.ok(args).stdout).into_owned();
     assert!(said(&["explain", "rule:mesh"]).starts_with("# mesh"));
     let wrong = lab.refuses(&["explain", "some.plan"], 2, "flag");
-    assert!(wrong.contains("shardc explain some.plan collective:1"), "{wrong}");
+    assert!(wrong.contains("shardc explain PLAN collective:1"), "{wrong}");
     lab.refuses(&["explain", "rule:nothing"], 2, "unknown-rule");
     let staged = stored("llama_deep", &[("pp", 2)], false, 1);
     let sends = answer(&staged, "transfers");

@@ -195,6 +195,22 @@ fn what_needs_as_much_as_what_did_not_fit_is_not_compiled() {
     assert_eq!(found["plans"].as_array().map(Vec::len), Some(10), "{found}");
 }
 
+/// Half of the budget without a faster plan ends a search in which more may be as fast.
+#[test]
+fn a_search_that_finds_nothing_faster_ends() {
+    let lab = Lab::new("plan-settled");
+    let model = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/configs/llama-3.1-8b.json");
+    let args = ["plan", model, "--gpus", "64", "--machine", "h100-sxm", "--seq", "8192"];
+    let job = ["--global-batch", "128", "--top", "3", "--budget", "16", "--format", "json"];
+    let found: Json =
+        serde_json::from_slice(&lab.ok(&[&args[..], &job].concat()).stdout).expect("JSON");
+    let number = |name: &str| found[name].as_u64().unwrap_or_else(|| panic!("{found}"));
+    let spent = number("compiled") + number("refused");
+    // Two are compiled at once.
+    assert!((8..=9).contains(&number("since_best")) && spent < 16, "{spent}: {found}");
+    assert!(number("put_off") > 0, "{found}");
+}
+
 /// Where most layouts do not fit, a plan of a tp and pp tells of the others of these: the budget reaches the pipelines that
 /// do. (By recomputation, stage of ZeRO and schedule alone, 2 of 40 fitted, and the first line was 31 % slower.)
 #[test]

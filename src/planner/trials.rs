@@ -5,6 +5,7 @@ use super::space::{Candidate, FAMILIES};
 use super::steady::{self, Steady};
 use super::{Asked, Compiled, Cut, Progress, target};
 use crate::Input;
+use crate::machine::precision;
 use crate::search::all;
 use crate::signals;
 use shardc_cost::beside;
@@ -398,7 +399,11 @@ impl<'a> Search<'a> {
         let (base, device) = (self.base, &self.asked.device);
         // NCCL connects GPUs only; plans for MPI are the same programs.
         let transport = if device.is_gpu() { Transport::Nccl } else { Transport::Mpi };
-        let options = Options { transport, ..g.candidate.options(base) };
+        let mut options = Options { transport, ..g.candidate.options(base) };
+        if device.epilogue.is_some() {
+            // Whether products and what follows them are one kernel is chosen by the speeds of both.
+            options.hardware = device.hardware(&options.mesh, precision(&options))?;
+        }
         let room = self.asked.room_of(&g.candidate);
         let Steady { plan, seconds, parts } =
             steady::compiled(self.asked, self.input, &options, room)?;

@@ -195,6 +195,7 @@ pub(super) fn options(what: &Plan, c: &Compiled) -> serde_json::Map<String, Valu
         ("cp-split", split.map(|s| json!(s))),
         ("node", o.node.map(|n| json!(n))),
         ("transport", Some(json!(o.transport.name()))),
+        ("hardware", o.hardware.own.is_some().then(|| json!(what.machine))),
     ];
     let all = all.into_iter().filter_map(|(name, v)| Some((name.to_string(), v?)));
     // What has no meaning in this layout is left out.

@@ -211,6 +211,39 @@ fn a_search_that_finds_nothing_faster_ends() {
     assert!(number("put_off") > 0, "{found}");
 }
 
+/// Where a machine says how fast our products with an epilogue are, plans are those of `--hardware` of it: the printed
+/// command has it, and makes a plan of the same price.
+#[test]
+fn plans_have_the_hardware_of_their_machine() {
+    let lab = Lab::new("plan-hardware");
+    let model = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/configs/llama-3.1-8b.json");
+    let json =
+        |args: &[&str]| -> Json { serde_json::from_slice(&lab.ok(args).stdout).expect("JSON") };
+    let step = |machine: &str| {
+        let args = ["plan", model, "--gpus", "16", "--machine", machine, "--fix", "tp=1,pp=1,cp=1"];
+        let found =
+            json(&[&args[..], &["--budget", "2", "--top", "1", "--format", "json"]].concat());
+        (
+            found["plans"][0]["step_s"].as_f64().expect("seconds"),
+            found["plans"][0]["options"].clone(),
+        )
+    };
+    let (h100, options) = step("h100-sxm");
+    assert!(options["hardware"].is_null(), "{options}");
+    let (b200, options) = step("b200");
+    assert_eq!(options["hardware"], "b200");
+    assert!(b200 < 0.9 * h100, "{b200} s, and {h100} s of h100-sxm");
+    let mut compile: Vec<String> = ["compile", model, "-o", "b.plan"].map(String::from).to_vec();
+    for (name, value) in options.as_object().expect("options") {
+        let value = value.as_str().map_or_else(|| value.to_string(), String::from);
+        compile.extend([format!("--{name}"), value].into_iter().filter(|w| w != "true"));
+    }
+    lab.ok(&compile.iter().map(String::as_str).collect::<Vec<_>>());
+    let price = json(&["price", "b.plan", "--machine", "b200", "--format", "json"]);
+    let own = price["step_s"].as_f64().unwrap_or_else(|| panic!("{price}"));
+    assert!((own / b200 - 1.0).abs() < 1e-9, "{own} s, {b200} s");
+}
+
 /// Where most layouts do not fit, a plan of a tp and pp tells of the others of these: the budget reaches the pipelines that
 /// do. (By recomputation, stage of ZeRO and schedule alone, 2 of 40 fitted, and the first line was 31 % slower.)
 #[test]

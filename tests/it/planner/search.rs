@@ -215,7 +215,7 @@ fn a_search_that_finds_nothing_faster_ends() {
 /// command has it, and makes a plan of the same price.
 #[test]
 fn plans_have_the_hardware_of_their_machine() {
-    let lab = Lab::new("plan-hardware");
+    let lab = Lab::new("plan-machine-hardware");
     let model = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/configs/llama-3.1-8b.json");
     let json =
         |args: &[&str]| -> Json { serde_json::from_slice(&lab.ok(args).stdout).expect("JSON") };

@@ -101,7 +101,7 @@ impl Arena {
         Err(Diag::new("plan", format!("{len} B at {byte} are not in an arena of {}", self.bytes)))
     }
 
-    /// With pinned memory, before there is work that waits for another rank: see [`Pinned::new`].
+    /// With pinned memory, before there is work that waits for another rank: see `Pinned::new`.
     pub fn staged(mut self) -> Result<Arena> {
         self.stage()?;
         Ok(self)

@@ -3,8 +3,8 @@
 use clap::Parser;
 use clap::error::{ContextKind, ContextValue};
 use rustix::process::{Resource, getrlimit};
+use shardc::commands::elsewhere;
 use shardc::commands::{Cli, run};
-use shardc::flags::elsewhere;
 use shardc::signals;
 use shardc::terminal::{self, Talk, fail, say_error, talk};
 use shardc_ir::diag::{Diag, Result};

@@ -1,6 +1,5 @@
 //! Machines as data: what a datasheet says, and the few constants that a measurement must supply.
 
-use crate::kernel::{Epilogue, QUERIES};
 use serde::{Deserialize, Serialize};
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::hardware::{Hardware, OwnProducts};
@@ -110,6 +109,24 @@ impl Default for Fit {
             step: prior(1.5e-6, [0.5e-6, 5e-6]),
         }
     }
+}
+
+/// Queries that one block of attention takes on a machine that says nothing of its own.
+pub const QUERIES: f64 = 128.0;
+
+/// Products by the compiler's own kernels on a device: those with an epilogue, and those of experts, which no library
+/// takes over.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Epilogue {
+    /// Bytes per second that the work on a result reads and writes, beside the result.
+    pub speed: f64,
+    /// As [`Device::short`] and [`Device::tiles`], of these products.
+    #[serde(deserialize_with = "exactly_three")]
+    pub short: [f64; 3],
+    pub tiles: Vec<[f64; 3]>,
+    /// As [`Fit::gemm`], by element type.
+    pub gemm: BTreeMap<Precision, f64>,
 }
 
 /// A rank's machine, and those around it.

@@ -1,9 +1,7 @@
 //! Seconds of one launch on one device, by the formulas of `docs/cost.md`.
 
 use crate::device::{Device, Precision};
-use serde::{Deserialize, Serialize};
 use shardc_ir::diag::Result;
-use std::collections::BTreeMap;
 
 /// Tiles of a product on a machine that says nothing of its own: rows, columns, and the share of the peak that
 /// a full one of them reaches.
@@ -19,27 +17,9 @@ pub const TILES: [[f64; 3]; 5] = [
 /// begin and end along the inner dim.
 pub const SHORT: [f64; 3] = [0.0, 0.0, 160.0];
 
-/// Queries that one block of attention takes on a machine that says nothing of its own.
-pub const QUERIES: f64 = 128.0;
-
 /// What the kernels of attention reach backward, of what they reach forward, on a machine that says nothing of its
 /// own.
 pub const ATTENTION_BACKWARD: f64 = 0.85;
-
-/// Products by the compiler's own kernels on a device: those with an epilogue, and those of experts, which no library
-/// takes over.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Epilogue {
-    /// Bytes per second that the work on a result reads and writes, beside the result.
-    pub speed: f64,
-    /// As [`Device::short`] and [`Device::tiles`], of these products.
-    #[serde(deserialize_with = "crate::device::exactly_three")]
-    pub short: [f64; 3],
-    pub tiles: Vec<[f64; 3]>,
-    /// As [`crate::device::Fit::gemm`], by element type.
-    pub gemm: BTreeMap<Precision, f64>,
-}
 
 /// A product of m x k and k x n, so many times.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -182,6 +162,7 @@ impl Attention {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::device::Epilogue;
 
     fn h100() -> Device {
         Device::named("h100-sxm").expect("known")

@@ -12,6 +12,7 @@ pub mod family;
 mod foreign;
 mod graph;
 pub mod import;
+mod positions;
 pub mod rope;
 mod sizes;
 pub mod stored;

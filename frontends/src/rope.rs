@@ -5,7 +5,7 @@
 //! and rounded once, to the f32 of the program's `literal`.
 
 use crate::config::Config;
-use crate::family::{Still, Turning};
+use crate::positions::{Still, Turning};
 use serde_json::{Map, Value};
 use shardc_ir::diag::{Diag, Result};
 use std::f64::consts::PI;

@@ -109,6 +109,15 @@ fn status(code: &str) -> Exit {
     STATUS.iter().find(|s| s.0 == code).map_or(Exit::Usage, |s| s.1)
 }
 
+/// Seconds with their unit.
+pub fn time(s: f64) -> String {
+    match s {
+        s if s >= 1.0 => format!("{s:.2} s"),
+        s if s >= 1e-3 => format!("{:.2} ms", s * 1e3),
+        s => format!("{:.1} us", s * 1e6),
+    }
+}
+
 /// Bytes for people, in the units of all messages: `1.50 GiB`.
 pub fn bytes(n: usize) -> String {
     let units = ["B", "KiB", "MiB", "GiB", "TiB"];

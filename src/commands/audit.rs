@@ -1,12 +1,12 @@
 //! `shardc audit`: over which axes each gradient is summed, in a configuration of other software.
 
 use super::show;
-use crate::audit::{self, foreign, forks, megatron, page};
-use crate::machine::device;
-use crate::terminal::{doing, json_line, note, show_file};
 use clap::{Args, ValueEnum};
+use shardc_audit::{foreign, forks, megatron, page};
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::files;
+use shardc_plans::machine::device;
+use shardc_process::terminal::{doing, json_line, note, show_file};
 use std::path::PathBuf;
 
 /// Software whose configurations are read.
@@ -94,7 +94,7 @@ pub fn audit(what: &Audit, as_json: bool) -> Result<i32> {
         job.table = forks::with(job.table, &text, &file.display().to_string())?;
     }
     let machine = what.machine.as_deref().map(device).transpose()?;
-    let done = audit::audit(job, &place, machine.as_ref())?;
+    let done = shardc_audit::audit(job, &place, machine.as_ref())?;
     if let Some(to) = &what.output {
         page::write(&done, to)?;
         note(format!("wrote {}: open it in a browser", to.display()));

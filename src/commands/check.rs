@@ -1,23 +1,23 @@
 //! `shardc check`: every violated rule at once; reads no weights.
 
-use super::explain::time;
 use super::{gather, show};
-use crate::flags::Flags;
-use crate::report::bubble_line;
-use crate::rules::{self, Violation};
-use crate::search::advice::{advise, gained};
-use crate::search::ways;
-use crate::terminal::{json_line, note};
 use serde_json::json;
+use shardc_compiler::search::advice::{advise, gained};
+use shardc_compiler::search::ways;
 use shardc_ir::diag::{Result, count};
+use shardc_plans::flags::Flags;
+use shardc_plans::rules::{self, Violation};
+use shardc_process::terminal::{json_line, note};
+use shardc_report::explain::time;
+use shardc_report::report::bubble_line;
 use std::path::Path;
 
 /// Prints the violations; exit status 1 if there are any.
 pub fn check(model: &Path, flags: Flags, as_json: bool) -> Result<i32> {
     let (model, flags) = gather(model, flags)?;
     let asked = flags.options_for(&model)?;
-    let facts = crate::facts(&model)?;
-    facts.map_or(Ok(()), |_| crate::axes::misnamed(&asked))?;
+    let facts = shardc_plans::input::facts(&model)?;
+    facts.map_or(Ok(()), |_| shardc_plans::axes::misnamed(&asked))?;
     let (mut family, mut bubble, mut bubble_words) = (String::new(), None, None);
     let mut price = None;
     let mut found = facts.map(|f| rules::violations(&f, &asked)).unwrap_or_default();
@@ -26,7 +26,7 @@ pub fn check(model: &Path, flags: Flags, as_json: bool) -> Result<i32> {
     }
     if found.is_empty() {
         // No rule is violated; whatever the passes still refuse, or warn of, is found by compiling.
-        match crate::compile(&model, &asked, &mut |_, _| {}) {
+        match shardc_compiler::compile(&model, &asked, &mut |_, _| {}) {
             Ok(done) => {
                 super::warn(&done.warnings);
                 super::warn(&flags.without_effect(

@@ -2,22 +2,23 @@
 
 use super::passes::{Dumped, Watched};
 use super::{gather, show, warn};
-use crate::device;
-use crate::flags::Flags;
-use crate::plan_dir::Stored;
-use crate::proof::{Outcome, Prove};
-use crate::report::{
-    Chosen, Report, bubble_line, bytes, groups, padding_lines, step_words, wrapped,
-};
-use crate::rules;
-use crate::search::advice::advise;
-use crate::shell::word;
-use crate::terminal::{self, Shown, Volume, detail, doing, json_line, note, talks};
 use serde_json::json;
-use shardc_ir::diag::{Diag, Result, count};
-use shardc_ir::plan::{MemoryClass, Plan};
+use shardc_compiler::device;
+use shardc_compiler::search::advice::advise;
+use shardc_ir::diag::{Diag, Result, bytes, count};
+use shardc_ir::plan::MemoryClass;
 use shardc_passes::options::Options;
 use shardc_passes::pipeline::Manager;
+use shardc_plans::flags::Flags;
+use shardc_plans::rules;
+use shardc_plans::stored::Stored;
+use shardc_process::shell::word;
+use shardc_process::terminal::{self, Shown, Volume, detail, doing, json_line, note, talks};
+use shardc_report::inspect::mesh_line;
+use shardc_report::proof::{Outcome, Prove};
+use shardc_report::report::{
+    Chosen, Report, bubble_line, groups, padding_lines, step_words, wrapped,
+};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Instant;
@@ -39,7 +40,8 @@ pub fn compile(
     }
     doing("compiling");
     let (mut done, mut ran) = passes.compile(&flags.own_mesh()?, |manager: Manager| {
-        crate::compile_with(&model, &o, manager).map_err(|d| advise(d, &model, &o, &flags))
+        shardc_compiler::compile_with(&model, &o, manager)
+            .map_err(|d| advise(d, &model, &o, &flags))
     })?;
     passes.keep(&ran, &done.stored.options)?;
     doing("proving");
@@ -114,18 +116,6 @@ fn in_pieces(s: &Stored) -> Option<String> {
             s.options.microbatch
         )
     })
-}
-
-/// The mesh as people write it, with the order of ranks.
-pub fn mesh_line(plan: &Plan) -> String {
-    let mesh = &plan.module.mesh;
-    if mesh.axes.is_empty() {
-        return "1 rank".into();
-    }
-    let axes: Vec<String> = mesh.axes.iter().map(|a| format!("{}={}", a.name, a.size)).collect();
-    let inner = &mesh.axes[mesh.axes.len() - 1].name;
-    let ranks = count(mesh.ranks(), "rank", "ranks");
-    format!("{} = {ranks}, {inner} varies fastest", axes.join(" x "))
 }
 
 fn human(stored: &Stored, r: &Report) -> String {

@@ -1,10 +1,10 @@
 //! `shardc data`: examples as a run would read them, without a plan.
 
-use crate::data::{Order, Picks, Reading, Setup, YesNo, open_examples};
-use crate::hub;
-use crate::terminal::{json_line, show};
 use serde_json::json;
 use shardc_ir::diag::Result;
+use shardc_plans::hub;
+use shardc_process::terminal::{json_line, show};
+use shardc_train::data::{Order, Picks, Reading, Setup, YesNo, open_examples};
 use std::path::PathBuf;
 
 /// Flags of `data`.
@@ -48,7 +48,7 @@ pub fn data(how: &Show, as_json: bool) -> Result<i32> {
             out["full"] = e.full(&picks, e.pack).into();
             out["full_packed"] = e.full(&picks, true).into();
         }
-        let one = |s: &crate::data::Sample| json!({ "place": s.place, "tokens": s.ids, "scored": s.scored, "shown": s.shown });
+        let one = |s: &shardc_train::data::Sample| json!({ "place": s.place, "tokens": s.ids, "scored": s.scored, "shown": s.shown });
         out["shown"] = e.samples.iter().map(one).collect();
         show(json_line("data", out));
         return Ok(0);

@@ -1,20 +1,19 @@
 //! `shardc diff`: what two plans differ in, and which option makes each difference.
 
-use super::inspect::trimmed;
-use super::price::time;
 use super::show;
-use crate::compare::{
-    Amount, Cause, Change, Comparison, How, Line, MODEL, PRICES, Row, Sent, What, compare,
-};
-use crate::flags::flag_of;
-use crate::machine::device;
-use crate::plan_dir;
-use crate::report::bytes;
-use crate::terminal::{self, Volume, doing, json_line, talks};
 use clap::Args;
 use serde_json::json;
-use shardc_ir::diag::{Result, count};
+use shardc_compiler::compare::{
+    Amount, Cause, Change, Comparison, How, Line, MODEL, Row, Sent, What, compare,
+};
+use shardc_ir::diag::time;
+use shardc_ir::diag::{Result, bytes, count};
 use shardc_passes::options::ShardRule;
+use shardc_plans::flags::{PRICES, flag_of};
+use shardc_plans::machine::device;
+use shardc_plans::plan_dir;
+use shardc_process::terminal::{self, Volume, doing, json_line, talks};
+use shardc_report::inspect::trimmed;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use toml::Value;

@@ -1,11 +1,11 @@
 //! `shardc doctor`: what this machine has of what commands can use, and how to get the rest.
 
-use crate::hub;
-use crate::terminal::{json_line, show};
 use rustix::fs::{Access, access};
 use serde_json::json;
 use shardc_codegen::{cache, nvrtc};
 use shardc_ir::diag::{Diag, Result, bytes, count};
+use shardc_plans::hub;
+use shardc_process::terminal::{json_line, show};
 use shardc_runtime::cuda::{Device, version};
 use shardc_runtime::processor;
 use std::path::PathBuf;

@@ -1,11 +1,11 @@
 //! `shardc export`: a plan as flags or files of other software.
 
-use crate::export::{Target, export as exported};
-use crate::plan_dir;
-use crate::terminal::{doing, note, show_file, show_written};
 use clap::Args;
 use shardc_ir::diag::{Diag, Result, count};
 use shardc_ir::files::{self as disk, Place, Staged, io_error, make};
+use shardc_plans::flags::Target;
+use shardc_plans::plan_dir;
+use shardc_process::terminal::{doing, note, show_file, show_written};
 use std::path::{Path, PathBuf};
 
 /// What is exported.
@@ -33,7 +33,7 @@ pub fn export(what: &Export) -> Result<i32> {
     doing("reading the plan");
     let stored = plan_dir::read(&what.plan)?;
     doing("exporting");
-    let done = exported(&stored, what.to, what.exact)?;
+    let done = shardc_export::export(&stored, what.to, what.exact)?;
     done.told.iter().for_each(note);
     let all = done.files;
     let Some(dir) = &what.output else {

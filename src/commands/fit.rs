@@ -2,13 +2,13 @@
 
 use super::measure::tell;
 use super::price::{in_file, machines, read_rows};
-use crate::terminal::note;
 use clap::Args;
 use shardc_cost::device::Device;
 use shardc_cost::fit::{self, RUNS};
 use shardc_cost::table::Run;
 use shardc_ir::diag::{Diag, Result, count};
 use shardc_ir::files::{self, FileFormat, io_error};
+use shardc_process::terminal::note;
 use std::path::PathBuf;
 
 /// What is fitted.

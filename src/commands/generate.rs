@@ -6,14 +6,14 @@ mod sampling;
 mod writer;
 
 use super::run::{Kernels, On};
-use crate::data::{Prompts, Reading, Templating};
-use crate::hub;
-use crate::terminal::{json_line, note, print, rest};
 use clap::builder::RangedU64ValueParser;
 use sampling::Sampling;
 use serde_json::{Value as Json, json};
 use shardc_ir::diag::{Diag, Result, count};
 use shardc_ir::types::DType;
+use shardc_plans::hub;
+use shardc_process::terminal::{json_line, note, print, rest};
+use shardc_train::data::{Prompts, Reading, Templating};
 use std::collections::BTreeSet;
 use std::io::{IsTerminal as _, Read as _};
 use std::path::{Path, PathBuf};

@@ -2,13 +2,13 @@
 
 use super::passes::write_program;
 use super::warn;
-use crate::shell::word;
-use crate::terminal::{note, show_file, show_written};
 use clap::{Args, ValueEnum};
 use shardc_frontends::import::{DEFAULT, Opened, Raise, Sizes};
 use shardc_ir::diag::{Result, count};
 use shardc_ir::plan::Mode;
 use shardc_ir::text;
+use shardc_process::shell::word;
+use shardc_process::terminal::{note, show_file, show_written};
 use std::path::PathBuf;
 
 /// How such an archive is made.

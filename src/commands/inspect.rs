@@ -1,28 +1,16 @@
 //! `shardc inspect`: the programs of a plan, a summary of what they cost, the ranks.
 
-mod collectives;
-mod instructions;
-mod kernels;
-mod layers;
-mod local;
-mod ranks;
-mod summary;
-mod timeline;
-
-pub use layers::{
-    Calls, LayerCollectives, Section, Where, is_gradient, layer_collectives, numbered,
-};
-pub use ranks::{coordinates, group_text};
-pub use summary::{layers as layers_of, order, trimmed};
-pub use timeline::{measured, read as read_trace, unit};
-
-use crate::plan_dir::Stored;
-use crate::terminal::{Shown, json_line, note, warn};
 use serde_json::json;
 use shardc_ir::diag::{Diag, Result, count};
 use shardc_ir::func::Module;
 use shardc_ir::phase::Phase;
 use shardc_ir::text;
+use shardc_plans::again::made_again;
+use shardc_plans::stored::Stored;
+use shardc_process::terminal::{Shown, json_line};
+use shardc_report::inspect::{
+    collectives, instructions, kernels, local, other_programs, ranks, summary, timeline,
+};
 
 /// What to show of a plan; without flags, its programs.
 #[derive(clap::Args, Clone, Debug, Default)]
@@ -164,34 +152,17 @@ fn uncoloured(s: &Stored, what: &Inspect, json: bool) -> Result<String> {
     Ok(rank.map_or(String::new(), |r| r.header()) + &program)
 }
 
-/// A warning where a plan's programs are not those that its model compiles to, or a note where they need not be.
-pub fn other_programs(s: &Stored, again: &Module) {
-    if let Some(from) = &s.from {
-        let why = "why, and what passes leave, is said of its model, compiled without that";
-        return note(format!("this plan was made with --from {}: {why}", from.pass));
-    }
-    let differ = text::print(&s.plan.module) != text::print(again);
-    let what =
-        "this plan's programs differ from those that its model.ir and options.toml compile to";
-    let d = || {
-        Diag::new("plan", what)
-            .why("what passes leave, and why, is made again from model.ir")
-            .help("without --phase, shardc inspect shows the stored programs; shardc verify says where they differ")
-    };
-    warn(&Vec::from_iter(differ.then(d)));
-}
-
 /// The module as a pass leaves it: stored, or made again from the source.
 fn module(s: &Stored, phase: Option<&str>) -> Result<Module> {
     let Some(phase) = phase else { return Ok(s.plan.module.clone()) };
     let (mut known, mut found) = (vec!["source".to_string()], None);
-    let again = crate::recompile_watched(s, &s.options, &mut |pass, m| {
+    let again = made_again(s, &mut |pass, m| {
         known.push(pass.into());
         if pass == phase {
             found = Some(m.clone());
         }
     })?;
-    other_programs(s, &again.stored.plan.module);
+    other_programs(s, &again.plan.module);
     known.push("kernels".into());
     found.ok_or_else(|| {
         Diag::new("unknown-pass", format!("no phase is called `{phase}`"))

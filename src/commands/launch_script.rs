@@ -1,13 +1,13 @@
 //! `shardc launch-script`: a file that starts a plan's ranks on a cluster.
 
 use super::run::Engine;
-use crate::cluster::Transport;
-use crate::plan_dir;
-use crate::shell::{no_flag, quoted};
-use crate::terminal::json_line;
 use clap::ValueEnum as _;
 use serde_json::json;
 use shardc_ir::diag::{Diag, Result};
+use shardc_plans::plan_dir;
+use shardc_process::shell::{no_flag, quoted};
+use shardc_process::terminal::json_line;
+use shardc_train::cluster::Transport;
 use std::path::PathBuf;
 
 /// The launcher of a site.

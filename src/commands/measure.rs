@@ -2,16 +2,17 @@
 
 use super::run::{On, Products};
 use super::show;
-use crate::machine;
-use crate::measure::{measure as of_processor, of_device};
-use crate::signals;
-use crate::terminal::{json_line, note, notes, talks};
 use clap::Args;
 use serde::Serialize;
+use shardc_compiler::measure::measure as of_processor;
+use shardc_compiler::measure::of_device;
 use shardc_cost::device::{Device, Fit, Provenance};
 use shardc_cost::fit::{NAMES, constant};
 use shardc_ir::diag::{Diag, Result, count};
 use shardc_ir::files::{self, FileFormat, io_error};
+use shardc_plans::machine;
+use shardc_process::signals;
+use shardc_process::terminal::{json_line, note, notes, talks};
 use std::path::{Path, PathBuf};
 
 /// What is measured.

@@ -6,6 +6,8 @@ pub mod compile;
 pub mod data;
 pub mod diff;
 pub mod doctor;
+pub mod elsewhere;
+mod engines;
 pub mod explain;
 pub mod export;
 pub mod fit;
@@ -15,6 +17,7 @@ pub mod inspect;
 pub mod launch_script;
 pub mod measure;
 mod opt;
+pub mod pages;
 pub mod passes;
 pub mod plan;
 pub mod price;
@@ -27,17 +30,16 @@ pub mod saving;
 pub mod shell;
 pub mod verify;
 
-use crate::flags::{self, Flags};
-use crate::hub;
-use crate::plan_dir::bare;
-use crate::process::most_memory;
-use crate::proof::Prove;
-use crate::report::bytes;
-use crate::terminal::{
+use clap::{Parser, Subcommand, ValueEnum};
+use shardc_ir::diag::{Diag, Result, bytes};
+use shardc_plans::flags::{self, Flags};
+use shardc_plans::hub;
+use shardc_plans::plan_dir::bare;
+use shardc_process::memory::most_memory;
+use shardc_process::terminal::{
     Shown, Talk, Volume, detail, doing, note, rest, show, show_page, talk, warn,
 };
-use clap::{Parser, Subcommand, ValueEnum};
-use shardc_ir::diag::{Diag, Result};
+use shardc_report::proof::Prove;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -245,14 +247,14 @@ fn command(cli: Cli) -> Result<i32> {
         Command::Opt(how) => opt::opt(&how, json),
         Command::Inspect { plan, what } => {
             doing("reading the plan");
-            show(inspect::inspect(&crate::plan_dir::read(&plan)?, &what, json)?);
+            show(inspect::inspect(&shardc_plans::plan_dir::read(&plan)?, &what, json)?);
             Ok(0)
         }
         Command::Explain { plan, what } => {
             let own = plan.to_string_lossy();
             match what {
                 Some(what) if !what.trim().starts_with("rule:") => {
-                    show(explain::explain(&crate::plan_dir::read(&plan)?, &what, json)?);
+                    show(explain::explain(&shardc_plans::plan_dir::read(&plan)?, &what, json)?);
                 }
                 what => {
                     let text = explain::explain_rule(what.as_deref().unwrap_or(&own), json)?;

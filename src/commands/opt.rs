@@ -2,15 +2,14 @@
 
 use super::passes::{MAX_TEXT, attempt, carried, find, read, write_program};
 use super::show;
-use crate::flags::Flags;
-use crate::terminal::{Shown, json_line, show_written};
 use clap::Args;
 use serde_json::json;
 use shardc_ir::diag::{Diag, Result};
-use shardc_ir::files;
-use shardc_ir::text;
+use shardc_ir::{files, text};
 use shardc_passes::cases::Case;
 use shardc_passes::pipeline::{self, Pass};
+use shardc_plans::flags::Flags;
+use shardc_process::terminal::{Shown, json_line, show_written};
 use std::path::{Path, PathBuf};
 
 #[derive(Args, Debug)]

@@ -1,8 +1,5 @@
 //! Passes one by one: what they leave, and where a compilation begins.
 
-use crate::flags::Flags;
-use crate::proof::Prove;
-use crate::signals;
 use clap::Args;
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::files::make::Folder;
@@ -16,6 +13,9 @@ use shardc_ir::verify::verify;
 use shardc_ir::weights::Weight;
 use shardc_passes::options::Options;
 use shardc_passes::pipeline::{self, Begin, Manager, PASSES, Pass};
+use shardc_plans::flags::Flags;
+use shardc_process::signals;
+use shardc_report::proof::Prove;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -2,29 +2,29 @@
 
 mod lines;
 
-use super::price::{time, trust};
 use super::{Format, show};
-use crate::export::Target;
-use crate::flags::{self, Training, memory, memory_of, whole};
-use crate::machine::device;
-use crate::planner::largest::{Largest, Limit, Of, largest};
-use crate::planner::space::NUMBERS;
-use crate::planner::what_if::{self, Ifs};
-use crate::planner::{
-    Asked, BUDGET, Compiled, Cut, EACH, Found, Progress, SEQ, about_a_million, plan as search,
-    with_narrow_gradients,
-};
-use crate::report::bytes;
-use crate::search::ways::mesh_text;
-use crate::signals;
-use crate::terminal::{self, json_line, note};
 use clap::builder::PossibleValuesParser;
 use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
+use shardc_compiler::planner::largest::{Largest, Limit, Of, largest};
+use shardc_compiler::planner::plan as search;
+use shardc_compiler::planner::space::NUMBERS;
+use shardc_compiler::planner::what_if::{self, Ifs};
+use shardc_compiler::planner::{
+    Asked, BUDGET, Compiled, Cut, EACH, Found, Progress, SEQ, about_a_million,
+    with_narrow_gradients,
+};
+use shardc_compiler::search::ways::mesh_text;
 use shardc_cost::device::Device;
-use shardc_ir::diag::{Diag, Result, count};
+use shardc_ir::diag::time;
+use shardc_ir::diag::{Diag, Result, bytes, count};
 use shardc_passes::options::Options;
 use shardc_passes::pipeline::Manager;
+use shardc_plans::flags::{self, Target, Training, memory, memory_of, whole};
+use shardc_plans::machine::device;
+use shardc_process::signals;
+use shardc_process::terminal::{self, json_line, note};
+use shardc_report::prices::trust;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -162,7 +162,7 @@ impl Plan {
             Ok((name.to_string(), value.ok_or_else(no)?))
         };
         let own = self.training().0.with("dtype", &self.dtype);
-        let seq = match (self.seq, crate::facts(&self.model)?) {
+        let seq = match (self.seq, shardc_plans::input::facts(&self.model)?) {
             (Some(seq), _) => seq,
             (None, facts) => facts.map_or(SEQ, |f| f.max_positions.clamp(1, SEQ)),
         };
@@ -329,7 +329,7 @@ fn nothing_fits(what: &Plan, asked: &Asked, found: &Found, quiet: bool) -> Diag 
 fn write(model: &Path, asked: &Asked, best: &Compiled, dir: &Path) -> Result<()> {
     let memory = Some(asked.room(best.beside));
     let o = Options { memory, ..best.options.clone() };
-    let mut done = crate::compile_with(model, &o, Manager::new(&mut |_, _| {}))?;
+    let mut done = shardc_compiler::compile_with(model, &o, Manager::new(&mut |_, _| {}))?;
     // As the command that is printed makes it.
     done.stored.options.memory = None;
     done.write(dir)

@@ -5,23 +5,24 @@ mod launches;
 mod why;
 
 use super::show;
-use crate::machine::{device, gradients, precision, sizes};
-use crate::plan_dir::{self, Stored};
-use crate::report::{Chosen, beside_words};
-use crate::terminal::{json_line, note, prose, show_file, show_written};
 use against::Against;
 use clap::Args;
 use launches::each;
-pub use launches::words;
 use serde_json::{Value, json};
 use shardc_cost::beside;
-use shardc_cost::device::{Device, Provenance};
+use shardc_cost::device::Device;
 use shardc_cost::parts::Parts;
 use shardc_cost::plan::{self, PlanPrice};
 use shardc_cost::table::{self, Row};
-use shardc_ir::diag::{Diag, Result};
+use shardc_ir::diag::{Diag, Result, time};
 use shardc_ir::files::{self, FileFormat, io_error};
 use shardc_passes::options::Transport;
+use shardc_plans::machine::device;
+use shardc_plans::plan_dir;
+use shardc_plans::stored::Stored;
+use shardc_process::terminal::{json_line, note, prose, show_file, show_written};
+use shardc_report::prices::{trust, utilisation};
+use shardc_report::report::{Chosen, beside_words};
 use std::path::{Path, PathBuf};
 pub use why::{constants, tables};
 
@@ -126,33 +127,6 @@ pub(super) fn in_file(d: Diag, path: &Path) -> Diag {
     }
 }
 
-/// What the figures rest on.
-pub fn trust(d: &Device) -> String {
-    let from = match d.fit.gemm.from {
-        Provenance::Measured => "measured",
-        Provenance::Tables => "fitted on published runs of other software",
-        Provenance::Prior => "a guess that nothing was compared with",
-    };
-    format!(
-        "extrapolated: no run of a plan of this compiler was compared on {}; its share of the peak for products \
-         ({:.2}) is {from}",
-        d.name, d.fit.gemm.value
-    )
-}
-
-/// Model FLOPs of a step over what all ranks could do in its time; none for a model that was a text.
-pub fn utilisation(stored: &Stored, d: &Device, seconds: f64) -> Option<f64> {
-    let facts = stored.facts.as_ref()?;
-    let s = &stored.plan.settings;
-    let sizes = sizes(facts, &stored.config);
-    let source = crate::model_of(stored).ok()?;
-    let gradients = gradients(&source, &stored.options, &sizes).ok()?;
-    let tokens = (s.global_batch * s.seq) as f64;
-    let flops = sizes.step_flops_with(tokens, s.seq as f64, gradients);
-    let peak = d.peak.get(&precision(&stored.options))?;
-    Some(flops / (peak * stored.plan.module.mesh.ranks() as f64 * seconds))
-}
-
 /// Parts of a step with what they take of it, those that take something.
 pub fn lines(parts: &Parts) -> String {
     let total = parts.total();
@@ -160,15 +134,6 @@ pub fn lines(parts: &Parts) -> String {
         format!("{name:<10} {:>12}  {:>5.1} %\n", time(s), 100.0 * s / total)
     };
     parts.list().into_iter().filter(|p| p.1 > 0.0).map(line).collect()
-}
-
-/// Seconds with their unit.
-pub fn time(s: f64) -> String {
-    match s {
-        s if s >= 1.0 => format!("{s:.2} s"),
-        s if s >= 1e-3 => format!("{:.2} ms", s * 1e3),
-        s => format!("{:.1} us", s * 1e6),
-    }
 }
 
 fn human(stored: &Stored, d: &Device, p: &PlanPrice) -> String {

@@ -1,13 +1,14 @@
 //! `shardc prove`: shows that a plan computes what its model means, for all numbers.
 
 use super::{By, show};
-use crate::terminal::{Volume, doing, json_line, note, talks};
-use crate::{plan_dir, proof};
 use serde_json::{Value as Json, json};
 use shardc_ir::diag::Result;
+use shardc_plans::plan_dir;
+use shardc_process::terminal::{Volume, doing, json_line, note, talks};
 use shardc_prove::field::Progress;
 use shardc_prove::ledger::Refuted;
 use shardc_prove::{Report, Verdict};
+use shardc_report::proof;
 use std::path::Path;
 use std::time::{Duration, Instant};
 

@@ -2,16 +2,17 @@
 //! Python package start it: what a checkpoint is, its order and its hashes, only this program knows.
 
 use super::run::{Start, loads};
-use crate::checkpoint::{LeftOut, OptimResume, Saved, Saves, check_steps};
 use crate::commands::saving::place_of;
-use crate::lock;
-use crate::plan_dir::{self, Stored};
-use crate::terminal::{show, warn};
 use crate::torch::{self, Door, SECRET};
 use serde_json::{Value as Json, json};
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::loss_scale::ScaleState;
+use shardc_plans::plan_dir;
+use shardc_plans::stored::Stored;
+use shardc_process::terminal::{show, warn};
 use shardc_runtime::Wanted;
+use shardc_train::checkpoint::{LeftOut, OptimResume, Saved, Saves, check_steps};
+use shardc_train::lock;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::time::Duration;

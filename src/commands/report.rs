@@ -1,12 +1,12 @@
 //! `shardc report`: a plan as one page for a browser.
 
-use crate::machine::device;
-use crate::plan_dir;
-use crate::report::page::{Asked, page};
-use crate::terminal::{doing, note, show_written};
 use clap::Args;
 use shardc_ir::diag::Result;
 use shardc_ir::files::{self, FileFormat};
+use shardc_plans::machine::device;
+use shardc_plans::plan_dir;
+use shardc_process::terminal::{doing, note, show_written};
+use shardc_report::page::{Asked, page};
 use std::path::PathBuf;
 
 /// What the page is of.

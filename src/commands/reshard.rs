@@ -1,23 +1,22 @@
 //! `shardc reshard`: a checkpoint as another mesh would write it, or as a Hugging Face folder.
 
 use super::saving::{CHECKPOINTS, HowToSave, apart, place_of, prepare, same_model, write};
-use crate::adapters::{self, Merge};
-use crate::axes;
-use crate::checkpoint::{self, Reached, Saved};
-use crate::flags::Flags;
-use crate::lock;
-use crate::plan_dir::Stored;
-use crate::retarget;
-use crate::rules;
-use crate::terminal::{json_line, note, show};
 use serde_json::json;
+use shardc_compiler::retarget;
 use shardc_frontends::check_target;
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::func::{Role, RoleKind};
 use shardc_ir::plan::Plan;
 use shardc_ir::weights::Weight;
 use shardc_passes::options::{CpSplit, Options, Order, TpMode};
+use shardc_plans::adapters::{self, Merge};
+use shardc_plans::flags::Flags;
+use shardc_plans::stored::Stored;
+use shardc_plans::{axes, rules};
+use shardc_process::terminal::{json_line, note, show};
 use shardc_runtime::holdings::{Holding, holdings};
+use shardc_train::checkpoint::{self, Reached, Saved};
+use shardc_train::lock;
 use std::path::PathBuf;
 
 /// Flags of `reshard`.

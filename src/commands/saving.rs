@@ -1,15 +1,15 @@
 //! How models are saved, whichever command does it: flags, and what must not be replaced.
 
-use crate::flags::bytes_of;
-use crate::input::PROGRAMS;
-use crate::plan_dir::Stored;
-use crate::terminal::{note, warn};
 use serde_json::Value as Json;
 use shardc_frontends::{Base, MAX_CONFIG, OF_WEIGHTS, Saving};
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::files::{self, Place};
 use shardc_ir::types::DType;
 use shardc_ir::weights::Weight;
+use shardc_plans::flags::bytes_of;
+use shardc_plans::input::PROGRAMS;
+use shardc_plans::stored::Stored;
+use shardc_process::terminal::{note, warn};
 use std::collections::BTreeSet;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};

@@ -1,10 +1,10 @@
 //! `shardc completions` and `shardc man`: what a shell and a reader of manuals know of the command line.
 
 use super::Cli;
-use crate::terminal::show_file;
 use clap::CommandFactory as _;
 use clap_complete::Shell;
 use shardc_ir::diag::{Diag, Result};
+use shardc_process::terminal::show_file;
 
 /// Prints the completions of a shell.
 pub fn completions(shell: Shell) -> i32 {

@@ -1,17 +1,13 @@
 //! `shardc verify`: whether a plan is what its model compiles to, fits together, and computes the
 //! model's numbers.
 
+use super::engines;
 use super::run::{Engine, observed};
 use super::show;
-use crate::input::PROGRAMS;
-use crate::numbers::{self, TOLERANCE};
-use crate::plan_dir::{self, Stored, Timeless};
-use crate::proof;
-use crate::terminal::{doing, json_line};
-use crate::torch;
-use crate::{Output, as_made};
 use serde::Serialize;
 use serde_json::json;
+use shardc_compiler::numbers::{self, TOLERANCE};
+use shardc_compiler::{Output, as_made};
 use shardc_ir::diag::{Diag, Exit, Result, one_line};
 use shardc_ir::plan::Plan;
 use shardc_ir::schedule::write_csv;
@@ -20,6 +16,11 @@ use shardc_passes::classes::rank_classes;
 use shardc_passes::memory::replay;
 use shardc_passes::options::{Options, Order, ShardRule};
 use shardc_passes::step;
+use shardc_plans::input::PROGRAMS;
+use shardc_plans::plan_dir::{self, Timeless};
+use shardc_plans::stored::Stored;
+use shardc_process::terminal::{doing, json_line};
+use shardc_report::proof;
 use std::path::Path;
 use std::time::Duration;
 
@@ -138,7 +139,7 @@ fn exact(name: &str, problem: Option<String>) -> Check {
 
 /// What the plan has that config.json does not make, or that model.ir and options.toml do not compile to.
 fn other_than_compiled(s: &Stored, again: Result<Output>) -> Option<String> {
-    match crate::of_config(s) {
+    match shardc_plans::again::of_config(s) {
         Ok(made) => {
             // Of a text and of an archive nothing is known but the program.
             let known = made.as_ref().map(|(i, _)| (i.facts, i.family.as_str()));
@@ -251,7 +252,7 @@ const TORCH: Duration = Duration::from_secs(600);
 /// A plan's numbers on both engines.
 fn engines(s: &Stored) -> Result<Vec<Check>> {
     doing("taking steps on both engines");
-    let one = |d: torch::Apart| {
+    let one = |d: engines::Apart| {
         let ok = d.error <= d.tolerance;
         Check {
             name: format!("torch-{}", d.name),
@@ -261,7 +262,7 @@ fn engines(s: &Stored) -> Result<Vec<Check>> {
             detail: d.worst.filter(|_| !ok).map(|w| format!("   worst: {w}")),
         }
     };
-    Ok(torch::compare(&observed(s, false)?, TORCH)?.into_iter().map(one).collect())
+    Ok(engines::compare(&observed(s, false)?, TORCH)?.into_iter().map(one).collect())
 }
 
 /// The same family and layout with small sizes: two layers or one per stage, narrow, short.
@@ -312,12 +313,12 @@ fn shrink(s: &Stored) -> Result<Output> {
     o.global_batch = o.data_parallel() * o.microbatch * microbatches;
     // What was said of layers that are no longer there is left out.
     let alone = |shard: Vec<ShardRule>, freeze: Vec<String>| Options { shard, freeze, ..o.clone() };
-    let known = |p: &Options| match crate::compile_config(&config, p) {
+    let known = |p: &Options| match shardc_compiler::compile_config(&config, p) {
         Err(d) => d.code != "unknown-tensor",
         Ok(_) => true,
     };
     let shard = o.shard.iter().filter(|r| known(&alone(vec![(*r).clone()], vec![]))).cloned();
     let freeze = o.freeze.iter().filter(|g| known(&alone(vec![], vec![(*g).clone()]))).cloned();
     let o = alone(shard.collect(), freeze.collect());
-    crate::compile_config(&config, &o)
+    shardc_compiler::compile_config(&config, &o)
 }

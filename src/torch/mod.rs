@@ -1,24 +1,22 @@
-//! The ranks of a plan in PyTorch: its program ([`crate::export`]), started by torchrun, and a connection to each rank.
+//! The ranks of a plan in PyTorch: its program ([`shardc_export`]), started by torchrun, and a connection to each rank.
 //! Rows, first values, learning rates and checkpoints stay with this process, so that all of them are as with its
 //! own ranks.
 
-mod compare;
 mod door;
 mod link;
 
-pub use compare::{Apart, compare};
 pub use door::{Door, SECRET};
 
-use crate::cluster::launcher::Launched;
-use crate::cluster::secret;
-use crate::export::torch::program;
-use crate::plan_dir::Stored;
 use door::{ADDRESS, PAUSE};
 use rustix::process::{Pid, Signal, kill_process_group};
+use shardc_export::torch::program;
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::files::{self, Undo, Unfinished, make};
 use shardc_ir::plan::Plan;
+use shardc_plans::stored::Stored;
 use shardc_runtime::{LoadFn, Session};
+use shardc_train::cluster::launcher::Launched;
+use shardc_train::cluster::secret;
 use std::io::Write as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;

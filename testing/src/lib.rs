@@ -7,6 +7,7 @@ pub mod texts;
 
 use std::fmt;
 use std::net::TcpListener;
+use std::path::Path;
 use std::sync::atomic::{AtomicU16, Ordering};
 
 /// What a machine may lack, and some tests need.
@@ -147,4 +148,17 @@ mod tests {
             }
         }
     }
+}
+
+/// The folders with the sources of all crates that are for users, and of this one, from the root of the workspace:
+/// those beside a `Cargo.toml`, examples and fuzzing aside.
+pub fn sources() -> Vec<String> {
+    let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
+    let all = std::fs::read_dir(root).expect("the root of the workspace").flatten();
+    let name = |e: std::fs::DirEntry| e.file_name().into_string().expect("a name");
+    let is = |of: &String| ["Cargo.toml", "src"].iter().all(|f| root.join(of).join(f).exists());
+    let mut found: Vec<String> = all.map(name).filter(is).map(|of| of + "/src").collect();
+    found.push("src".into());
+    found.sort();
+    found
 }

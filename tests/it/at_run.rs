@@ -251,7 +251,7 @@ fn an_epoch_reads_every_piece_once() {
     assert!(epochs[0] != epochs[1] || epochs[1] != epochs[2]);
 }
 
-fn plan(lab: &Lab, more: &[&str]) -> shardc::plan_dir::Stored {
+fn plan(lab: &Lab, more: &[&str]) -> shardc::stored::Stored {
     let config = lab.config("gpt2", json!({ "vocab_size": 256 }));
     lab.ok(&[&["compile", &config, "-o", "p", "--seq", "16", "--lr", "3e-3"], more].concat());
     shardc::plan_dir::read(&lab.path("p")).expect("a plan")

@@ -466,12 +466,12 @@ fn answers_say_where_sums_are() {
     let list = text(&["inspect", "p", "--rank", "0", "--instructions"]);
     assert_eq!(list.matches("Backward").count(), 2, "{list}");
     let all = shardc::plan_dir::read(&lab.path("p")).expect("a plan").plan;
-    let numbers = shardc::commands::inspect::numbered(&all);
+    let numbers = shardc::inspect::numbered(&all);
     let of_last = |x: &(usize, usize)| all.module.funcs[x.0].kind == FuncKind::BackwardLast;
     let first = numbers.iter().position(of_last).expect("a sum") + 1;
     let why = text(&["explain", "p", &format!("collective:{first}")]);
     assert!(why.contains("once per step, for the last microbatch"), "{why}");
-    let counted = shardc::commands::inspect::layer_collectives(&all, 0);
+    let counted = shardc::inspect::layer_collectives(&all, 0);
     let gradients: usize = counted.step().iter().flat_map(|s| &s.calls).map(|c| c.gradients).sum();
     assert_eq!(gradients, all.weights.len());
     lab.ok(&["inspect", "p", "--summary"]);

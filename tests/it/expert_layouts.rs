@@ -222,7 +222,7 @@ fn a_stored_plan_is_compiled_for_another_mesh() {
         let other = Options { microbatch: rows / dp, ..on(row) };
         let again = shardc::recompile(&first, &other).unwrap_or_else(|e| panic!("{row:?}: {e}"));
         let fresh = shardc::compile_config(config, &other).unwrap_or_else(|e| panic!("{e}"));
-        let print = |s: &shardc::plan_dir::Stored| text::print(&s.plan.module);
+        let print = |s: &shardc::stored::Stored| text::print(&s.plan.module);
         assert_eq!(print(&again.stored), print(&fresh.stored), "{row:?}");
         assert_eq!(again.stored.source, first.source, "{row:?}");
     }

@@ -490,7 +490,8 @@ fn targets_start_with_what_is_written() {
 /// Which families each target takes, of a plan for one rank: the table of the documentation.
 #[test]
 fn families_by_target_are_as_documented() {
-    use shardc::export::{Target, export};
+    use shardc::export::export;
+    use shardc::flags::Target;
     let lab = Lab::new("exports-families");
     let all = [
         ("llama", "llama_mha"),

@@ -4,10 +4,13 @@
 mod docs;
 mod explained;
 use crate::fixture::*;
-use shardc::commands::explain::{self, PAGES, Why, explain};
-use shardc::commands::inspect::{Inspect, LayerCollectives, inspect, layer_collectives, numbered};
-use shardc::plan_dir::Stored;
+use shardc::commands::explain::explain;
+use shardc::commands::inspect::{Inspect, inspect};
+use shardc::commands::pages::PAGES;
+use shardc::explain::{self, Why};
+use shardc::inspect::{LayerCollectives, layer_collectives, numbered};
 use shardc::report;
+use shardc::stored::Stored;
 use shardc_ir::func::Module;
 use shardc_ir::plan::Mode;
 use shardc_ir::schedule::write_csv;

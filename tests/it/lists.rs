@@ -2,7 +2,7 @@
 
 use crate::lab::Lab;
 use serde_json::Value as Json;
-use shardc::commands::inspect::numbered;
+use shardc::inspect::numbered;
 use shardc::plan_dir;
 use shardc::report::collectives;
 use shardc_ir::plan::{Instr, Plan};

@@ -1,6 +1,8 @@
 //! The pictures of a pipeline, through the command line: what a run did as a trace, and the schedule
 //! drawn in unit times and in the times of that run.
 
+mod step;
+
 use serde_json::Value as Json;
 use std::collections::BTreeMap;
 use std::path::PathBuf;

@@ -1,6 +1,8 @@
 //! `shardc report` through the command line: its files, what a browser makes of them, and traces in the tool
 //! that is to read them.
 
+mod data;
+
 use crate::lab::{FIXTURES, Lab};
 use shardc_testing::{Tool, skip};
 use std::path::Path;

@@ -53,7 +53,6 @@ mod olmo3;
 mod olmoe;
 mod phi;
 mod phi3;
-mod positions;
 mod qwen2;
 mod qwen2_moe;
 mod qwen3;
@@ -66,6 +65,7 @@ mod stablelm;
 mod starcoder2;
 mod wrappers;
 
+pub use crate::positions::{Adjacent, Positions, Still, Turning};
 pub use attention::{
     Attention, Growth, HeadNorms, Heads, Latent, LatentSizes, NormedOver, Scores, Unlisted, Window,
 };
@@ -75,7 +75,6 @@ pub use experts::{
 };
 pub use keys::{Known, Only};
 pub use mlp::{Activation, Bias, Linear, Mlp, WeightOrder};
-pub use positions::{Adjacent, Positions, Still, Turning};
 pub use recurrent::{Mamba2, Mixer, Recurrent, RecurrentKeys, RecurrentSizes, StepSizes, Walking};
 pub use wrappers::is_wrapper;
 

@@ -2,13 +2,7 @@
 
 use super::Generate;
 use super::last::{AT, at_one_position};
-use crate::adapters::same_factors;
-use crate::checkpoint::Saved;
 use crate::commands::run::{Run, Start, session};
-use crate::flags::adapter_of;
-use crate::plan_dir::{self, Stored};
-use crate::terminal::{doing, note};
-use crate::{hub, input, is_archive, read_model, source_for};
 use serde_json::Value as Json;
 use shardc_frontends::Checkpoint;
 use shardc_ir::diag::{Diag, Result};
@@ -19,8 +13,16 @@ use shardc_ir::source::Source;
 use shardc_passes::lora::Lora;
 use shardc_passes::options::Options;
 use shardc_passes::pipeline::{self, Manager};
+use shardc_plans::adapters::same_factors;
+use shardc_plans::again::source_for;
+use shardc_plans::flags::adapter_of;
+use shardc_plans::input::{self, is_archive, read_model};
+use shardc_plans::stored::Stored;
+use shardc_plans::{hub, plan_dir};
+use shardc_process::terminal::{doing, note};
 use shardc_runtime::session::{Session, StepBatch};
 use shardc_runtime::{Columns, Numbers};
+use shardc_train::checkpoint::Saved;
 use std::path::{Path, PathBuf};
 
 /// Largest config.json that is read, in bytes.
@@ -120,7 +122,7 @@ impl<'a> Writer<'a> {
                 if let Some(b) = input::brought(m)? {
                     (self.rows, self.fixed) = (b.rows.unwrap_or(1), b.seq);
                 }
-                self.most = crate::facts(m)?.map(|f| f.max_positions);
+                self.most = shardc_plans::input::facts(m)?.map(|f| f.max_positions);
                 None
             }
             From::Plan(s) | From::Checkpoint(s) => {

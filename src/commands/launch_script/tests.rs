@@ -26,7 +26,7 @@ fn words_of_a_next_command_are_paths() {
         ("my plan", "'my plan'"),
         ("-o; rm", "'./-o; rm'"),
     ] {
-        assert_eq!(crate::shell::word(Path::new(path)), want);
+        assert_eq!(shardc_process::shell::word(Path::new(path)), want);
     }
 }
 
@@ -34,7 +34,7 @@ fn words_of_a_next_command_are_paths() {
 #[test]
 fn names_are_read_as_they_are() {
     for name in ["plain", "it's", "a\nb: c", "tab\t'\\n\u{2028}z", "\u{7f}\u{85}x \"$y\""] {
-        let quoted = crate::shell::quoted(name);
+        let quoted = shardc_process::shell::quoted(name);
         assert!(!quoted.contains(['\n', '\u{85}', '\u{2028}']), "{quoted}");
         let said = Command::new("bash").args(["-c", &format!("printf %s {quoted}")]).output();
         assert_eq!(String::from_utf8(said.expect("bash").stdout).expect("words"), name);

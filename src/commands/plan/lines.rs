@@ -1,19 +1,20 @@
 //! Lines of `shardc plan`: what they assume, the command that makes one, and where its time goes.
 
 use super::{Plan, is_tie};
-use crate::commands::price::{constants, lines as parts, tables, time};
-use crate::export::Target;
-use crate::input::Input;
-use crate::planner::beyond::{Beyond, Extra};
-use crate::planner::{Asked, Compiled, Found};
-use crate::report::{beside_words, bytes};
-use crate::search::ways::mesh_text;
-use crate::shell::quoted;
-use crate::terminal;
+use crate::commands::price::lines as parts;
+use crate::commands::price::{constants, tables};
 use serde_json::{Value, json};
-use shardc_ir::diag::{Result, count};
+use shardc_compiler::planner::beyond::{Beyond, Extra};
+use shardc_compiler::planner::{Asked, Compiled, Found};
+use shardc_compiler::search::ways::mesh_text;
+use shardc_ir::diag::{Result, bytes, count, time};
 use shardc_ir::mesh::PIPELINE;
 use shardc_passes::options::{CpMode, CpSplit, Order};
+use shardc_plans::flags::Target;
+use shardc_plans::input::Input;
+use shardc_process::shell::quoted;
+use shardc_process::terminal;
+use shardc_report::report::beside_words;
 use std::ops::Range;
 
 /// What all lines are priced with, what lies beside the plan of the first, and what the target does not take.

@@ -1,15 +1,16 @@
 //! `shardc price --trace`: what launches are priced at, against what they took in a run.
 
-use super::launches::{each, words};
-use super::time;
-use crate::measure::{least_waiting, median};
-use crate::plan_dir::Stored;
+use super::launches::each;
 use serde::Deserialize;
 use serde_json::{Value, json};
+use shardc_compiler::measure::{least_waiting, median};
 use shardc_cost::plan::PlanPrice;
 use shardc_cost::plan::launch::Work;
+use shardc_ir::diag::time;
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::files;
+use shardc_plans::stored::Stored;
+use shardc_report::prices::words;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 

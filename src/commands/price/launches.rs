@@ -1,12 +1,12 @@
 //! The launches and exchanges of a plan, each with its sizes and its price.
 
-use super::time;
-use crate::plan_dir::Stored;
-use crate::report::bytes;
 use serde_json::{Value, json};
 use shardc_cost::plan::launch::{Pricer, Work};
 use shardc_cost::plan::{Item, PlanPrice};
+use shardc_ir::diag::time;
 use shardc_ir::plan::calls;
+use shardc_plans::stored::Stored;
+use shardc_report::prices::words;
 
 /// A launch or exchange of a function, and how often a step calls that.
 pub(super) type Each<'a> = (&'a str, usize, &'a Item);
@@ -71,29 +71,5 @@ fn sizes(w: &Work) -> Value {
             "kind": "exchange", "op": op, "ranks": group.size, "ranks_per_domain": group.per_domain,
             "domains": group.domains(), "bytes": bytes,
         }),
-    }
-}
-
-/// A launch in words.
-pub fn words(w: &Work) -> String {
-    match w {
-        Work::View => "view".into(),
-        Work::Product { gemm: g, precision, .. } | Work::Grouped { gemm: g, precision } => {
-            let times = if g.batch > 1.0 { format!("{} x ", g.batch) } else { String::new() };
-            format!("product {times}m={} n={} k={:.0} {}", g.m, g.n, g.k, precision.name())
-        }
-        Work::Attention { sizes: a, backward, .. } => {
-            let way = if *backward { "backward" } else { "forward" };
-            format!(
-                "attention {way} rows={} heads={} q={} k={} width={}",
-                a.rows, a.heads, a.queries, a.keys, a.width
-            )
-        }
-        Work::Rows { bytes: n } => format!("row-wise kernels, {}", bytes(*n as usize)),
-        Work::Exchange { op, group, bytes: sent, .. } => {
-            let (n, domains) = (group.size, group.domains());
-            let places = if domains == 1.0 { "domain" } else { "domains" };
-            format!("{op} over {n} ranks in {domains} {places}, {}", bytes(*sent as usize))
-        }
     }
 }

@@ -1,14 +1,14 @@
 //! Where the time of a step goes: by part with the formula that prices it, and by scope of the model.
 
-use super::time;
-use crate::terminal;
 use comfy_table::Table;
 use shardc_cost::device::{Constant, Device, Provenance};
 use shardc_cost::parts::Parts;
 use shardc_cost::plan::launch::{Pricer, Work};
 use shardc_cost::plan::{Item, PlanPrice};
+use shardc_ir::diag::time;
 use shardc_ir::func::{FuncKind, ScopeInfo};
 use shardc_ir::plan::{Plan, calls};
+use shardc_process::terminal;
 
 /// Formulas by part, as `docs/cost.md` derives them.
 const FORMULAS: [(&str, &str); 11] = [

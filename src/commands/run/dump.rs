@@ -1,12 +1,12 @@
 //! `--dump`: what a step shows, under the names of the checkpoint.
 
-use crate::as_made;
-use crate::plan_dir::Stored;
-use crate::terminal::note;
+use shardc_compiler::as_made;
 use shardc_frontends::{NamedTensor, whole_tensors, write_tensors};
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::func::{Role, RoleKind};
 use shardc_ir::plan::Mode;
+use shardc_plans::stored::Stored;
+use shardc_process::terminal::note;
 use shardc_runtime::{Session, StepResult};
 use std::path::Path;
 

@@ -1,12 +1,12 @@
 //! Data of evaluations: one batch of them, or all rows once.
 
-use crate::data::{Data, Order, Picks, number};
 use serde_json::{Value as Json, json};
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::func::{Fill, InputRow, RoleKind, trains_alone};
 use shardc_ir::plan::{Plan, Settings};
 use shardc_runtime::session::StepResult;
 use shardc_runtime::{Columns, Numbers, complete};
+use shardc_train::data::{Data, Order, Picks, number};
 use std::cell::Cell;
 use std::collections::BTreeMap;
 

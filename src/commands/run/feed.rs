@@ -1,11 +1,12 @@
 //! Where the data of a run come from.
 
 use super::Run;
-use crate::data::{Data, Order, Picks, Recipe, Source as From};
 use shardc_ir::diag::{Diag, Result, count};
 use shardc_ir::func::{Fill, InputRow};
 use shardc_ir::plan::Settings;
 use shardc_runtime::Columns;
+use shardc_train::data::Source as From;
+use shardc_train::data::{Data, Order, Picks, Recipe};
 use std::panic::resume_unwind;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;

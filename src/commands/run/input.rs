@@ -3,14 +3,14 @@
 use super::evaluation::Evaluation;
 use super::feed::Feed;
 use super::{Run, Start, settings, words};
-use crate::checkpoint::RunState;
-use crate::cluster::Job;
-use crate::data::{Source, is_text};
-use crate::plan_dir::Stored;
-use crate::terminal::{note, warn};
 use shardc_ir::diag::{Diag, Result, count};
 use shardc_ir::func::InputRow;
 use shardc_ir::plan::Mode;
+use shardc_plans::stored::Stored;
+use shardc_process::terminal::{note, warn};
+use shardc_train::checkpoint::{RATE, RunState};
+use shardc_train::cluster::Job;
+use shardc_train::data::{Source, is_text};
 use std::path::PathBuf;
 
 /// Opens the data of a run that begins behind step `done`, and those of its evaluations; with the number of its last step.
@@ -57,7 +57,7 @@ pub(super) fn opened(
         run.lr = how.given.over(run.lr, steps)?;
         if leads {
             let all = count(steps - done, "step", "steps");
-            note(format!("--epochs {n}: {all}, {} {}", settings::RATE, run.lr));
+            note(format!("--epochs {n}: {all}, {} {}", RATE, run.lr));
         }
     }
     if leads {
@@ -69,7 +69,7 @@ pub(super) fn opened(
         job.same("flags", &how.of_all(steps))?;
         job.same("the data", &feed.mark())?;
     }
-    let other = run.takes(&feed, start, how.data_restart)?;
+    let other = settings::takes(run, &feed, start, how.data_restart)?;
     if leads && !how.eval_only {
         warn(&other.into_iter().map(settings::otherwise).collect::<Vec<_>>());
         if how.data.as_deref().is_some_and(is_text) {

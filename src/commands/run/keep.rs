@@ -1,17 +1,17 @@
 //! What `run --save` does: every so many steps, at the end, and when the run is interrupted.
 
 use super::{Run, parameter};
-use crate::adapters;
-use crate::checkpoint::{self, LeftOut, RunState, Saved, Saves};
 use crate::commands::saving::{prepare, write};
-use crate::lock::{self, Lock};
-use crate::plan_dir::Stored;
-use crate::terminal::warn;
 use shardc_frontends::{Saving, check_target};
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::files::{self, Place};
 use shardc_ir::weights::Weight;
+use shardc_plans::adapters;
+use shardc_plans::stored::Stored;
+use shardc_process::terminal::warn;
 use shardc_runtime::Session;
+use shardc_train::checkpoint::{self, LeftOut, RunState, Saved, Saves};
+use shardc_train::lock::{self, Lock};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 

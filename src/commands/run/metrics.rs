@@ -2,12 +2,12 @@
 //! line, or an event.
 
 use super::events;
-use crate::process::most_memory;
-use crate::terminal::{fail, json_line, note, warn};
 use serde_json::{Value as Json, json};
 use shardc_ir::diag::{Diag, Result, count};
 use shardc_ir::files::make::{self, Folder};
 use shardc_ir::files::{self, FileFormat, Growing, Place};
+use shardc_process::memory::most_memory;
+use shardc_process::terminal::{fail, json_line, note, warn};
 use shardc_runtime::session::StepResult;
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -78,7 +78,8 @@ impl Metrics {
     /// `file` if it cannot be written.
     pub fn events(dir: &Path, done: usize) -> Result<Metrics> {
         let since = now();
-        let name = format!("events.out.tfevents.{}.{}", since as u64, crate::cluster::host());
+        let name =
+            format!("events.out.tfevents.{}.{}", since as u64, shardc_train::cluster::host());
         let pid = std::process::id();
         let (path, name) = (dir.join(format!("{name}.{pid}")), format!("{name}.{pid}"));
         let fails = |e| files::io_error("cannot write the events", &path, &e);

@@ -3,16 +3,16 @@
 
 use super::feed::Feed;
 use super::{Run, Start};
-use crate::checkpoint::RunState;
-use crate::cluster::Job;
-use crate::data::{Order, Picks, Recipe, default_order};
-use crate::flags::spec::keys;
-use crate::flags::{Rate, ends};
-use crate::plan_dir::Stored;
-use crate::terminal::{note, warn};
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::plan::{Fall, LrSchedule, Mode};
 use shardc_passes::options::Options;
+use shardc_plans::flags::spec::keys;
+use shardc_plans::flags::{Rate, ends};
+use shardc_plans::stored::Stored;
+use shardc_process::terminal::{note, warn};
+use shardc_train::checkpoint::{RATE, RunState};
+use shardc_train::cluster::Job;
+use shardc_train::data::{Order, Recipe, default_order};
 use toml::{Table, Value};
 
 /// Flags of `run` that go before what the plan says.
@@ -150,9 +150,6 @@ pub(super) fn otherwise(what: String) -> Diag {
         .help("resume with the plan, the data and the flags of the run that saved, to train as it would have")
 }
 
-/// What a run says first of a learning rate.
-pub(super) const RATE: &str = "learning rate";
-
 /// When a checkpoint had what a run has not.
 const WRITTEN: &str = "when the checkpoint was written";
 
@@ -176,64 +173,43 @@ fn replaced(plan: &Options, then: &Options) -> Vec<String> {
         .collect()
 }
 
-impl RunState {
-    /// These data from now on; what to tell where a checkpoint's run had others. With `restart` they are taken from
-    /// their beginning.
-    ///
-    /// # Errors
-    /// `resume` for examples of which the number of a row means another one.
-    pub(super) fn takes(
-        &mut self,
-        feed: &Feed,
-        start: &Start,
-        restart: bool,
-    ) -> Result<Vec<String>> {
-        let (now, recipe) = (feed.mark(), feed.recipe());
-        if let (Some(then), Some(own)) = (&self.recipe, &recipe) {
-            let other = own.differs(then);
-            let said = |(what, now, then): &(&str, String, String)| {
-                format!("{what} {now} ({then} {WRITTEN})")
-            };
-            let all: Vec<String> = other.iter().map(said).collect();
-            let rows = other.iter().any(|(what, ..)| Recipe::ROWS.contains(what));
-            if rows && !restart && self.rows > 0 {
-                let d = Diag::new(
-                    "resume",
-                    "rows of these data are others than those of the checkpoint",
-                )
-                .rule("a run goes on behind the last row that was taken")
-                .help("give the data and the flags of the run that saved")
-                .help("or take the data from their beginning: --data-restart");
-                return Err(all.into_iter().fold(d, Diag::why));
-            }
-            (self.data, self.recipe) = (Some(now), recipe);
-            return Ok(all);
+/// These data from now on; what to tell where a checkpoint's run had others. With `restart` they are taken from
+/// their beginning.
+///
+/// # Errors
+/// `resume` for examples of which the number of a row means another one.
+pub(super) fn takes(
+    run: &mut RunState,
+    feed: &Feed,
+    start: &Start,
+    restart: bool,
+) -> Result<Vec<String>> {
+    let (now, recipe) = (feed.mark(), feed.recipe());
+    if let (Some(then), Some(own)) = (&run.recipe, &recipe) {
+        let other = own.differs(then);
+        let said =
+            |(what, now, then): &(&str, String, String)| format!("{what} {now} ({then} {WRITTEN})");
+        let all: Vec<String> = other.iter().map(said).collect();
+        let rows = other.iter().any(|(what, ..)| Recipe::ROWS.contains(what));
+        if rows && !restart && run.rows > 0 {
+            let d =
+                Diag::new("resume", "rows of these data are others than those of the checkpoint")
+                    .rule("a run goes on behind the last row that was taken")
+                    .help("give the data and the flags of the run that saved")
+                    .help("or take the data from their beginning: --data-restart");
+            return Err(all.into_iter().fold(d, Diag::why));
         }
-        self.recipe = recipe;
-        let said = match start {
-            Start::Resumed(saved, _) => {
-                let then = saved.run.as_ref().and_then(|run| run.data.as_ref());
-                then.filter(|then| **then != now)
-                    .map(|then| format!("data {now} ({then} {WRITTEN})"))
-            }
-            _new => None,
-        };
-        self.data = Some(now);
-        Ok(said.into_iter().collect())
+        (run.data, run.recipe) = (Some(now), recipe);
+        return Ok(all);
     }
-
-    /// What is not as it was: a line for each.
-    fn differs(&self, was: &RunState, when: &str) -> Vec<String> {
-        let seeds = (self.seed.to_string(), was.seed.to_string());
-        let orders = (self.order.name().to_string(), was.order.name().to_string());
-        let rates = (self.lr.to_string(), was.lr.to_string());
-        let all = [(RATE, rates), ("order of data", orders), ("seed of data", seeds)];
-        let other = all.into_iter().filter(|(_, (now, then))| now != then);
-        other.map(|(what, (now, then))| format!("{what} {now} ({then} {when})")).collect()
-    }
-
-    /// Which rows of data the steps behind step `done` take.
-    pub(super) fn picks(&self, done: usize) -> Picks {
-        Picks { order: self.order, seed: self.seed, done: (done, self.rows) }
-    }
+    run.recipe = recipe;
+    let said = match start {
+        Start::Resumed(saved, _) => {
+            let then = saved.run.as_ref().and_then(|run| run.data.as_ref());
+            then.filter(|then| **then != now).map(|then| format!("data {now} ({then} {WRITTEN})"))
+        }
+        _new => None,
+    };
+    run.data = Some(now);
+    Ok(said.into_iter().collect())
 }

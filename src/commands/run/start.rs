@@ -1,22 +1,22 @@
 //! How the ranks of a run are started, and from which values.
 
 use super::{Kernels, On, Run, engine};
-use crate::checkpoint::{BaseModel, OptimResume, Saved};
-use crate::cluster::Job;
-use crate::device;
-use crate::plan_dir::Stored;
-use crate::terminal::{note, notes, warn};
 use crate::torch;
 use shardc_codegen::{c, program};
+use shardc_compiler::device;
 use shardc_frontends::import::Opened;
 use shardc_frontends::{CONFIG as ADAPTER_CONFIG, Checkpoint};
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::kernel::{Kernel, Program};
 use shardc_ir::plan::Plan;
 use shardc_ir::weights::Weight;
+use shardc_plans::stored::Stored;
+use shardc_process::terminal::{note, notes, warn};
 use shardc_runtime::cuda::{Device, Devices};
 use shardc_runtime::native::Native;
 use shardc_runtime::{First, Options, Session, Wanted};
+use shardc_train::checkpoint::{BaseModel, OptimResume, Saved};
+use shardc_train::cluster::Job;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -70,7 +70,7 @@ impl Start {
     /// # Errors
     /// `missing-weights`, and those of opening them.
     pub fn weights(dir: &Path, plan: &Plan) -> Result<Checkpoint> {
-        let is_archive = crate::is_archive(dir) && dir.is_file();
+        let is_archive = shardc_plans::input::is_archive(dir) && dir.is_file();
         let none = || {
             let what = match (dir.exists(), dir.is_dir()) {
                 (false, _) => "the folder does not exist",

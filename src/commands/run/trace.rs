@@ -1,15 +1,15 @@
 //! `run --trace`: what every rank did and when, as one file for a trace viewer.
 
-use crate::pictures::trace::{Chrome, Event};
-use crate::plan_dir::Stored;
-use crate::report::Experts;
-use crate::terminal::{fail, warn};
 use shardc_ir::diag::Result;
 use shardc_ir::files::{FileFormat, Growing};
 use shardc_ir::func::{FuncKind, FusedWithNext, Node};
 use shardc_ir::mesh::PIPELINE;
 use shardc_ir::plan::{Call, Instr, Plan, Transfer};
 use shardc_ir::schedule::ActionKind;
+use shardc_plans::stored::Stored;
+use shardc_process::terminal::{fail, warn};
+use shardc_report::pictures::trace::{Chrome, Event};
+use shardc_report::report::Experts;
 use shardc_runtime::{Done, Timing};
 use std::collections::HashMap;
 use std::path::Path;
@@ -123,7 +123,7 @@ impl Trace {
     pub fn write(self, stored: &Stored) -> i32 {
         let mesh = &stored.plan.module.mesh;
         let name = |r: usize| {
-            let at = crate::commands::inspect::coordinates(mesh, r);
+            let at = shardc_report::inspect::coordinates(mesh, r);
             let at: Vec<String> = at.iter().map(|(a, i)| format!("{a}={i}")).collect();
             format!("rank {r} {}", at.join(" ")).trim_end().to_string()
         };

@@ -2,8 +2,8 @@
 
 use super::Start;
 use super::feed::Feed;
-use crate::plan_dir::Stored;
 use shardc_ir::func::{Fill, InputRow};
+use shardc_plans::stored::Stored;
 
 /// How labels are made of tokens alone, for a model that does not move labels.
 pub(super) fn made_labels(row: &InputRow) -> String {

@@ -1,6 +1,7 @@
 //! Crates that this depends on: licences that `deny.toml` allows, and no source but the registry.
 
 mod makes;
+mod rooms;
 mod sbom;
 
 use serde_json::Value as Json;

@@ -1,4 +1,4 @@
-//! Flags of Megatron-LM against its own argument parser: `src/export/megatron/arguments.json`, which
+//! Flags of Megatron-LM against its own argument parser: `export/src/megatron/arguments.json`, which
 //! `tests/exports/arguments.py` made of its source, and rules of its `validate_args` and `TransformerConfig`.
 
 use crate::lab::Lab;
@@ -8,7 +8,7 @@ use std::path::Path;
 
 /// The table of arguments.
 fn arguments() -> Json {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/export/megatron/arguments.json");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("export/src/megatron/arguments.json");
     let text = std::fs::read_to_string(path).expect("a table");
     serde_json::from_str(&text).expect("JSON")
 }

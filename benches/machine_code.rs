@@ -15,7 +15,7 @@ use shardc_codegen::cuda::{self, limits::Limits};
 use shardc_codegen::nvrtc::{self, Usage};
 use shardc_ir::func::{Func, Module};
 use shardc_ir::group::launches;
-use shardc_ir::launch::Launch;
+use shardc_ir::launch::DeviceLaunch;
 use shardc_ir::ops::Kind;
 use shardc_ir::text::node_text;
 use shardc_ir::types::DType;
@@ -128,7 +128,7 @@ impl Code {
 }
 
 /// Warps of a multiprocessor that are there at once.
-fn warps(l: &Launch, u: &Usage, limits: &Limits) -> u32 {
+fn warps(l: &DeviceLaunch, u: &Usage, limits: &Limits) -> u32 {
     let own = l.threads.next_multiple_of(WARP);
     let registers = REGISTERS / (u.registers.next_multiple_of(8) * own).max(1);
     let shared = (limits.shared + OF_SYSTEM) / (u.shared + l.shared + OF_SYSTEM);
@@ -136,7 +136,7 @@ fn warps(l: &Launch, u: &Usage, limits: &Limits) -> u32 {
 }
 
 /// A row of numbers, if the kernel has a main loop.
-fn row(l: &Launch, arch: &str, limits: &Limits) -> Option<String> {
+fn row(l: &DeviceLaunch, arch: &str, limits: &Limits) -> Option<String> {
     let made = nvrtc::compile(&l.source, arch).unwrap_or_else(|e| panic!("{e}"));
     let u = made.usage.iter().find(|u| u.entry == l.entry)?;
     let file = std::env::temp_dir().join(format!("shardc-{}.cubin", std::process::id()));

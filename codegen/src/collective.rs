@@ -73,9 +73,9 @@ pub(crate) fn reduce_scatter(l: &Layout, axes: AtomSet, dim: usize) -> Kernel {
 
 /// Several gathers, or several scattered sums, of one group in one call: by tensor its op, and where its
 /// operand and its result are among those of the launch.
-pub(crate) fn together(l: &Layout, all: &[(&dyn ops::Collective, [usize; 2])]) -> Kernel {
+pub(crate) fn together(l: &Layout, all: &[(&dyn ops::LayoutChange, [usize; 2])]) -> Kernel {
     let axes = all[0].0.atoms();
-    let dim = |op: &dyn ops::Collective| op.dim().expect("it gathers or scatters a dim");
+    let dim = |op: &dyn ops::LayoutChange| op.dim().expect("it gathers or scatters a dim");
     kernel(
         axes,
         match all[0].0.sends() {

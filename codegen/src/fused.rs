@@ -130,7 +130,7 @@ fn by_piece(l: &Layout, o: &Scan, mut view: View) -> View {
     view
 }
 
-fn recurrent(l: &Layout, o: &Scan, behind: scan::Behind) -> Recurrent {
+fn recurrent(l: &Layout, o: &Scan, behind: scan::ScanOperands) -> Recurrent {
     let (q, v) = (l.lens(0), l.lens(3));
     let [tokens, each] = pieces(l, o);
     let rows = |l: &Layout, i| by_piece(l, o, rows(l, i));

@@ -8,13 +8,13 @@ use crate::cuda::HEADERS;
 use crate::nvrtc;
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::files::{self, make};
-use shardc_ir::launch::Source;
+use shardc_ir::launch::KernelSource;
 use std::collections::BTreeMap;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
 /// The file of a text's code for an architecture.
-fn name(source: &Source, arch: &str) -> String {
+fn name(source: &KernelSource, arch: &str) -> String {
     let mut hash = blake3::Hasher::new();
     let headers = HEADERS.iter().flat_map(|(name, text)| [*name, *text]);
     for part in [source.file, &source.text, arch].into_iter().chain(headers) {
@@ -102,7 +102,7 @@ fn run_by(arch: &str) -> Vec<String> {
 /// # Errors
 /// Those of [`nvrtc::compile`], `cuda-compile` if there is no folder to keep code in, and `plan` if the
 /// plan's code is not what it states.
-pub fn find(source: &Source, arch: &str, own: Option<&Own>) -> Result<Vec<u8>> {
+pub fn find(source: &KernelSource, arch: &str, own: Option<&Own>) -> Result<Vec<u8>> {
     let read = |own: &Own, arch: &str| own.read(&name(source, arch));
     match own.and_then(|own| run_by(arch).iter().find_map(|a| read(own, a))) {
         Some(code) => code,
@@ -124,7 +124,7 @@ fn sound(mut file: Vec<u8>) -> Option<Vec<u8>> {
 
 /// The code of a text for this very architecture: from the user's cache, else compiled and kept
 /// there. Without the compiler, code of any version of it will do.
-fn cached(source: &Source, arch: &str) -> Result<Vec<u8>> {
+fn cached(source: &KernelSource, arch: &str) -> Result<Vec<u8>> {
     let none = || std::io::Error::other("HOME is not set");
     let dir = cache::place().ok_or_else(|| cannot(Path::new("~/.cache"), &none()))?;
     let folder = Folder::open(&dir).map_err(|d| {
@@ -160,7 +160,7 @@ fn cached(source: &Source, arch: &str) -> Result<Vec<u8>> {
 ///
 /// # Errors
 /// `cuda-compile` if the folder cannot be written.
-pub fn put(source: &Source, arch: &str, code: &[u8], dir: &Path) -> Result<()> {
+pub fn put(source: &KernelSource, arch: &str, code: &[u8], dir: &Path) -> Result<()> {
     let name = name(source, arch);
     if dir.join(&name).is_file() {
         return Ok(());
@@ -189,7 +189,7 @@ mod tests {
     }
 
     /// A folder of a plan with code, which is the name of its architecture.
-    fn plan(source: &Source, archs: &[&str]) -> Own {
+    fn plan(source: &KernelSource, archs: &[&str]) -> Own {
         let dir = std::env::temp_dir().join(make::beside("kept"));
         std::fs::create_dir_all(&dir).expect("a folder");
         let mut own = Own { dir, hashes: BTreeMap::new() };
@@ -204,7 +204,7 @@ mod tests {
     #[test]
     fn code_of_the_same_generation_is_found() {
         let text = "this is not text of a kernel".to_string();
-        let source = Source { file: "gemm.cu", text };
+        let source = KernelSource { file: "gemm.cu", text };
         let made = name(&source, "sm_80");
         assert!(is_ours(&made) && is_ours(&make::beside(&made)));
         assert!(!is_ours("notes.txt") && !is_ours("gemm-sm_80.cubin") && !is_ours(".cubin"));
@@ -230,7 +230,8 @@ mod tests {
 
     #[test]
     fn code_that_a_plan_does_not_state_is_refused() {
-        let source = Source { file: "gemm.cu", text: "this is not text of a kernel".to_string() };
+        let source =
+            KernelSource { file: "gemm.cu", text: "this is not text of a kernel".to_string() };
         let mut own = plan(&source, &["sm_80"]);
         let file = own.dir.join(name(&source, "sm_80"));
         let says = |own: &Own, word: &str| {

@@ -22,7 +22,7 @@ pub fn program(plan: &Plan, rank: usize) -> Result<Program> {
     let own = &plan.classes[plan.class_of(rank)].funcs;
     let one = |(i, f): (usize, &Func)| {
         let all = if own.contains(&i) { group::launches(f) } else { vec![] };
-        let mut found = group::HorizontalFusion::of(f);
+        let mut found = group::FusionBuilder::of(f);
         all.iter().map(|x| kernel(mesh, f, &mut found, x, &coords)).collect()
     };
     plan.module.funcs.iter().enumerate().map(one).collect()
@@ -48,14 +48,14 @@ pub fn lower(mesh: &Mesh, func: &Func, node: &Node, coords: &[usize]) -> Result<
 /// # Errors
 /// As for [`program`].
 pub fn launch(mesh: &Mesh, func: &Func, x: &Launch, coords: &[usize]) -> Result<Kernel> {
-    kernel(mesh, func, &mut group::HorizontalFusion::of(func), x, coords)
+    kernel(mesh, func, &mut group::FusionBuilder::of(func), x, coords)
 }
 
 /// The kernel of a launch; what tells kernels of the function apart is made once for all of its launches.
 fn kernel(
     mesh: &Mesh,
     func: &Func,
-    found: &mut group::HorizontalFusion,
+    found: &mut group::FusionBuilder,
     x: &Launch,
     coords: &[usize],
 ) -> Result<Kernel> {
@@ -71,7 +71,7 @@ fn kernel(
         Some(KernelKind::Epilogue(space)) => {
             return Ok(product::then(&l, func, nodes, &values, &space));
         }
-        Some(KernelKind::HorizontalFusion(all)) => {
+        Some(KernelKind::FusionBuilder(all)) => {
             let mut k = HorizontalFusion::default();
             for x in &all {
                 let Kernel::Rows(one) = kernel(mesh, func, found, x, coords)? else {

@@ -3,7 +3,7 @@
 use crate::layout::{Layout, Nest};
 use shardc_ir::attr::{Along, Padding};
 use shardc_ir::kernel::{self, Copy, Extents, Kernel, Pick, Scan};
-use shardc_ir::ops::draw::Walk;
+use shardc_ir::ops::draw::DrawDim;
 use shardc_ir::ops::{Concat, Cumsum, Draw, Narrow, Pad};
 use shardc_ir::rng;
 use shardc_ir::rule::{Dims, Group, Rule};
@@ -126,9 +126,9 @@ pub(crate) fn draw(l: &Layout, o: &Draw) -> Kernel {
     let mut first = 0;
     for (d, w) in walks.into_iter().enumerate() {
         let [place, index] = match (w, &places) {
-            (Walk::Place(p), Some(places)) => [places[p], 0],
-            (Walk::Place(_), None) => panic!("accepts() asks for the place of these dims"),
-            (Walk::Index(stride), _) => [0, stride],
+            (DrawDim::Place(p), Some(places)) => [places[p], 0],
+            (DrawDim::Place(_), None) => panic!("accepts() asks for the place of these dims"),
+            (DrawDim::Index(stride), _) => [0, stride],
         };
         first += l.extent(out, d).offset * index;
         nest.push(lens[d], &[strides[d], place, index]);

@@ -6,7 +6,7 @@ use crate::cuda::HEADERS;
 use cudarc::nvrtc::{result, sys};
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 use shardc_ir::diag::{Diag, Result};
-use shardc_ir::launch::Source;
+use shardc_ir::launch::KernelSource;
 use std::ffi::{CStr, CString};
 use std::path::Path;
 use std::sync::OnceLock;
@@ -69,7 +69,7 @@ pub fn identity() -> Result<String> {
 /// # Errors
 /// `missing-library` without the compiler, `cuda-compile` with its first message and the lines that
 /// it is about.
-pub fn compile(source: &Source, arch: &str) -> Result<Compiled> {
+pub fn compile(source: &KernelSource, arch: &str) -> Result<Compiled> {
     let (program, log) = compiled(source, arch)?;
     Ok(Compiled { cubin: program.cubin()?, usage: usage(&log), losses: losses(&log) })
 }
@@ -79,7 +79,7 @@ pub fn compile(source: &Source, arch: &str) -> Result<Compiled> {
 ///
 /// # Errors
 /// Those of [`compile`].
-pub fn instructions(source: &Source, arch: &str) -> Result<String> {
+pub fn instructions(source: &KernelSource, arch: &str) -> Result<String> {
     let (program, _) = compiled(source, arch)?;
     // SAFETY: the program is compiled, and its text ends with a zero.
     unsafe {
@@ -89,7 +89,7 @@ pub fn instructions(source: &Source, arch: &str) -> Result<String> {
 }
 
 /// A program that has been compiled, and what the compiler says of it.
-fn compiled(source: &Source, arch: &str) -> Result<(Program, String)> {
+fn compiled(source: &KernelSource, arch: &str) -> Result<(Program, String)> {
     is_here()?;
     let program = Program::new(source)?;
     let mut options = vec![format!("--gpu-architecture={arch}")];
@@ -145,7 +145,7 @@ fn missing(library: &str) -> Diag {
 struct Program(sys::nvrtcProgram);
 
 impl Program {
-    fn new(source: &Source) -> Result<Program> {
+    fn new(source: &KernelSource) -> Result<Program> {
         let string = |s: &str| CString::new(s).expect("texts of kernels have no zero bytes");
         let (text, name) = (string(&source.text), string(source.file));
         let texts = HEADERS.map(|(_, text)| string(text));
@@ -196,7 +196,7 @@ fn failed(call: &str, e: &result::NvrtcError) -> Diag {
 }
 
 /// The compiler's first error, with the lines around it.
-fn refused(source: &Source, arch: &str, log: &str, e: &result::NvrtcError) -> Diag {
+fn refused(source: &KernelSource, arch: &str, log: &str, e: &result::NvrtcError) -> Diag {
     let first = log.lines().find(|l| l.contains("error")).unwrap_or("").trim();
     let d = Diag::new("cuda-compile", format!("{} does not compile for {arch}", source.file))
         .why(if first.is_empty() { format!("{:?}", e.0) } else { first.to_string() });
@@ -283,7 +283,7 @@ mod tests {
             "#define A 1\n#line 1 \"k.cu\"\nKERNEL void __launch_bounds__(8) k(const P p) {\n\
             two\nthree\nfour\n"
                 .to_string();
-        let source = Source { file: "k.cu", text };
+        let source = KernelSource { file: "k.cu", text };
         let log = "k.cu(3): error: identifier \"three\" is undefined\n";
         let e = result::NvrtcError(sys::nvrtcResult::NVRTC_ERROR_COMPILATION);
         let shown = refused(&source, "sm_80", log, &e).render();

@@ -5,7 +5,7 @@ use shardc_codegen::cuda::limits::Limits;
 use shardc_codegen::{cuda, kept};
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::kernel::Program;
-use shardc_ir::launch::{Launches, Source};
+use shardc_ir::launch::{KernelSource, Launches};
 use shardc_ir::plan::Plan;
 use shardc_passes::threads;
 use shardc_plans::plan_dir;
@@ -18,20 +18,20 @@ use std::sync::Arc;
 pub const FOLDER: &str = "kernels";
 
 /// All texts that ranks launch, and that of exchanges.
-fn sources(all: &[Launches]) -> BTreeSet<Arc<Source>> {
+fn sources(all: &[Launches]) -> BTreeSet<Arc<KernelSource>> {
     let launched = all.iter().flatten().flatten().flatten().map(|l| l.source.clone());
     launched.chain([cuda::collective()]).collect()
 }
 
 /// Where a text is launched first: what its nodes do, for a message about its code.
-fn purpose(plan: &Plan, all: &[Launches], source: &Source, d: Diag) -> Diag {
+fn purpose(plan: &Plan, all: &[Launches], source: &KernelSource, d: Diag) -> Diag {
     let place = d.place.clone().unwrap_or_default();
     // Of a text with several kernels, the one that the message is about.
     let named = |entry: &str| !place.contains(", in ") || place.contains(&format!(", in {entry}"));
     for (i, f) in plan.module.funcs.iter().enumerate() {
         let made = shardc_ir::group::launches(f);
         let own = all.iter().filter_map(|l| l.get(i)).find(|l| !l.is_empty());
-        let of = |l: &[shardc_ir::launch::Launch]| {
+        let of = |l: &[shardc_ir::launch::DeviceLaunch]| {
             l.iter().any(|l| *l.source == *source && named(&l.entry))
         };
         let Some(at) = own.and_then(|own| own.iter().position(|l| of(l))) else { continue };
@@ -50,7 +50,7 @@ fn purpose(plan: &Plan, all: &[Launches], source: &Source, d: Diag) -> Diag {
 }
 
 /// A text and an architecture.
-pub type Key = (Arc<Source>, String);
+pub type Key = (Arc<KernelSource>, String);
 
 /// What ranks launch that run code for one architecture on devices of another.
 ///
@@ -82,7 +82,7 @@ fn launched(
 fn each<T: Send>(
     plan: &Plan,
     all: &BTreeMap<String, Vec<Launches>>,
-    one: impl Fn(&Source, &str) -> Result<T> + Sync,
+    one: impl Fn(&KernelSource, &str) -> Result<T> + Sync,
 ) -> Result<BTreeMap<Key, T>> {
     let of = |(arch, all): (&String, &Vec<Launches>)| {
         sources(all).into_iter().map(|s| (s, arch.clone())).collect::<Vec<Key>>()

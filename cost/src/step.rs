@@ -129,16 +129,16 @@ impl Pieces {
 
 /// What each rank of a pipeline has: which of a few loads.
 #[derive(Clone, Debug, Default)]
-pub struct Cut {
+pub struct StageLoads {
     /// By rank, the number of its load.
     ranks: Vec<u16>,
     kinds: Vec<Load>,
 }
 
-impl Cut {
+impl StageLoads {
     /// Of the loads of all ranks.
-    pub fn of(loads: &[Load]) -> Cut {
-        let mut out = Cut::default();
+    pub fn of(loads: &[Load]) -> StageLoads {
+        let mut out = StageLoads::default();
         for load in loads {
             let at = out.kinds.iter().position(|k| k == load).unwrap_or_else(|| {
                 out.kinds.push(*load);
@@ -275,7 +275,7 @@ impl Closed<'_> {
     }
 
     /// What ranks of this cut take.
-    pub fn ranks(&self, pieces: &Pieces, cut: &Cut) -> Ranks {
+    pub fn ranks(&self, pieces: &Pieces, cut: &StageLoads) -> Ranks {
         let q = &self.question;
         let (l, d) = (q.layout, q.device);
         let times: Vec<Seconds> = cut.kinds.iter().map(|l| pieces.seconds(l)).collect();
@@ -325,7 +325,7 @@ impl Closed<'_> {
     pub fn price(&self) -> Result<StepCost> {
         let pieces = Pieces::of(&self.question)?;
         let q = &self.question;
-        let (l, cut) = (q.layout, Cut::of(&self.loads(&pieces)));
+        let (l, cut) = (q.layout, StageLoads::of(&self.loads(&pieces)));
         let parts = self.parts(&self.ranks(&pieces, &cut));
         let total = parts.total();
         let sequences = l.microbatch as f64 * l.dp as f64 * l.microbatches as f64;

@@ -11,7 +11,7 @@ pub const IGNORED: i32 = -100;
 
 /// A tensor of a safetensors file.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Tensor {
+pub struct BatchTensor {
     /// As the format calls it: `F32`.
     pub dtype: String,
     pub shape: Vec<usize>,
@@ -23,9 +23,9 @@ pub struct Tensor {
 ///
 /// # Errors
 /// Those of reading a header: `file`, `truncated`, `safetensors`, `tensor-dtype`.
-pub fn tensors(path: &Path) -> Result<BTreeMap<String, Tensor>> {
+pub fn tensors(path: &Path) -> Result<BTreeMap<String, BatchTensor>> {
     let one = |(name, t): (String, Info)| {
-        (name, Tensor { dtype: format!("{:?}", t.dtype), shape: t.shape, bytes: t.bytes })
+        (name, BatchTensor { dtype: format!("{:?}", t.dtype), shape: t.shape, bytes: t.bytes })
     };
     Ok(Header::read(path)?.tensors.into_iter().map(one).collect())
 }

@@ -219,7 +219,7 @@ pub fn load(path: &Path, shape: &Shape) -> Result<Model> {
         // Those of other parts are another warning.
         let within = if is_wrapper(&config) { &prefix[..] } else { "" };
         // Copies of the embedding and of the output projection, or layers that are named.
-        let names = graph::Names { prefix: prefix.clone(), embedding: String::new() };
+        let names = graph::TensorNames { prefix: prefix.clone(), embedding: String::new() };
         let further = |t: &str| {
             let layers = model.facts.layers..model.facts.layers + MAX_MTP;
             layers.into_iter().any(|i| t.starts_with(&names.of_layer(family, i, "")))
@@ -378,7 +378,7 @@ fn build(
     // As in transformers, either of two that are tied may be stored.
     let [embedding, head] = family.tables(&prefix);
     let swapped = arch.facts.tied && !has(&embedding) && has(&head);
-    let names = graph::Names { prefix, embedding: if swapped { head } else { embedding } };
+    let names = graph::TensorNames { prefix, embedding: if swapped { head } else { embedding } };
     // In many configs the key says 1 of files that have no such layers.
     let further = names.of_layer(family, arch.facts.layers, "enorm.weight");
     if arch.mtp.0 == 0 && shape.mode == Mode::Train && has(&further) {

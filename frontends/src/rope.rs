@@ -24,7 +24,7 @@ pub struct Rope {
 }
 
 /// What a scaling starts from.
-struct Base<'a> {
+struct ScalingBase<'a> {
     /// The object that holds the scaling's own keys.
     config: Config<'a>,
     theta: f64,
@@ -42,7 +42,7 @@ struct Base<'a> {
 }
 
 /// Frequencies, attention factor and head factor of one kind of scaling.
-type Scaling = fn(&Base) -> Result<(Vec<f64>, f64, f64)>;
+type Scaling = fn(&ScalingBase) -> Result<(Vec<f64>, f64, f64)>;
 
 /// The known values of `rope_type`.
 const TYPES: [(&str, Scaling); 7] = [
@@ -163,7 +163,7 @@ pub fn read(
         return Err(own.unsupported("rope-type", word_key, what, help));
     };
     let inv_freq = (0..dim / 2).map(power).collect();
-    let base = Base {
+    let base = ScalingBase {
         truncated: truncated(config, &own, turning)?,
         config: own,
         theta,
@@ -353,12 +353,12 @@ fn turning_part(
     Ok(dim)
 }
 
-fn default(b: &Base) -> Result<(Vec<f64>, f64, f64)> {
+fn default(b: &ScalingBase) -> Result<(Vec<f64>, f64, f64)> {
     Ok((b.inv_freq.clone(), 1.0, 1.0))
 }
 
 /// NTK-aware scaling (bloc97, 2023) by a fixed number.
-fn by_alpha(b: &Base) -> Result<(Vec<f64>, f64, f64)> {
+fn by_alpha(b: &ScalingBase) -> Result<(Vec<f64>, f64, f64)> {
     let alpha = b.config.positive(ALPHA)?;
     let dim = b.dim as f64;
     let theta = b.theta * alpha.powf(dim / (dim - 2.0));
@@ -366,13 +366,13 @@ fn by_alpha(b: &Base) -> Result<(Vec<f64>, f64, f64)> {
     Ok(((0..b.dim / 2).map(power).collect(), 1.0, 1.0))
 }
 
-fn linear(b: &Base) -> Result<(Vec<f64>, f64, f64)> {
+fn linear(b: &ScalingBase) -> Result<(Vec<f64>, f64, f64)> {
     let factor = b.config.positive("factor")?;
     Ok((b.inv_freq.iter().map(|x| x / factor).collect(), 1.0, 1.0))
 }
 
 /// Llama 3.1: long waves are stretched, short ones kept, those between interpolated.
-fn llama3(b: &Base) -> Result<(Vec<f64>, f64, f64)> {
+fn llama3(b: &ScalingBase) -> Result<(Vec<f64>, f64, f64)> {
     let factor = b.config.positive("factor")?;
     let low = b.config.positive("low_freq_factor")?;
     let high = b.config.positive("high_freq_factor")?;
@@ -397,7 +397,7 @@ fn llama3(b: &Base) -> Result<(Vec<f64>, f64, f64)> {
 
 /// YaRN (Peng et al., 2023): a ramp over the pairs between kept and stretched frequencies, and a
 /// factor that sharpens attention.
-fn yarn(b: &Base) -> Result<(Vec<f64>, f64, f64)> {
+fn yarn(b: &ScalingBase) -> Result<(Vec<f64>, f64, f64)> {
     let c = &b.config;
     let factor = c.positive_if("factor")?.unwrap_or(b.max_positions / b.original);
     // As in transformers, 0 stands for the default.
@@ -442,7 +442,7 @@ fn yarn(b: &Base) -> Result<(Vec<f64>, f64, f64)> {
 
 /// LongRoPE (Ding et al., 2024): a factor for every pair, one set of them for rows that are no longer than
 /// the positions before scaling and another for longer ones; and a factor that sharpens attention.
-fn longrope(b: &Base) -> Result<(Vec<f64>, f64, f64)> {
+fn longrope(b: &ScalingBase) -> Result<(Vec<f64>, f64, f64)> {
     let c = &b.config;
     let sets = [c.positives("short_factor")?, c.positives("long_factor")?];
     for (key, set) in ["short_factor", "long_factor"].iter().zip(&sets) {

@@ -309,7 +309,7 @@ impl Attr for i64 {
 pub struct Usual<const N: usize>(pub usize);
 
 /// How far apart elements are: 1 is not written.
-pub type Step = Usual<1>;
+pub type Spacing = Usual<1>;
 
 const LAST: usize = usize::MAX;
 

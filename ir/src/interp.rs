@@ -7,7 +7,7 @@ mod spread;
 mod step;
 
 pub use spread::{gather, scatter};
-pub use step::{Shown, State, run_step};
+pub use step::{Shown, StepState, run_step};
 
 use crate::diag::{Diag, Result};
 use crate::func::{Func, Node, Value, ValueMap};

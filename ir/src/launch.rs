@@ -14,7 +14,7 @@ pub const SCRATCH: usize = 1 << 20;
 
 /// One text that is compiled by itself; many launches share one.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub struct Source {
+pub struct KernelSource {
     /// File that most of it comes from, for messages.
     pub file: &'static str,
     /// The text; what it includes are the headers of the code generator.
@@ -40,8 +40,8 @@ pub enum Word {
 
 /// A call of an entry point by `grid` blocks of `threads` threads.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Launch {
-    pub source: Arc<Source>,
+pub struct DeviceLaunch {
+    pub source: Arc<KernelSource>,
     pub entry: Cow<'static, str>,
     pub grid: [u32; 3],
     pub threads: u32,
@@ -51,4 +51,4 @@ pub struct Launch {
 }
 
 /// What a rank launches: by function, then by launch of that, one kernel's list each.
-pub type Launches = Vec<Vec<Vec<Launch>>>;
+pub type Launches = Vec<Vec<Vec<DeviceLaunch>>>;

@@ -6,7 +6,7 @@ use crate::func::{Func, Module, Value};
 use crate::group::{Launch, are_one_call};
 use crate::maps::HashMap;
 use crate::ops::Sends;
-use crate::plan::{Call, Instr, Memory, Place, RankClass, Transfer};
+use crate::plan::{Call, FramePlace, Instr, Memory, RankClass, Transfer};
 use smallvec::{SmallVec, smallvec};
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -16,14 +16,14 @@ use std::rc::Rc;
 type Bytes = SmallVec<[Range<usize>; 4]>;
 
 /// Memory that a launch reads, and what it writes.
-struct Uses {
+struct MemoryUses {
     reads: Bytes,
     writes: Bytes,
 }
 
-impl Uses {
+impl MemoryUses {
     /// True if one writes what the other uses.
-    fn meet(&self, other: &Uses) -> bool {
+    fn meet(&self, other: &MemoryUses) -> bool {
         meet(&self.reads, &other.writes)
             || meet(&self.writes, &other.reads)
             || meet(&self.writes, &other.writes)
@@ -40,13 +40,13 @@ pub fn works(f: &Func, x: &Launch) -> bool {
 }
 
 /// Where the places of a call lie.
-fn bytes(call: &Call, p: Place) -> Option<Range<usize>> {
+fn bytes(call: &Call, p: FramePlace) -> Option<Range<usize>> {
     let first = call.frames[p.frame as usize] + p.offset;
     (p.bytes > 0).then_some(first..first + p.bytes)
 }
 
 /// By launch of a call.
-fn uses(launches: &[Launch], memory: &Memory, call: &Call) -> Vec<Uses> {
+fn uses(launches: &[Launch], memory: &Memory, call: &Call) -> Vec<MemoryUses> {
     let places = &memory.places[call.func];
     let one = |x: &Launch| {
         let of = |all: &[Value]| -> Bytes {
@@ -55,7 +55,7 @@ fn uses(launches: &[Launch], memory: &Memory, call: &Call) -> Vec<Uses> {
         let work = &memory.workspaces[call.func][x.nodes.clone()];
         let mut writes = of(&x.outs);
         writes.extend(work.iter().filter_map(|&p| bytes(call, p)));
-        Uses { reads: of(&x.ins), writes }
+        MemoryUses { reads: of(&x.ins), writes }
     };
     launches.iter().map(one).collect()
 }
@@ -82,11 +82,11 @@ pub type Late = BTreeMap<(usize, Option<usize>), Turn>;
 
 /// What is known of a call, if its frames are there.
 struct CallUses {
-    uses: Vec<Uses>,
+    uses: Vec<MemoryUses>,
     /// The bytes of all of them, in order, those next to each other joined.
     all: Vec<Range<usize>>,
     /// What is read when it has ended.
-    shown: Uses,
+    shown: MemoryUses,
     /// Collectives that nothing of the call waits for.
     open: Vec<usize>,
 }
@@ -104,7 +104,7 @@ impl CallUses {
         });
         let shown = f.results.iter().filter(|r| r.role.as_ref().is_some_and(|r| r.kind.is_shown()));
         let shown = shown.filter_map(|r| bytes(call, memory.places[call.func][r.value]));
-        let shown = Uses { reads: shown.collect(), writes: Bytes::new() };
+        let shown = MemoryUses { reads: shown.collect(), writes: Bytes::new() };
         let until = awaited(f, launches, memory, call);
         let ends = |&i: &usize| {
             let exchanges = f.nodes[launches[i].nodes.start].op.collective().is_some();
@@ -140,7 +140,7 @@ pub fn late(m: &Module, launches: &[Vec<Launch>], class: &RankClass, list: &[Ins
         })
         .collect();
     let part = |t: &Transfer| -> Bytes { smallvec![t.offset..t.offset + t.bytes] };
-    let next = |after: usize, own: &Uses| -> Turn {
+    let next = |after: usize, own: &MemoryUses| -> Turn {
         let of = |i: usize| match &list[i] {
             Instr::Call(c) => {
                 let known = by_instr[i].as_ref()?;
@@ -154,7 +154,7 @@ pub fn late(m: &Module, launches: &[Vec<Launch>], class: &RankClass, list: &[Ins
             }
             Instr::Send(t) => meet(&part(t), &own.writes).then_some((i, 0)),
             Instr::PostRecv(t) | Instr::Recv(t) => {
-                let written = Uses { reads: Bytes::new(), writes: part(t) };
+                let written = MemoryUses { reads: Bytes::new(), writes: part(t) };
                 written.meet(own).then_some((i, 0))
             }
             Instr::Sent { .. } => None,
@@ -175,7 +175,7 @@ pub fn late(m: &Module, launches: &[Vec<Launch>], class: &RankClass, list: &[Ins
             Instr::Send(t) => offers.entry(t.with).or_default().push_back(t),
             Instr::Sent { to } => {
                 if let Some(t) = offers.get_mut(to).and_then(VecDeque::pop_front) {
-                    let own = Uses { reads: part(t), writes: Bytes::new() };
+                    let own = MemoryUses { reads: part(t), writes: Bytes::new() };
                     late.insert((i, None), next(i, &own));
                 }
             }
@@ -229,14 +229,14 @@ func @f(%x: f32[4]+tp, %a: f32[4]) -> (f32[4], f32[4]) {
     fn until(places: impl Fn(&str, usize) -> usize, work: Option<usize>) -> usize {
         let m = crate::text::parse(TEXT).unwrap_or_else(|e| panic!("{e}"));
         let f = &m.funcs[0];
-        let place = |offset| Place { frame: 0, offset, bytes: 16 };
+        let place = |offset| FramePlace { frame: 0, offset, bytes: 16 };
         let all = (0..f.values.len()).map(|i| {
             let name = f.name(crate::func::Value(i as u32)).to_string();
             place(places(&name, i * 16))
         });
         let workspace = |i: usize| match work {
             Some(offset) if i == 2 => place(offset),
-            _ => Place::default(),
+            _ => FramePlace::default(),
         };
         let memory = Memory {
             places: vec![all.collect()],

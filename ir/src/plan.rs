@@ -73,7 +73,7 @@ pub struct Transfer {
 /// Where a value lies: in a frame of its function. What several calls share (weights, the stashes
 /// of a microbatch) and what one call needs for itself are different frames.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
-pub struct Place {
+pub struct FramePlace {
     /// Index into the frames of the function. Frame 0 is the same for all functions and begins at 0:
     /// what lives through the whole step.
     pub frame: u32,
@@ -138,9 +138,9 @@ impl MemoryClass {
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Memory {
     /// Place of every value, by function and value number; nothing for functions of other classes.
-    pub places: Vec<ValueMap<Place>>,
+    pub places: Vec<ValueMap<FramePlace>>,
     /// Scratch memory of every node that needs some, by function and node number.
-    pub workspaces: Vec<Vec<Place>>,
+    pub workspaces: Vec<Vec<FramePlace>>,
     /// Sizes of the frames of every function, in bytes.
     pub frames: Vec<Vec<usize>>,
     /// Size of the arena.

@@ -11,7 +11,7 @@ mod written;
 use crate::alike::{self, Alike};
 use crate::diag::{Diag, Spot};
 use crate::func::{Func, Module, Name, Node, Port, Role, RoleKind, Value, ValueMap};
-use crate::group::{HorizontalFusion, KERNEL_KINDS, launches};
+use crate::group::{FusionBuilder, KERNEL_KINDS, launches};
 use crate::infer::TypeError;
 use crate::maps::{HashMap, HashSet};
 use crate::mesh::{AtomSet, Mesh, PIPELINE};
@@ -250,7 +250,7 @@ impl<'a> Checker<'a> {
     /// Nodes that are marked as one launch are one kernel.
     fn launches(&self, p: &mut Problems) {
         let f = self.f;
-        let mut found = HorizontalFusion::of(f);
+        let mut found = FusionBuilder::of(f);
         for x in launches(f).iter().filter(|x| x.nodes.len() > 1) {
             if x.has_form(&mut found) {
                 continue;

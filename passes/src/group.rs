@@ -24,7 +24,7 @@ mod bucket;
 use crate::options::{Fuse, Options};
 use bucket::bucket;
 use shardc_ir::func::{Func, FuncKind, FusedWithNext, Node, Port, Role, RoleKind, Uses, Value};
-use shardc_ir::group::{IterationSpace, Loops, Roles};
+use shardc_ir::group::{IterationSpace, LoopSpace, Roles};
 use shardc_ir::hardware::Hardware;
 use shardc_ir::maps::HashMap;
 use shardc_ir::mesh::Mesh;
@@ -59,7 +59,7 @@ struct Groups<'a> {
     /// By group: how many tensors its nodes name.
     named: Vec<usize>,
     /// By group: its loops, if they were asked for.
-    loops: Vec<Option<Loops>>,
+    loops: Vec<Option<LoopSpace>>,
     /// The groups in an order in which all that one reads is made before it, with gaps.
     order: Vec<Option<usize>>,
     /// By group: its place in the order.
@@ -244,7 +244,7 @@ impl<'a> Groups<'a> {
         let both = [a, b];
         for g in both {
             if let (None, &[i]) = (&self.loops[g], &self.members[g][..]) {
-                self.loops[g] = Loops::of(self.f, std::iter::once((i, &self.f.nodes[i])));
+                self.loops[g] = LoopSpace::of(self.f, std::iter::once((i, &self.f.nodes[i])));
             }
         }
         let Some(space) = self.space(both).filter(|s| self.walks_once(both, s)) else {

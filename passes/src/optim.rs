@@ -16,7 +16,7 @@ use shardc_ir::maps::HashMap;
 use shardc_ir::mesh::PIPELINE;
 use shardc_ir::names::{self, nearest};
 use shardc_ir::ops::Kind;
-use shardc_ir::text::update::{Kept, Rule, Rules, Update, built_in};
+use shardc_ir::text::update::{KeptState, Rules, Update, UpdateRule, built_in};
 use shardc_ir::weights::Weight;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -129,7 +129,7 @@ pub fn groups(
 impl Groups {
     /// Declares what an update keeps.
     fn keep(&mut self, update: &Update, rank: usize, param: &str) -> Result<()> {
-        for Kept { name, dtype, init, .. } in update.kept(rank)? {
+        for KeptState { name, dtype, init, .. } in update.kept(rank)? {
             let init = StateInit::Number(init);
             let new = StateDecl { name, dtype, owner: StateOwner::Param, init };
             let other = self.states.iter().find(|s| s.name == name && s.init != init);
@@ -356,7 +356,7 @@ impl Asked<'_> {
     }
 
     /// The first rule of the name that fits, and whether it is one of what is stacked.
-    fn rule(&self, shape: &[usize]) -> Result<(Arc<Rule>, bool)> {
+    fn rule(&self, shape: &[usize]) -> Result<(Arc<UpdateRule>, bool)> {
         let named = |rules: &Rules| rules.named(&self.g.rule).cloned().collect::<Vec<_>>();
         let mut all = named(self.own);
         if all.is_empty() {
@@ -390,7 +390,7 @@ impl Asked<'_> {
         fits(shape).map(|rule| (rule, false)).ok_or_else(|| {
             let what =
                 format!("`@{}` is not for `{}`, which has shape {shape:?}", self.g.rule, self.name);
-            let takes = format!("it takes tensors of the dims {}", Rule::dims_of_all(&all));
+            let takes = format!("it takes tensors of the dims {}", UpdateRule::dims_of_all(&all));
             wrong(&text, what).rule(takes).help(format!(
                 "leave it to another group: add --optim 'GLOB=adamw' for `{}`",
                 self.name

@@ -18,7 +18,7 @@ use crate::term::{Factor, Mentions, Node, Store, Term};
 use std::collections::BTreeMap;
 
 /// Start and length of a summand's chunk, its place in the sum, and the whole that it is a part of.
-type Part = (usize, usize, usize, Term);
+type SummandChunk = (usize, usize, usize, Term);
 
 /// Factors or operands with the letters of their dims.
 type Lettered = Vec<(Term, Vec<Letter>)>;
@@ -218,7 +218,7 @@ impl Store {
             return None;
         }
         // By what is the same in all parts: the product of wholes, and where it is cut.
-        let mut groups: BTreeMap<(Term, Coef), (usize, Vec<Part>)> = BTreeMap::new();
+        let mut groups: BTreeMap<(Term, Coef), (usize, Vec<SummandChunk>)> = BTreeMap::new();
         for (i, &(k, t)) in sum.iter().enumerate() {
             for ((by, marked), whole, c) in self.parts_of_sum(t) {
                 let of = groups.entry((marked, k.times(by))).or_insert((c.own, vec![]));

@@ -11,7 +11,7 @@ use shardc_ir::rule::{Dims, Rule};
 pub use crate::ops::Fun;
 
 /// Letters of operands and of the result.
-pub type Lettered = (Vec<Vec<Letter>>, Vec<Letter>);
+pub type Signature = (Vec<Vec<Letter>>, Vec<Letter>);
 
 /// What a function of tensors is, which the file of its op in `ops` says.
 pub trait Function {
@@ -31,7 +31,7 @@ pub trait Function {
     }
 
     /// Letters, if it works on each element for itself along letters that the result has.
-    fn letters(&self, _args: usize, _rank: usize) -> Option<Lettered> {
+    fn letters(&self, _args: usize, _rank: usize) -> Option<Signature> {
         None
     }
 }
@@ -81,7 +81,7 @@ impl Pattern {
     }
 
     /// Its letters, for products.
-    pub fn wide(&self) -> Lettered {
+    pub fn wide(&self) -> Signature {
         let wide = |l: &Vec<u8>| l.iter().map(|&l| Letter::from(l)).collect::<Vec<_>>();
         (self.ins.iter().map(wide).collect(), wide(&self.out))
     }

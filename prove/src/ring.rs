@@ -40,7 +40,7 @@ const BEHIND: [usize; 2] = [5, 8];
 const TOKENS: usize = 1;
 
 /// One call of attention, or of its gradient, on blocks.
-struct Call {
+struct AttentionCall {
     f: Fun,
     wholes: Vec<Term>,
     /// Of what is of queries, and of what is of keys.
@@ -191,7 +191,7 @@ impl Store {
     }
 
     /// A call on blocks: what is of queries has one shift, and what is of keys.
-    fn call(&self, f: Fun, args: &[Term], a: Around) -> Option<Call> {
+    fn call(&self, f: Fun, args: &[Term], a: Around) -> Option<AttentionCall> {
         let which = usize::from(matches!(f, Fun::AttentionGrad(_)));
         let mut shifts: BTreeMap<bool, usize> = BTreeMap::new();
         let mut wholes = vec![];
@@ -223,11 +223,17 @@ impl Store {
             }
             wholes.push(x[0]);
         }
-        Some(Call { f, wholes, shifts: [*shifts.get(&false)?, *shifts.get(&true)?] })
+        Some(AttentionCall { f, wholes, shifts: [*shifts.get(&false)?, *shifts.get(&true)?] })
     }
 
     /// Calls of the same wholes; side `fixed` has shift 0, and the other every shift once.
-    fn full_turn(&mut self, calls: &[Call], fixed: usize, out: u8, a: Around) -> Option<Term> {
+    fn full_turn(
+        &mut self,
+        calls: &[AttentionCall],
+        fixed: usize,
+        out: u8,
+        a: Around,
+    ) -> Option<Term> {
         let first = calls.first()?;
         let same = calls.iter().all(|c| c.f == first.f && c.wholes == first.wholes);
         let mut turned: Vec<usize> = calls.iter().map(|c| c.shifts[1 - fixed]).collect();

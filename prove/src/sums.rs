@@ -24,7 +24,7 @@ enum Trie {
 
 /// What is known of a trie beside its form.
 #[derive(Clone, Copy)]
-struct Known {
+struct TrieFacts {
     trie: Trie,
     /// The least of its terms, with its coefficient.
     first: (Coef, Term),
@@ -34,7 +34,7 @@ struct Known {
 
 /// All combinations.
 pub struct Sums {
-    all: Vec<Known>,
+    all: Vec<TrieFacts>,
     numbers: HashMap<Trie, Sum>,
     scaled: HashMap<(Sum, Coef), Sum>,
 }
@@ -43,7 +43,7 @@ impl Default for Sums {
     fn default() -> Sums {
         let mut s = Sums { all: vec![], numbers: HashMap::default(), scaled: HashMap::default() };
         let first = (Coef::ZERO, Term(0));
-        s.keep(Known { trie: Trie::Empty, first, len: 0, mentions: Mentions::default() });
+        s.keep(TrieFacts { trie: Trie::Empty, first, len: 0, mentions: Mentions::default() });
         s
     }
 }
@@ -52,11 +52,11 @@ impl Sums {
     /// Nothing: 0.
     pub const ZERO: Sum = Sum(0);
 
-    fn of(&self, s: Sum) -> Known {
+    fn of(&self, s: Sum) -> TrieFacts {
         self.all[s.0 as usize]
     }
 
-    fn keep(&mut self, known: Known) -> Sum {
+    fn keep(&mut self, known: TrieFacts) -> Sum {
         let next = Sum(u32::try_from(self.all.len()).expect("fewer than 2^32 sums"));
         let number = *self.numbers.entry(known.trie).or_insert(next);
         if number == next {
@@ -98,7 +98,9 @@ impl Sums {
     pub fn one(&mut self, c: Coef, t: Term, mentions: Mentions) -> Sum {
         match c == Coef::ZERO {
             true => Sums::ZERO,
-            false => self.keep(Known { trie: Trie::One(c, t), first: (c, t), len: 1, mentions }),
+            false => {
+                self.keep(TrieFacts { trie: Trie::One(c, t), first: (c, t), len: 1, mentions })
+            }
         }
     }
 
@@ -108,7 +110,7 @@ impl Sums {
         }
         let [x, y] = [a, b].map(|s| self.of(s));
         let (len, mentions) = (x.len + y.len, x.mentions.with(y.mentions));
-        self.keep(Known { trie: Trie::Two(bit, a, b), first: x.first, len, mentions })
+        self.keep(TrieFacts { trie: Trie::Two(bit, a, b), first: x.first, len, mentions })
     }
 
     /// The sum of two.
@@ -162,7 +164,7 @@ impl Sums {
             return known;
         }
         steps::add("sums", 1);
-        let Known { trie, mentions, .. } = self.of(s);
+        let TrieFacts { trie, mentions, .. } = self.of(s);
         let made = match trie {
             Trie::Empty => s,
             Trie::One(d, t) => self.one(c.times(d), t, mentions),
@@ -176,7 +178,7 @@ impl Sums {
     }
 }
 
-impl Known {
+impl TrieFacts {
     fn branch(&self) -> Option<u8> {
         match self.trie {
             Trie::Empty | Trie::One(..) => None,

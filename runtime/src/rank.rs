@@ -19,7 +19,7 @@ use shardc_ir::diag::{Diag, Result};
 use shardc_ir::func::{RoleKind, StateInit};
 use shardc_ir::kernel::Program;
 use shardc_ir::overlap::Late;
-use shardc_ir::plan::{Instr, Place, Transfer};
+use shardc_ir::plan::{FramePlace, Instr, Transfer};
 use shardc_ir::tensor;
 use shardc_ir::types::{DType, Type};
 use std::collections::VecDeque;
@@ -131,7 +131,7 @@ impl Rank {
 
     fn fill(&mut self, load: &LoadFn) -> Result<()> {
         let w = self.wiring.clone();
-        let mut done: Vec<Place> = vec![];
+        let mut done: Vec<FramePlace> = vec![];
         let class = self.class;
         let own = |p: &Port| w.class_of[p.func] == class;
         let kept = |k| matches!(k, RoleKind::Param | RoleKind::State(_));

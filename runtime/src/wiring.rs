@@ -6,7 +6,7 @@ use shardc_ir::func::{Func, Role, RoleKind, StateInit, Value, ValueMap};
 use shardc_ir::group::{Launch, launches};
 use shardc_ir::kernel::{Block, Kernel, Program};
 use shardc_ir::mesh::{Mesh, PIPELINE};
-use shardc_ir::plan::{ALIGN, Instr, Memory, Place, Plan, RankClass, calls};
+use shardc_ir::plan::{ALIGN, FramePlace, Instr, Memory, Plan, RankClass, calls};
 use shardc_ir::tensor;
 use shardc_ir::types::Type;
 use shardc_ir::weights::Weight;
@@ -16,7 +16,7 @@ use smallvec::SmallVec;
 const FEW: usize = 4;
 
 /// Places of a launch's operands, results and workspace.
-pub(crate) type Bound = SmallVec<[Place; 12]>;
+pub(crate) type Bound = SmallVec<[FramePlace; 12]>;
 
 /// A launch's operands and results.
 type Operands = SmallVec<[Value; 12]>;
@@ -25,7 +25,7 @@ type Operands = SmallVec<[Value; 12]>;
 pub(crate) struct Wiring {
     pub plan: Plan,
     /// Places of all values, by function.
-    pub places: Vec<ValueMap<Place>>,
+    pub places: Vec<ValueMap<FramePlace>>,
     /// By function.
     pub launches: Vec<Vec<Launch>>,
     pub bound: Vec<Vec<Bound>>,
@@ -56,7 +56,7 @@ pub(crate) struct Port<'a> {
     pub value: Value,
     pub role: &'a Role,
     pub ty: &'a Type,
-    pub place: Place,
+    pub place: FramePlace,
 }
 
 /// A plan that contradicts itself.

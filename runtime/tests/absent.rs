@@ -2,14 +2,14 @@
 
 use shardc_codegen::nvrtc;
 use shardc_ir::diag::Exit;
-use shardc_ir::launch::Source;
+use shardc_ir::launch::KernelSource;
 use shardc_runtime::cuda::Device;
 
 #[test]
 fn a_missing_compiler_is_named() {
     // SAFETY: the other test of this program does not read the environment.
     unsafe { std::env::set_var(nvrtc::DIR, "/nowhere") };
-    let source = Source { file: "k.cu", text: String::new() };
+    let source = KernelSource { file: "k.cu", text: String::new() };
     let d = nvrtc::compile(&source, "sm_80").unwrap_err();
     assert_eq!((d.code, d.exit), ("missing-library", Exit::Environment));
     assert!(d.message.contains("libnvrtc.so"), "{d}");

@@ -40,13 +40,13 @@ pub struct Import {
     #[arg(long)]
     seq: Option<usize>,
     /// train (with the loss), or infer (the forward pass to logits)
-    #[arg(long, value_enum, default_value_t = For::Train)]
-    mode: For,
+    #[arg(long, value_enum, default_value_t = TextUse::Train)]
+    mode: TextUse,
 }
 
 /// What the text is for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
-enum For {
+enum TextUse {
     Train,
     Infer,
 }
@@ -60,8 +60,8 @@ pub fn import(how: &Import) -> Result<i32> {
         seq: how.seq.or(seq).unwrap_or(DEFAULT.seq),
     };
     let mode = match how.mode {
-        For::Train => Mode::Train,
-        For::Infer => Mode::Infer,
+        TextUse::Train => Mode::Train,
+        TextUse::Infer => Mode::Infer,
     };
     let m = opened.import(sizes, mode, Raise::default())?;
     warn(&m.warnings);

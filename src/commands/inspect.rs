@@ -76,7 +76,10 @@ pub fn inspect(s: &Stored, what: &Inspect, json: bool) -> Result<Shown> {
     }
     if what.timeline || what.times.is_some() || what.svg.is_some() {
         let (times, svg) = (what.times.as_deref(), what.svg.as_deref());
-        return timeline::timeline(s, timeline::Asked { times, svg, class: what.class, json });
+        return timeline::timeline(
+            s,
+            timeline::TimelineOptions { times, svg, class: what.class, json },
+        );
     }
     let listed = what.summary || what.ranks.is_some() || what.collectives || what.instructions;
     let text = uncoloured(s, what, json)?;

@@ -11,7 +11,7 @@ use shardc_compiler::planner::plan as search;
 use shardc_compiler::planner::space::NUMBERS;
 use shardc_compiler::planner::what_if::{self, Ifs};
 use shardc_compiler::planner::{
-    Asked, BUDGET, Compiled, Cut, EACH, Found, Progress, SEQ, about_a_million,
+    Asked, BUDGET, Compiled, CutShort, EACH, PlannedLayouts, Progress, SEQ, about_a_million,
     with_narrow_gradients,
 };
 use shardc_compiler::search::ways::mesh_text;
@@ -232,7 +232,7 @@ pub fn plan(what: &Plan, format: Format) -> Result<i32> {
     match what.explain.filter(|n| *n > found.fits.len()) {
         Some(line) => Err(bad("--explain", &line.to_string(), &lines_to(found.fits.len()))),
         None => Ok(match found.cut {
-            Some(Cut::Signal(signal)) => signals::status(signal),
+            Some(CutShort::Signal(signal)) => signals::status(signal),
             _ => 0,
         }),
     }
@@ -261,10 +261,10 @@ fn teller(what: &str, quiet: bool) -> impl FnMut(Progress) {
 }
 
 /// What ended a search early, as the table says it.
-fn cut(found: &Found) -> Option<String> {
+fn cut(found: &PlannedLayouts) -> Option<String> {
     let last = match found.cut? {
-        Cut::Time => "--for-seconds".to_string(),
-        Cut::Signal(signal) => signals::name(signal).to_string(),
+        CutShort::Time => "--for-seconds".to_string(),
+        CutShort::Signal(signal) => signals::name(signal).to_string(),
     };
     Some(format!(
         "{last} ended the search behind layout {}: a longer one may find faster plans",
@@ -296,7 +296,7 @@ fn needs(peak: usize, beside: usize) -> String {
     }
 }
 
-fn nothing_fits(what: &Plan, asked: &Asked, found: &Found, quiet: bool) -> Diag {
+fn nothing_fits(what: &Plan, asked: &Asked, found: &PlannedLayouts, quiet: bool) -> Diag {
     let limit = bytes(asked.memory);
     let message = match found.compiled {
         0 if found.cut.is_some() => "the search ended before a layout was compiled".to_string(),
@@ -336,7 +336,7 @@ fn write(model: &Path, asked: &Asked, best: &Compiled, dir: &Path) -> Result<()>
 }
 
 /// True if the line is within the band of the fastest.
-fn is_tie(found: &Found, c: &Compiled) -> bool {
+fn is_tie(found: &PlannedLayouts, c: &Compiled) -> bool {
     let best = found.fits.iter().map(|c| c.seconds).fold(f64::INFINITY, f64::min);
     found.band.is_some_and(|b| c.seconds <= best * (1.0 + b.width))
 }
@@ -348,7 +348,7 @@ fn is_front(all: &[Compiled], c: &Compiled) -> bool {
     })
 }
 
-fn table(asked: &Asked, found: &Found) -> String {
+fn table(asked: &Asked, found: &PlannedLayouts) -> String {
     let target = asked.target.filter(|_| found.fits.iter().any(|c| c.in_target.is_some()));
     let theirs = target.map(|to| to.software().to_string());
     let step = match found.band {
@@ -443,7 +443,7 @@ fn shares(c: &Compiled) -> String {
     some.map(|(n, s)| format!("{n} {}", whole(s))).collect::<Vec<_>>().join(" · ")
 }
 
-fn to_json(asked: &Asked, found: &Found, what: &Plan) -> Value {
+fn to_json(asked: &Asked, found: &PlannedLayouts, what: &Plan) -> Value {
     let one = |c: &Compiled| {
         json!({
             "layout": c.guess.candidate.words(),

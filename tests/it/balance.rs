@@ -3,7 +3,7 @@
 use crate::fixture::*;
 use shardc_frontends::Model;
 use shardc_ir::func::{Port, Role, RoleKind};
-use shardc_ir::interp::{Precision, State, call};
+use shardc_ir::interp::{Precision, StepState, call};
 use shardc_ir::tensor::Tensor;
 use shardc_passes::options::{Balance, Options};
 
@@ -57,7 +57,7 @@ fn balance_is_that_of_one_rank() {
 }
 
 /// Results of the model's program on the state's parameters, and what is called `named` in each layer.
-fn told(model: &Model, state: &State, named: &str) -> (Vec<Tensor>, Vec<Tensor>) {
+fn told(model: &Model, state: &StepState, named: &str) -> (Vec<Tensor>, Vec<Tensor>) {
     let mut f = model.module.funcs[0].clone();
     let own = f.results.len();
     let end = format!(".{named}");

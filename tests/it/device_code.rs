@@ -5,7 +5,7 @@ use crate::lab::Lab;
 use shardc_codegen::cuda::limits::Limits;
 use shardc_codegen::{cuda, nvrtc};
 use shardc_ir::diag::Exit;
-use shardc_ir::launch::Launch;
+use shardc_ir::launch::DeviceLaunch;
 use shardc_ir::types::DType;
 use shardc_passes::options::Options;
 use shardc_testing::{Tool, skip};
@@ -16,7 +16,7 @@ use std::time::Instant;
 const REGISTERS: u32 = 128;
 
 /// What the first rank of a plan launches that was printed; one text.
-fn printed(config: &str, o: &Options) -> Vec<Launch> {
+fn printed(config: &str, o: &Options) -> Vec<DeviceLaunch> {
     let config = serde_json::from_str(config).expect("JSON");
     let done = shardc::compile_config(&config, o).unwrap_or_else(|e| panic!("{}", e.render()));
     let program = shardc_codegen::program(&done.stored.plan, 0).expect("kernels");
@@ -26,7 +26,7 @@ fn printed(config: &str, o: &Options) -> Vec<Launch> {
 
 fn check(what: &str, config: &str, o: &Options) {
     let launches = printed(config, o);
-    let entries: BTreeMap<&str, &Launch> = launches.iter().map(|l| (&*l.entry, l)).collect();
+    let entries: BTreeMap<&str, &DeviceLaunch> = launches.iter().map(|l| (&*l.entry, l)).collect();
     // Of Blackwell's two one, by the name.
     for arch in ["sm_80", "sm_90a", ["sm_100a", "sm_103a"][what.len() % 2]] {
         let since = Instant::now();

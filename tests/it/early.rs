@@ -144,7 +144,7 @@ fn sends_are_waited_for_where_their_memory_is_written() {
                         let work = class.memory.workspaces[c.func][x.nodes.clone()].iter();
                         let outs = x.outs.iter().map(|&v| &class.memory.places[c.func][v]);
                         let views = || plan.module.funcs[c.func].nodes[x.nodes.clone()].iter();
-                        let at = |p: &&shardc_ir::plan::Place| {
+                        let at = |p: &&shardc_ir::plan::FramePlace| {
                             meets(c.frames[p.frame as usize] + p.offset, p.bytes)
                         };
                         l.is_none_or(|l| k == l)

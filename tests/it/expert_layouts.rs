@@ -7,7 +7,7 @@ use shardc::numbers::{Batch, Reference};
 use shardc::proof;
 use shardc_ir::documents::Documents;
 use shardc_ir::func::{Module, Node};
-use shardc_ir::interp::State;
+use shardc_ir::interp::StepState;
 use shardc_ir::ops::{Op, Route};
 use shardc_ir::rule::Rule;
 use shardc_ir::source::Source;
@@ -44,7 +44,7 @@ fn on(&(mesh, ep, etp, sp, rows): &Row) -> Options {
 
 /// What two steps make of the parameters, and their losses, on one rank in f64.
 fn trained(fx: &Fixture, source: &Source, o: &Options) -> (Vec<f64>, BTreeMap<String, Tensor>) {
-    let mut state = State::default();
+    let mut state = StepState::default();
     fx.inputs(&mut state, o.documents);
     let labels = state.inputs["targets"].data.iter().filter(|t| **t >= 0.0).count();
     let batch = Batch { inputs: state.inputs, labels };

@@ -5,7 +5,7 @@ use shardc::proof::{self, Texts};
 use shardc_frontends::{Model, load};
 use shardc_ir::diag::Diag;
 use shardc_ir::documents::Documents;
-use shardc_ir::interp::{Precision, State, run_step};
+use shardc_ir::interp::{Precision, StepState, run_step};
 use shardc_ir::plan::{Instr, Plan};
 use shardc_ir::tensor::Tensor;
 use shardc_ir::types::DType;
@@ -181,7 +181,7 @@ impl Fixture {
     }
 
     /// Puts the batch into the interpreter's state, of packed documents also what is made of tokens.
-    pub fn inputs(&self, state: &mut State, documents: Option<Documents>) {
+    pub fn inputs(&self, state: &mut StepState, documents: Option<Documents>) {
         let numbers = |v: &[i32]| v.iter().map(|&x| f64::from(x)).collect();
         let mut targets = self.targets();
         if let Some(d) = documents {
@@ -323,10 +323,10 @@ impl Fixture {
 }
 
 /// The interpreter's state before the first step: weights of the checkpoint, empty optimizer state.
-pub fn start(fx: &Fixture, model: &Model, compiled: &Compiled) -> State {
+pub fn start(fx: &Fixture, model: &Model, compiled: &Compiled) -> StepState {
     use shardc_ir::func::RoleKind;
     let m = &compiled.plan.module;
-    let mut state = State::default();
+    let mut state = StepState::default();
     for f in &m.funcs {
         for a in &f.args {
             let (role, ty) = (a.role.clone().expect("roles"), f.ty(a.value));
@@ -343,11 +343,11 @@ pub fn start(fx: &Fixture, model: &Model, compiled: &Compiled) -> State {
 }
 
 /// One step of the interpreter in f64, the `step`-th, at the reference's learning rate.
-pub fn interpret(compiled: &Compiled, state: &mut State, step: usize) -> Result<(), Diag> {
+pub fn interpret(compiled: &Compiled, state: &mut StepState, step: usize) -> Result<(), Diag> {
     interpret_plan(&compiled.plan, state, step)
 }
 
-pub fn interpret_plan(plan: &Plan, state: &mut State, step: usize) -> Result<(), Diag> {
+pub fn interpret_plan(plan: &Plan, state: &mut StepState, step: usize) -> Result<(), Diag> {
     use shardc_ir::func::{Role, RoleKind};
     let m = &plan.module;
     let scale = plan.settings.loss_scaling.map_or(1.0, |how| f64::from(how.initial()));

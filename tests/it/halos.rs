@@ -7,7 +7,7 @@ use shardc::flags::Flags;
 use shardc::numbers::{TOLERANCE, compare};
 use shardc::proof::Prove;
 use shardc_ir::func::{Func, FuncKind};
-use shardc_ir::ops::{Collective, Op};
+use shardc_ir::ops::{LayoutChange, Op};
 use shardc_ir::plan::Plan;
 use shardc_passes::memory::replay::replay;
 use std::path::PathBuf;

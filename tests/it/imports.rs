@@ -16,7 +16,7 @@ use safetensors::SafeTensors;
 use shardc_frontends::import::{Imported, Opened, Raise, Sizes};
 use shardc_frontends::{Facts, Model};
 use shardc_ir::func::{Fill, RoleKind, Value, inputs};
-use shardc_ir::interp::{Precision, State, run_step};
+use shardc_ir::interp::{Precision, StepState, run_step};
 use shardc_ir::ops::{Mask, Op};
 use shardc_ir::plan::{Instr, Mode};
 use shardc_ir::tensor::Tensor;
@@ -228,7 +228,7 @@ starcoder2 stablelm opt cohere glm4 phi bert mpt falcon bloom modernbert llama_p
 fn interpret(model: &Model, want: &Expected) -> Vec<f64> {
     let compiled = compile(model, &options(&[], false, ROWS));
     let m = &compiled.plan.module;
-    let mut state = State::default();
+    let mut state = StepState::default();
     for (f, a) in m.funcs.iter().flat_map(|f| f.args.iter().map(move |a| (f, a))) {
         let (role, ty) = (a.role.clone().expect("roles"), f.ty(a.value));
         let whole = match role.kind {

@@ -6,7 +6,7 @@ mod programs;
 use crate::chunks::in_chunks;
 use crate::fixture::*;
 use shardc_ir::func::{Role, RoleKind};
-use shardc_ir::interp::{Precision, State, run_step};
+use shardc_ir::interp::{Precision, StepState, run_step};
 use shardc_ir::tensor::Tensor;
 use shardc_passes::options::{Options, TpMode, TpSteps};
 use shardc_testing::taken;
@@ -17,7 +17,7 @@ fn check(name: &str, o: Options) {
     let compiled = compile(&model, &o);
     let plan = &compiled.plan;
     let m = &plan.module;
-    let mut state = State::default();
+    let mut state = StepState::default();
     for a in m.funcs.iter().flat_map(|f| f.args.iter().map(move |a| (f, a))) {
         let (f, a) = a;
         let (role, ty) = (a.role.clone().expect("roles"), f.ty(a.value));

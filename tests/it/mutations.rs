@@ -8,7 +8,7 @@ use shardc::plan_dir::reseal;
 use shardc_frontends::Model;
 use shardc_ir::diag::Exit;
 use shardc_ir::func::{Func, Module, Name, Node, Value};
-use shardc_ir::interp::{Precision, State, call};
+use shardc_ir::interp::{Precision, StepState, call};
 use shardc_ir::mesh::{Atom, AtomSet, Mesh};
 use shardc_ir::ops::{Op, Permute};
 use shardc_ir::phase::Phase;
@@ -188,7 +188,7 @@ impl Tally {
 }
 
 /// Everything that a step leaves behind, on every rank.
-fn numbers(fx: &Fixture, model: &Model, compiled: &Compiled) -> State {
+fn numbers(fx: &Fixture, model: &Model, compiled: &Compiled) -> StepState {
     let mut state = start(fx, model, compiled);
     interpret(compiled, &mut state, 1).unwrap_or_else(|e| panic!("{e}"));
     state
@@ -221,7 +221,7 @@ fn check(name: &str, o: &Options, expect: &[&str]) {
             continue;
         }
         assert!(got.values == want.values, "{name}: other numbers: {what} {place}");
-        let shown = |s: &State| -> Vec<Vec<_>> {
+        let shown = |s: &StepState| -> Vec<Vec<_>> {
             s.outputs.values().map(|all| all.iter().map(|x| x.ranks.clone()).collect()).collect()
         };
         assert!(shown(&got) == shown(&want), "{name}: other outputs: {what} {place}");

@@ -7,7 +7,7 @@ use shardc::flags::Flags;
 use shardc_ir::func::Value;
 use shardc_ir::group::{Launch, launches};
 use shardc_ir::overlap::{awaited, works};
-use shardc_ir::plan::{Place, Plan};
+use shardc_ir::plan::{FramePlace, Plan};
 use shardc_passes::options::{CpMode, Fuse, Options, Order, Transport};
 use shardc_passes::pipeline::Compiled;
 use shardc_testing::taken;
@@ -82,7 +82,7 @@ fn apart(plan: &Plan) {
         for c in class.calls() {
             let (f, memory) = (&plan.module.funcs[c.func], &class.memory);
             let own = launches(f);
-            let at = |p: &Place| {
+            let at = |p: &FramePlace| {
                 let first = c.frames[p.frame as usize] + p.offset;
                 first..first + p.bytes
             };

@@ -4,7 +4,7 @@
 use crate::fixture::*;
 use shardc_ir::documents::{Documents, Ends};
 use shardc_ir::func::{Fill, Role, RoleKind};
-use shardc_ir::interp::State;
+use shardc_ir::interp::StepState;
 use shardc_ir::ops::Op;
 use shardc_ir::plan::Mode;
 use shardc_ir::tensor::Tensor;
@@ -66,7 +66,7 @@ fn exact(fx: &Fixture, ids: &[i32], o: &Options) -> Exact {
 }
 
 /// Puts rows of the options' length into a state.
-fn put(state: &mut State, ids: &[i32], o: &Options) {
+fn put(state: &mut StepState, ids: &[i32], o: &Options) {
     let seq = o.seq;
     let of = |x: Vec<i32>| Tensor::new(&[ROWS, seq], x.into_iter().map(f64::from).collect());
     let [segments, offsets] = PADDED.places(ids, seq);

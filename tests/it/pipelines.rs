@@ -365,7 +365,7 @@ fn nothing_of_a_microbatch_outlives_its_list() {
 /// more is taken than made, and results that move on with the data of each microbatch.
 #[test]
 fn faults_outside_of_what_repeats_are_found() {
-    use shardc_ir::plan::{Call, Instr, Place, Plan};
+    use shardc_ir::plan::{Call, FramePlace, Instr, Plan};
     use shardc_passes::memory::replay::replay_by;
     let o = pipeline(&[("pp", 2)], named(Named::OneFOneB), 90);
     let good = compile(&Fixture::open("llama_deep").model(&o), &o).plan;
@@ -395,7 +395,7 @@ fn faults_outside_of_what_repeats_are_found() {
         if let Some(Instr::Call(c)) = first.map(|i| &mut p.classes[class].step[i]) {
             let places = &good.classes[class].memory.places[c.func];
             let mut made = funcs[c.func].nodes.iter().flat_map(|n| &n.outs);
-            let is_own = |p: &Place| p.frame > 0 && p.bytes > 0 && p.offset == 0;
+            let is_own = |p: &FramePlace| p.frame > 0 && p.bytes > 0 && p.offset == 0;
             let own = made.find_map(|v| Some(places[v]).filter(is_own));
             let frame = own.expect("a call makes something").frame as usize;
             c.frames[frame] = late.frames[data.frame as usize] + data.offset;

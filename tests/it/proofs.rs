@@ -7,7 +7,7 @@ use crate::fixture::*;
 use shardc::proof::Texts;
 use shardc_frontends::Model;
 use shardc_ir::func::{Module, StateInit};
-use shardc_ir::interp::State;
+use shardc_ir::interp::StepState;
 use shardc_ir::ops::{Fill, Op};
 use shardc_ir::plan::Mode;
 use shardc_ir::schedule::{ActionKind, Schedule};
@@ -51,7 +51,7 @@ impl Case {
     }
 
     /// Everything that a step leaves behind, by the f64 interpreter.
-    fn numbers(&mut self, programs: &Module) -> Result<State, String> {
+    fn numbers(&mut self, programs: &Module) -> Result<StepState, String> {
         self.compiled.plan.module.clone_from(programs);
         let mut state = start(&self.fx, &self.model, &self.compiled);
         interpret(&self.compiled, &mut state, 1).map_err(|d| d.to_string())?;

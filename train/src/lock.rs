@@ -39,7 +39,7 @@ struct Owner {
     plan: String,
     /// The job of the scheduler that it is of, where that is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    job: Option<Job>,
+    job: Option<SchedulerJob>,
     /// It touches its lock as long as it lives.
     #[serde(default)]
     beats: bool,
@@ -47,20 +47,20 @@ struct Owner {
 
 /// A job of a scheduler.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
-struct Job {
+struct SchedulerJob {
     id: String,
     /// How often it was put back into the queue.
     restarts: u64,
 }
 
-impl Job {
+impl SchedulerJob {
     /// That of this process, from Slurm's variables.
-    fn own(var: impl Fn(&str) -> Option<String>) -> Option<Job> {
+    fn own(var: impl Fn(&str) -> Option<String>) -> Option<SchedulerJob> {
         let id = var("SLURM_JOB_ID")?;
         let id = var("SLURM_CLUSTER_NAME").map_or(id.clone(), |cluster| format!("{cluster} {id}"));
         // Slurm sets it from the first restart on.
         let restarts = var("SLURM_RESTART_COUNT").and_then(|n| n.parse().ok()).unwrap_or(0);
-        Some(Job { id, restarts })
+        Some(SchedulerJob { id, restarts })
     }
 }
 
@@ -164,7 +164,7 @@ fn is_cut(text: &str) -> bool {
 fn free(
     owner: &Owner,
     locked: bool,
-    job: Option<&Job>,
+    job: Option<&SchedulerJob>,
     silent: Option<Duration>,
 ) -> Option<String> {
     let (pid, host) = (owner.pid, &owner.host);
@@ -249,7 +249,7 @@ fn take(path: &Path, dir: &Path, plan: &Path) -> Result<Lock> {
         if !here.is_ok_and(|m| (m.dev(), m.ino()) == (held.dev(), held.ino())) {
             continue;
         }
-        let (text, job) = (read(&mut file), Job::own(|name| std::env::var(name).ok()));
+        let (text, job) = (read(&mut file), SchedulerJob::own(|name| std::env::var(name).ok()));
         let long = || silence(path).is_some_and(|s| s >= SILENCE);
         if !text.is_empty() && is_cut(&text) && (locked || long()) {
             note(format!(
@@ -344,7 +344,7 @@ mod tests {
     use super::*;
 
     fn owner(host: &str, job: Option<(&str, u64)>) -> Owner {
-        let job = job.map(|(id, restarts)| Job { id: id.into(), restarts });
+        let job = job.map(|(id, restarts)| SchedulerJob { id: id.into(), restarts });
         Owner {
             pid: 7,
             host: host.into(),
@@ -357,9 +357,9 @@ mod tests {
 
     #[test]
     fn a_requeued_job_and_one_behind_a_silent_host_take_over() {
-        let job = |restarts| Some(Job { id: "12".into(), restarts });
+        let job = |restarts| Some(SchedulerJob { id: "12".into(), restarts });
         let minutes = |n: u64| Some(Duration::from_secs(60 * n));
-        let why = |was, now: Option<Job>, silent| {
+        let why = |was, now: Option<SchedulerJob>, silent| {
             free(&owner("elsewhere", was), true, now.as_ref(), silent).unwrap_or_default()
         };
         assert!(why(Some(("12", 0)), job(1), minutes(0)).contains("before it was requeued"));
@@ -373,7 +373,7 @@ mod tests {
             "SLURM_RESTART_COUNT" => Some("2".to_string()),
             _ => None,
         };
-        assert_eq!((Job::own(var), Job::own(|_| None)), (job(2), None));
+        assert_eq!((SchedulerJob::own(var), SchedulerJob::own(|_| None)), (job(2), None));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use super::limits::{DECLARED, Limits};
 use super::{File, Words, grid, row_bytes};
 use shardc_ir::kernel::{Attention, AttentionGrad, Heads, View};
-use shardc_ir::launch::Launch;
+use shardc_ir::launch::DeviceLaunch;
 use shardc_ir::ops::Mask;
 use shardc_ir::rng::Distribution;
 use shardc_ir::types::DType;
@@ -148,7 +148,7 @@ fn sizes(w: &mut Words, h: &Heads, d_bias: Option<&View>) {
     }
 }
 
-pub(super) fn forward(k: &Attention, limits: &Limits) -> Vec<Launch> {
+pub(super) fn forward(k: &Attention, limits: &Limits) -> Vec<DeviceLaunch> {
     let h = &k.heads;
     if [h.batch, h.queries, h.groups * h.repeat].contains(&0) {
         return vec![];
@@ -163,7 +163,7 @@ pub(super) fn forward(k: &Attention, limits: &Limits) -> Vec<Launch> {
     w.view(h.slopes.as_ref().unwrap_or(&k.lse), DType::F32);
     [&k.q, &k.k, &k.v, &k.out, &k.lse].iter().for_each(|v| w.ints(&v.strides));
     sizes(&mut w, h, None);
-    vec![Launch {
+    vec![DeviceLaunch {
         source: t.file("attention.cu", text, h, aligned(h, &rows)).source(),
         entry: "attention".into(),
         grid: grid([h.queries.div_ceil(t.rows), h.groups * h.repeat, h.batch]),
@@ -173,7 +173,7 @@ pub(super) fn forward(k: &Attention, limits: &Limits) -> Vec<Launch> {
     }]
 }
 
-pub(super) fn backward(k: &AttentionGrad, limits: &Limits) -> Vec<Launch> {
+pub(super) fn backward(k: &AttentionGrad, limits: &Limits) -> Vec<DeviceLaunch> {
     let h = &k.heads;
     let rows = [
         (&k.q, h.width),
@@ -196,7 +196,7 @@ pub(super) fn backward(k: &AttentionGrad, limits: &Limits) -> Vec<Launch> {
     let text = include_str!("../../cuda/attention_grad.cu");
     let one = |entry: &'static str, owned: usize, heads: usize| {
         let t = Tiles::within(limits, h, owned, true);
-        Launch {
+        DeviceLaunch {
             source: t.file("attention_grad.cu", text, h, aligned(h, &rows)).source(),
             entry: entry.into(),
             grid: grid([owned.div_ceil(t.rows), heads, h.batch]),
@@ -207,7 +207,7 @@ pub(super) fn backward(k: &AttentionGrad, limits: &Limits) -> Vec<Launch> {
     };
     let keys = one("attention_grad_keys", h.keys, h.groups);
     let queries = one("attention_grad_queries", h.queries, h.groups * h.repeat);
-    let bias = h.bias.as_ref().filter(|_| k.d_bias.is_some()).map(|(_, offsets)| Launch {
+    let bias = h.bias.as_ref().filter(|_| k.d_bias.is_some()).map(|(_, offsets)| DeviceLaunch {
         entry: "attention_grad_bias".into(),
         grid: grid([offsets.div_ceil(OFFSETS), h.groups * h.repeat, 1]),
         threads: OFFSETS as u32,

@@ -3,10 +3,10 @@
 use super::moves::index_name;
 use super::{File, Words, pack, row, starts};
 use shardc_ir::kernel::{Copies, Route, TopK, View};
-use shardc_ir::launch::{Launch, Word};
+use shardc_ir::launch::{DeviceLaunch, Word};
 use shardc_ir::types::DType;
 
-pub(super) fn top_k(k: &TopK) -> Vec<Launch> {
+pub(super) fn top_k(k: &TopK) -> Vec<DeviceLaunch> {
     /// Rows of a block.
     const ROWS: usize = 4;
     let (n, rank) = (k.extents.iter().product::<usize>(), k.extents.len().max(1));
@@ -30,10 +30,10 @@ pub(super) fn top_k(k: &TopK) -> Vec<Launch> {
     }
     let grid = row([n.div_ceil(ROWS), 1, 1]);
     let (source, threads) = (file.source(), 32 * ROWS as u32);
-    vec![Launch { source, entry: "top_k".into(), grid, threads, shared: 0, words: w.0 }]
+    vec![DeviceLaunch { source, entry: "top_k".into(), grid, threads, shared: 0, words: w.0 }]
 }
 
-pub(super) fn route(k: &Route) -> Vec<Launch> {
+pub(super) fn route(k: &Route) -> Vec<DeviceLaunch> {
     let [shards, tokens, copies] = k.copies;
     let mut w = Words::default();
     [&k.index, &k.slot, &k.counts].iter().for_each(|v| w.view(v, DType::I32));
@@ -42,7 +42,7 @@ pub(super) fn route(k: &Route) -> Vec<Launch> {
     let capacity = k.capacity.map_or(i32::MAX as usize, |c| c.min(i32::MAX as usize));
     w.ints(&[tokens, copies, k.groups, k.experts, k.rows, capacity]);
     let source = File::new("route.cu", include_str!("../../cuda/route.cu")).source();
-    let one = |entry: &'static str| Launch {
+    let one = |entry: &'static str| DeviceLaunch {
         source: source.clone(),
         entry: entry.into(),
         grid: row([k.groups * k.experts, shards, 1]),
@@ -54,7 +54,7 @@ pub(super) fn route(k: &Route) -> Vec<Launch> {
 }
 
 /// `dispatch`, `unpermute` or `combine_gates_grad`.
-pub(super) fn copies(k: &Copies, entry: &'static str) -> Vec<Launch> {
+pub(super) fn copies(k: &Copies, entry: &'static str) -> Vec<DeviceLaunch> {
     let [shards, tokens, copies] = k.copies;
     let smallest = if k.buffer_elem.is_half() { k.buffer_elem } else { k.token_elem };
     let rows = [&k.buffer, &k.tokens].into_iter().flat_map(starts);
@@ -77,7 +77,7 @@ pub(super) fn copies(k: &Copies, entry: &'static str) -> Vec<Launch> {
         return vec![];
     }
     let grid = row([tokens, shards, 1]);
-    vec![Launch {
+    vec![DeviceLaunch {
         source: file.source(),
         entry: entry.into(),
         grid,

@@ -2,7 +2,7 @@
 //! Compute Capability".
 
 use shardc_ir::diag::{Diag, Result};
-use shardc_ir::launch::Launch;
+use shardc_ir::launch::DeviceLaunch;
 
 /// Blocks along the dims of a grid.
 const GRID: [u32; 3] = [i32::MAX as u32, u16::MAX as u32, u16::MAX as u32];
@@ -76,7 +76,7 @@ impl Limits {
     ///
     /// # Errors
     /// `cuda-limit` with the kernel, what it needs and the limit.
-    pub fn check(&self, l: &Launch) -> Result<()> {
+    pub fn check(&self, l: &DeviceLaunch) -> Result<()> {
         let arch = &self.arch;
         let refused = |needs: String, has: String| {
             Diag::new("cuda-limit", format!("{} needs {needs}, {arch} has {has}", l.entry))

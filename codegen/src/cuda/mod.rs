@@ -12,7 +12,7 @@ mod then;
 
 use limits::Limits;
 use shardc_ir::kernel::{Copy, Exchange, Kernel, Program, View};
-use shardc_ir::launch::{Launch, Launches, Source, Word, regions};
+use shardc_ir::launch::{DeviceLaunch, KernelSource, Launches, Word, regions};
 use shardc_ir::types::DType;
 use std::collections::BTreeSet;
 use std::fmt::Display;
@@ -30,7 +30,7 @@ pub const HEADERS: [(&str, &str); 6] = [
 
 /// What ranks that share a device exchange their data with. The runtime makes its launches, of regions
 /// that are known only then.
-pub fn collective() -> Arc<Source> {
+pub fn collective() -> Arc<KernelSource> {
     File::new("collective.cu", include_str!("../../cuda/collective.cu"))
         .define("LOOPS", regions::LOOPS)
         .define("PARTS", regions::PARTS)
@@ -39,7 +39,7 @@ pub fn collective() -> Arc<Source> {
 
 /// What runs in place of a kernel on devices with these limits, in order, or before the ranks of a collective meet; `None` for a
 /// literal, which the runtime copies itself.
-pub fn launches(kernel: &Kernel, limits: &Limits) -> Option<Vec<Launch>> {
+pub fn launches(kernel: &Kernel, limits: &Limits) -> Option<Vec<DeviceLaunch>> {
     Some(match kernel {
         Kernel::View => vec![],
         Kernel::Copy(all) => all.iter().flat_map(moves::copy).collect(),
@@ -90,11 +90,12 @@ pub fn program(p: &Program, limits: &Limits) -> Launches {
 }
 
 /// Makes one text of all printed ones among these launches: the compiler takes half as long for it.
-pub fn join<'a>(launches: impl Iterator<Item = &'a mut Launch>) {
-    let printed: Vec<&mut Launch> = launches.filter(|l| l.source.file == rows::FILE).collect();
-    let texts: BTreeSet<&Source> = printed.iter().map(|l| &*l.source).collect();
+pub fn join<'a>(launches: impl Iterator<Item = &'a mut DeviceLaunch>) {
+    let printed: Vec<&mut DeviceLaunch> =
+        launches.filter(|l| l.source.file == rows::FILE).collect();
+    let texts: BTreeSet<&KernelSource> = printed.iter().map(|l| &*l.source).collect();
     let text = texts.iter().map(|s| s.text.as_str()).collect();
-    let all = Arc::new(Source { file: rows::FILE, text });
+    let all = Arc::new(KernelSource { file: rows::FILE, text });
     printed.into_iter().for_each(|l| l.source = all.clone());
 }
 
@@ -117,10 +118,10 @@ impl File {
         self.prelude += text;
         self
     }
-    fn source(self) -> Arc<Source> {
+    fn source(self) -> Arc<KernelSource> {
         // Lines of messages are those of the file.
         let text = format!("{}#line 1 \"{}\"\n{}", self.prelude, self.name, self.text);
-        Arc::new(Source { file: self.name, text })
+        Arc::new(KernelSource { file: self.name, text })
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::{File, Words, pack, row, starts};
 use shardc_ir::kernel::{Block, Copy, Draw, Extents, Pick, Rope, Scan, View};
-use shardc_ir::launch::{Launch, Source};
+use shardc_ir::launch::{DeviceLaunch, KernelSource};
 use shardc_ir::ops::rope::Pairs;
 use shardc_ir::rng::Distribution;
 use shardc_ir::types::DType;
@@ -96,12 +96,19 @@ pub(super) fn index_name(n: usize) -> &'static str {
     if u32::try_from(n.next_multiple_of(THREADS)).is_ok() { "u32" } else { "u64" }
 }
 
-fn one_each(source: Arc<Source>, entry: &'static str, n: usize, w: Words) -> Launch {
+fn one_each(source: Arc<KernelSource>, entry: &'static str, n: usize, w: Words) -> DeviceLaunch {
     let grid = row([n.div_ceil(THREADS), 1, 1]);
-    Launch { source, entry: entry.into(), grid, threads: THREADS as u32, shared: 0, words: w.0 }
+    DeviceLaunch {
+        source,
+        entry: entry.into(),
+        grid,
+        threads: THREADS as u32,
+        shared: 0,
+        words: w.0,
+    }
 }
 
-fn copy_file(unit_bytes: usize, rank: usize, n: usize) -> Arc<Source> {
+fn copy_file(unit_bytes: usize, rank: usize, n: usize) -> Arc<KernelSource> {
     File::new("copy.cu", include_str!("../../cuda/copy.cu"))
         .define("UNIT", unit_name(unit_bytes))
         .define("RANK", rank)
@@ -109,7 +116,7 @@ fn copy_file(unit_bytes: usize, rank: usize, n: usize) -> Arc<Source> {
         .source()
 }
 
-pub(super) fn clear(b: &Block) -> Option<Launch> {
+pub(super) fn clear(b: &Block) -> Option<DeviceLaunch> {
     let loops = Loops::new(&b.extents, &[&b.view]);
     let unit = loops.unit(b.elem, &[(0, b.view.offset)], &[]);
     let loops = loops.in_units(unit, &[0]);
@@ -120,7 +127,7 @@ pub(super) fn clear(b: &Block) -> Option<Launch> {
     (n > 0).then(|| one_each(copy_file(unit * b.elem.bytes(), rank, n), "clear_block", n, w))
 }
 
-pub(super) fn copy(k: &Copy) -> Vec<Launch> {
+pub(super) fn copy(k: &Copy) -> Vec<DeviceLaunch> {
     let loops = Loops::new(&k.extents, &[&k.from, &k.to]);
     let unit = loops.unit(k.elem, &[(0, k.from.offset), (1, k.to.offset)], &[]);
     let loops = loops.in_units(unit, &[0, 1]);
@@ -137,7 +144,7 @@ fn without(k: &Pick) -> usize {
     k.without.unwrap_or(k.first + k.len)
 }
 
-pub(super) fn take(k: &Pick) -> Vec<Launch> {
+pub(super) fn take(k: &Pick) -> Vec<DeviceLaunch> {
     let loops = Loops::new(&k.extents, &[&k.x, &k.index, &k.out]);
     // Elements with one index move together.
     let together = k.index.strides.last() == Some(&0);
@@ -158,7 +165,7 @@ pub(super) fn take(k: &Pick) -> Vec<Launch> {
     if n == 0 { vec![] } else { vec![one_each(file.source(), "take", n, w)] }
 }
 
-pub(super) fn index_add(k: &Pick, cleared: Option<&Block>) -> Vec<Launch> {
+pub(super) fn index_add(k: &Pick, cleared: Option<&Block>) -> Vec<DeviceLaunch> {
     let all = Loops::new(&k.extents, &[&k.x, &k.index, &k.out]);
     // By index and out: what is summed, what has indices of its own, what shares them.
     let (positions, rest) = all.partition(|s| s[2] == 0);
@@ -189,7 +196,7 @@ pub(super) fn index_add(k: &Pick, cleared: Option<&Block>) -> Vec<Launch> {
     }
     let launch = match apart {
         true => one_each(file.source(), "put_apart", all.count(), w),
-        false => Launch {
+        false => DeviceLaunch {
             source: file.source(),
             entry: "index_add".into(),
             grid: row([positions.count(), batches.count(), 1]),
@@ -202,7 +209,7 @@ pub(super) fn index_add(k: &Pick, cleared: Option<&Block>) -> Vec<Launch> {
     cleared.and_then(clear).into_iter().chain(added).collect()
 }
 
-pub(super) fn draw(k: &Draw) -> Vec<Launch> {
+pub(super) fn draw(k: &Draw) -> Vec<DeviceLaunch> {
     let place = k.place.as_ref().map_or_else(|| vec![0; k.extents.len()], |v| v.strides.to_vec());
     let walks = vec![k.out.strides.clone(), place.into(), k.index.clone()];
     let loops = Loops { extents: k.extents.clone(), walks };
@@ -228,7 +235,7 @@ pub(super) fn draw(k: &Draw) -> Vec<Launch> {
     if n == 0 { vec![] } else { vec![one_each(file.source(), "draw", n, w)] }
 }
 
-pub(super) fn scan(k: &Scan) -> Vec<Launch> {
+pub(super) fn scan(k: &Scan) -> Vec<DeviceLaunch> {
     let mut loops = Loops::new(&k.extents, &[&k.x, &k.out]);
     let steps: Vec<usize> = loops.walks.iter_mut().filter_map(Extents::pop).collect();
     let (n, rank) = (loops.count(), loops.extents.len().max(1));
@@ -245,7 +252,7 @@ pub(super) fn scan(k: &Scan) -> Vec<Launch> {
     if n * k.len == 0 { vec![] } else { vec![one_each(file.source(), "scan", n, w)] }
 }
 
-pub(super) fn rope(k: &Rope) -> Vec<Launch> {
+pub(super) fn rope(k: &Rope) -> Vec<DeviceLaunch> {
     let views = [&k.x, &k.cos, &k.sin, &k.out];
     let lengths = [k.turns, k.width].into_iter();
     let pack = pack(k.elem, lengths.chain(views.into_iter().flat_map(starts)));

@@ -3,7 +3,7 @@
 use super::limits::{DECLARED, Limits};
 use super::{File, Words, row, row_bytes, then, whole};
 use shardc_ir::kernel::{Extents, Gemm, Grouped, Matrix, Product, Then, View};
-use shardc_ir::launch::Launch;
+use shardc_ir::launch::DeviceLaunch;
 use shardc_ir::types::DType;
 
 /// An operand of a product, as the k of its rows or columns sees it.
@@ -117,15 +117,15 @@ fn side(x: &Matrix, [rows, cols]: [usize; 2], k_is_col: bool) -> Side {
     }
 }
 
-pub(super) fn gemm(k: &Gemm, limits: &Limits) -> Vec<Launch> {
+pub(super) fn gemm(k: &Gemm, limits: &Limits) -> Vec<DeviceLaunch> {
     launch(k, None, limits)
 }
 
-pub(super) fn then(k: &Then, limits: &Limits) -> Vec<Launch> {
+pub(super) fn then(k: &Then, limits: &Limits) -> Vec<DeviceLaunch> {
     launch(&k.product, Some(k), limits)
 }
 
-fn launch(k: &Gemm, epilogue: Option<&Then>, limits: &Limits) -> Vec<Launch> {
+fn launch(k: &Gemm, epilogue: Option<&Then>, limits: &Limits) -> Vec<DeviceLaunch> {
     let text = include_str!("../../cuda/gemm.cu");
     let wide = match epilogue {
         Some(then) => then::wide(then, WIDTH),
@@ -179,10 +179,10 @@ fn launch(k: &Gemm, epilogue: Option<&Then>, limits: &Limits) -> Vec<Launch> {
     [&k.a, &k.b].iter().for_each(|x| loops(&mut w, &x.view.strides[n..], 0));
     epilogue.iter().for_each(|k| then::words(k, &mut w));
     let (threads, shared) = (t.threads(), t.shared());
-    vec![Launch { source, entry: "gemm".into(), grid, threads, shared, words: w.0 }]
+    vec![DeviceLaunch { source, entry: "gemm".into(), grid, threads, shared, words: w.0 }]
 }
 
-pub(super) fn grouped(k: &Grouped, limits: &Limits) -> Vec<Launch> {
+pub(super) fn grouped(k: &Grouped, limits: &Limits) -> Vec<DeviceLaunch> {
     let text = include_str!("../../cuda/grouped.cu");
     let rows = |v: &View, elem: DType, width: usize, along_k: bool| Side {
         elem,
@@ -231,5 +231,5 @@ pub(super) fn grouped(k: &Grouped, limits: &Limits) -> Vec<Launch> {
         return vec![];
     }
     let (threads, shared) = (t.threads(), t.shared());
-    vec![Launch { source, entry: entry.into(), grid, threads, shared, words: words.0 }]
+    vec![DeviceLaunch { source, entry: entry.into(), grid, threads, shared, words: words.0 }]
 }

@@ -2,14 +2,14 @@
 
 use super::{File, Words, grid};
 use shardc_ir::kernel::{Recurrence, RecurrenceGrad, Recurrent, View};
-use shardc_ir::launch::Launch;
+use shardc_ir::launch::DeviceLaunch;
 use shardc_ir::types::DType;
 
 /// Threads of a block.
 const THREADS: u32 = 256;
 
 /// A launch for all heads, with what the gradient or the result is put into behind the operands.
-fn launch(of: &Recurrent, entry: &'static str, results: &[&View]) -> Vec<Launch> {
+fn launch(of: &Recurrent, entry: &'static str, results: &[&View]) -> Vec<DeviceLaunch> {
     let all = of.batch * of.heads;
     if all == 0 {
         return vec![];
@@ -42,7 +42,7 @@ fn launch(of: &Recurrent, entry: &'static str, results: &[&View]) -> Vec<Launch>
     w.ints(&[of.tokens, of.heads, all, words]);
     results.iter().for_each(|v| w.view(v, DType::F32));
     results.iter().for_each(|v| w.ints(&v.strides[..3]));
-    vec![Launch {
+    vec![DeviceLaunch {
         source: file.source(),
         entry: entry.into(),
         grid: grid([slots, 1, 1]),
@@ -52,11 +52,11 @@ fn launch(of: &Recurrent, entry: &'static str, results: &[&View]) -> Vec<Launch>
     }]
 }
 
-pub(super) fn forward(k: &Recurrence) -> Vec<Launch> {
+pub(super) fn forward(k: &Recurrence) -> Vec<DeviceLaunch> {
     launch(&k.of, "recurrence", &[&k.out, &k.end])
 }
 
-pub(super) fn backward(k: &RecurrenceGrad) -> Vec<Launch> {
+pub(super) fn backward(k: &RecurrenceGrad) -> Vec<DeviceLaunch> {
     let d_beta = k.d_beta.as_ref().unwrap_or(&k.d_g);
     let d_start = k.d_start.as_ref().unwrap_or(&k.d_q);
     let all = [&k.d_out, &k.d_end, &k.d_q, &k.d_k, &k.d_g, &k.d_v, d_beta, d_start];

@@ -2,7 +2,7 @@
 //!
 //! Kernels run one by one. One device has no links: these are a known machine's.
 
-use super::fit::{How, fit};
+use super::fit::{FitOptions, fit};
 use super::kernels::OnDevice;
 use super::{config, today};
 use shardc_cost::device::{Device, Fit, Precision};
@@ -84,11 +84,11 @@ pub fn of_device(
 }
 
 /// What is fitted to launches of a device: all tiles of GPUs together, or one of them for all products.
-pub(super) fn how(library: bool) -> How {
+pub(super) fn how(library: bool) -> FitOptions {
     let one = |&[m, n, _]: &[f64; 3]| vec![[m, n, 1.0]];
     let tiles = [TILES.to_vec()].into_iter().chain(TILES.iter().map(one)).collect();
     let types = vec![Precision::Bf16, Precision::F32];
-    How { ranks: 1, types, tiles, epilogues: Some(library) }
+    FitOptions { ranks: 1, types, tiles, epilogues: Some(library) }
 }
 
 /// FLOPs of a step of the first rank.

@@ -22,7 +22,7 @@ const SMALL: f64 = 8192.0;
 pub(super) const ENOUGH: usize = 8;
 
 /// What is fitted.
-pub(super) struct How {
+pub(super) struct FitOptions {
     pub ranks: usize,
     /// Element types of products that were measured; those of the first say how short dims count for all, and are
     /// those of attention.
@@ -35,7 +35,7 @@ pub(super) struct How {
 
 /// Fits what the samples identify. What the device says already of its peak and of its memory is taken for what it
 /// could at most, and is raised by what was faster.
-pub(super) fn fit(d: &mut Device, all: &[Sample], how: &How) {
+pub(super) fn fit(d: &mut Device, all: &[Sample], how: &FitOptions) {
     launch(d, all);
     rows(d, all);
     products(d, all, how);

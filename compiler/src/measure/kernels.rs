@@ -9,7 +9,7 @@ use shardc_ir::diag::Result;
 use shardc_ir::func::Func;
 use shardc_ir::group;
 use shardc_ir::kernel::Kernel;
-use shardc_ir::launch::{Launch, Launches, Word};
+use shardc_ir::launch::{DeviceLaunch, Launches, Word};
 use shardc_ir::plan::{Plan, calls};
 use shardc_runtime::cuda::{self, Modules, Stream, Timed, Timer};
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,7 +18,7 @@ use std::sync::Arc;
 /// A kernel of a plan that is like no other before it.
 pub struct Distinct {
     pub kernel: Kernel,
-    pub launches: Vec<Launch>,
+    pub launches: Vec<DeviceLaunch>,
     /// What it does, and the sizes of a product.
     pub ops: String,
     /// Launches in a step.
@@ -144,7 +144,7 @@ fn distinct(plan: &Plan, program: &[Vec<Kernel>], launches: &Launches) -> Vec<Di
             if own.is_empty() || left_out(kernel) || times == 0 {
                 continue;
             }
-            let words = |l: &Launch| {
+            let words = |l: &DeviceLaunch| {
                 let number = |w: &&Word| !matches!(w, Word::Address { .. });
                 let numbers: Vec<&Word> = l.words.iter().filter(number).collect();
                 format!("{} {:?} {} {numbers:?}", l.entry, l.grid, l.source.file)

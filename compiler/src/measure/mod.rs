@@ -13,7 +13,7 @@ pub use device::of_device;
 pub use kernels::{Distinct, OnDevice};
 pub use samples::{Kernels, Ready, Sample, Step, least_waiting, median, samples};
 
-use fit::How;
+use fit::FitOptions;
 use serde_json::{Value, json};
 use shardc_cost::device::{Device, Fit, Precision};
 use shardc_ir::diag::Result;
@@ -143,9 +143,9 @@ impl Measuring {
 }
 
 /// What is fitted to launches of a processor, whose products have no tiles that count.
-fn on_cpu(ranks: usize) -> How {
+fn on_cpu(ranks: usize) -> FitOptions {
     let types = vec![Precision::F32, Precision::Bf16, Precision::F16];
-    How { ranks, types, tiles: vec![vec![[1.0, 1.0, 1.0]]], epilogues: None }
+    FitOptions { ranks, types, tiles: vec![vec![[1.0, 1.0, 1.0]]], epilogues: None }
 }
 
 /// Before anything is measured: what the system says, and priors.

@@ -1,6 +1,6 @@
 //! Speeds of products from their times: of long dims, the lengths of short ones, and tiles.
 
-use super::fit::{ENOUGH, FITTED, How, measured, middle, unknown};
+use super::fit::{ENOUGH, FITTED, FitOptions, measured, middle, unknown};
 use super::samples::Sample;
 use super::today;
 use shardc_cost::device::Epilogue;
@@ -13,14 +13,14 @@ type Timed = (Gemm, f64, f64);
 
 /// What explains the times of some products best.
 #[derive(Clone)]
-struct Found {
+struct FittedProducts {
     /// FLOP/s of those whose dims are all long.
     speed: f64,
     short: [f64; 3],
     tiles: Vec<[f64; 3]>,
 }
 
-impl Found {
+impl FittedProducts {
     /// FLOP/s that a product would have if its dims were long.
     fn rate(&self, sms: f64, &(g, t, _): &Timed) -> f64 {
         g.flops() / t / g.fullness(sms, &self.tiles, self.short)
@@ -65,13 +65,13 @@ fn name(p: Precision) -> &'static str {
 }
 
 /// Products of all types: the lengths of short dims and the speed that explain their times best.
-pub(super) fn products(d: &mut Device, all: &[Sample], how: &How) {
+pub(super) fn products(d: &mut Device, all: &[Sample], how: &FitOptions) {
     let sms = f64::from(d.sms);
     let taken = |s: &Sample| match how.epilogues {
         None => true,
         Some(library) => s.library == library && worked(s) == 0.0,
     };
-    let mut first: Option<Found> = None;
+    let mut first: Option<FittedProducts> = None;
     for (i, &p) in how.types.iter().enumerate() {
         let own = timed(d, all, p, taken);
         if own.len() < ENOUGH {
@@ -99,12 +99,12 @@ pub(super) fn products(d: &mut Device, all: &[Sample], how: &How) {
 }
 
 /// No lengths.
-fn plain(how: &How) -> Found {
-    Found { speed: 0.0, short: [0.0; 3], tiles: how.tiles[0].clone() }
+fn plain(how: &FitOptions) -> FittedProducts {
+    FittedProducts { speed: 0.0, short: [0.0; 3], tiles: how.tiles[0].clone() }
 }
 
 /// The constants of the first type.
-fn base(d: &mut Device, p: Precision, own: &[Timed], found: &Found) {
+fn base(d: &mut Device, p: Precision, own: &[Timed], found: &FittedProducts) {
     let sms = f64::from(d.sms);
     let fastest = own.iter().map(|(g, t, _)| g.flops() / t).fold(found.speed, f64::max);
     let peak = d.peak.entry(p).or_insert(0.0);
@@ -123,7 +123,7 @@ fn base(d: &mut Device, p: Precision, own: &[Timed], found: &Found) {
 }
 
 /// Products of our own kernels, and what work on their results moves.
-fn epilogues(d: &mut Device, all: &[Sample], how: &How) {
+fn epilogues(d: &mut Device, all: &[Sample], how: &FitOptions) {
     let (sms, kernel) = (f64::from(d.sms), d.fit.kernel.value);
     let plain = |p| timed(d, all, p, |s| !s.library && worked(s) == 0.0);
     let own = plain(how.types[0]);
@@ -155,10 +155,10 @@ fn epilogues(d: &mut Device, all: &[Sample], how: &How) {
 /// and the tiles: the least squares of relative errors, weighted by time, none below 0. Of four numbers each may be the
 /// 0 that it would be below: all sets of those that are not are solved, and the best is taken. `None` without a product
 /// that says the speed.
-fn lengths(own: &[Timed], sms: f64, tiles: &[Vec<[f64; 3]>]) -> Option<Found> {
+fn lengths(own: &[Timed], sms: f64, tiles: &[Vec<[f64; 3]>]) -> Option<FittedProducts> {
     let of = |tiles: &Vec<[f64; 3]>| {
         let (error, speed, short) = with_tiles(own, sms, tiles)?;
-        Some((error, Found { speed, short, tiles: tiles.clone() }))
+        Some((error, FittedProducts { speed, short, tiles: tiles.clone() }))
     };
     let best = tiles.iter().filter_map(of).min_by(|a, b| a.0.total_cmp(&b.0));
     best.map(|b| b.1)

@@ -5,13 +5,13 @@
 mod reference;
 mod updates;
 
-pub use reference::{Found, Reference};
+pub use reference::{Reference, StepNumbers};
 
 use crate::search::price::flops;
 use shardc_ir::diag::{Diag, Result, bytes};
 use shardc_ir::documents::{Documents, PADDING, Places, ahead, histogram};
 use shardc_ir::func::{Fill, InputRow, Port, Role, RoleKind, StateInit, StateName, inputs};
-use shardc_ir::interp::{Precision, State, gather, run_step};
+use shardc_ir::interp::{Precision, StepState, gather, run_step};
 use shardc_ir::loss_scale::LOSS_SCALE;
 use shardc_ir::plan::{Instr, Mode, TokenOrder};
 use shardc_ir::rng::Stream;
@@ -385,14 +385,14 @@ fn affordable(s: &Stored, source: &Source, alone: &Reference) -> Result<()> {
 /// All ranks of a plan in the interpreter.
 struct Ranks<'a> {
     s: &'a Stored,
-    state: State,
+    state: StepState,
 }
 
 impl<'a> Ranks<'a> {
     /// Ranks with the parameters that weights.json describes, and an optimizer that has done no step.
     fn new(s: &'a Stored) -> Result<Ranks<'a>> {
         let m = &s.plan.module;
-        let mut state = State::default();
+        let mut state = StepState::default();
         let args = m.funcs.iter().flat_map(|f| f.args.iter().map(move |a| (f.ty(a.value), a)));
         for (ty, a) in args {
             let Some(role) = &a.role else { continue };
@@ -417,7 +417,7 @@ impl<'a> Ranks<'a> {
         Ok(Ranks { s, state })
     }
 
-    fn step(&mut self, batch: &Batch, step: usize) -> Result<Found> {
+    fn step(&mut self, batch: &Batch, step: usize) -> Result<StepNumbers> {
         let (plan, state) = (&self.s.plan, &mut self.state);
         let m = &plan.module;
         state.inputs.clone_from(&batch.inputs);
@@ -434,7 +434,7 @@ impl<'a> Ranks<'a> {
         }
         let lists: Vec<&[Instr]> = plan.classes.iter().map(|c| &c.step[..]).collect();
         run_step(m, &lists, state, Precision::F64)?;
-        let mut found = Found::default();
+        let mut found = StepNumbers::default();
         for role in state.outputs.keys().cloned().collect::<Vec<_>>() {
             let t = state.output(&m.mesh, role.kind, &role.name)?;
             match (role.kind, &*role.name) {

@@ -15,7 +15,7 @@ use shardc_ir::ops::{Add, Cast};
 use shardc_ir::plan::Mode;
 use shardc_ir::source::Source;
 use shardc_ir::tensor::Tensor;
-use shardc_ir::text::update::Kept;
+use shardc_ir::text::update::KeptState;
 use shardc_ir::types::Type;
 use shardc_passes::globs;
 use shardc_passes::optim::{Groups, groups};
@@ -47,14 +47,14 @@ pub struct Reference<'a> {
 
 /// What a step found.
 #[derive(Default)]
-pub struct Found {
+pub struct StepNumbers {
     pub loss: f64,
     pub grad_norm: f64,
     /// Outputs by name, without training: rows as the batch has them.
     pub outputs: BTreeMap<String, Tensor>,
 }
 
-impl Found {
+impl StepNumbers {
     pub fn is_finite(&self) -> bool {
         let shown = self.outputs.values().flat_map(|t| &t.data);
         shown.chain([&self.loss, &self.grad_norm]).all(|x| x.is_finite())
@@ -130,7 +130,7 @@ impl<'a> Reference<'a> {
         for p in graded.iter().flatten() {
             let shape = &params[p].shape;
             let kept = groups.of[p].kept(shape.len()).unwrap_or_default();
-            let begin = |k: Kept| {
+            let begin = |k: KeptState| {
                 let shape: Vec<usize> =
                     k.dims.iter().filter_map(|&d| shape.get(d).copied()).collect();
                 (k.name, Tensor::full(&shape, k.init))
@@ -160,12 +160,12 @@ impl<'a> Reference<'a> {
     ///
     /// # Errors
     /// Those of [`call`].
-    pub fn step(&mut self, batch: &Batch, step: usize) -> Result<Found> {
+    pub fn step(&mut self, batch: &Batch, step: usize) -> Result<StepNumbers> {
         let m = self.o.microbatches();
         let (per_label, per_microbatch) = (1.0 / batch.labels.max(1) as f64, 1.0 / m as f64);
         let counts = self.func.args.iter().any(|a| a.fills(Fill::Labels));
         let share = |name: &str| if counts && name == "loss" { per_label } else { per_microbatch };
-        let mut found = Found::default();
+        let mut found = StepNumbers::default();
         let mut grads: BTreeMap<String, Tensor> = BTreeMap::new();
         let mut loads: BTreeMap<String, Tensor> = BTreeMap::new();
         let mut shown: BTreeMap<String, Vec<Tensor>> = BTreeMap::new();

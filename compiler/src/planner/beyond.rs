@@ -1,14 +1,14 @@
 //! Lines beside those of plans: products in fp8, as the software of `--for` has them, and activations on the host. No
 //! plan has either: both are priced by formula, and never are line 1.
 
-use super::guess::Form;
+use super::guess::ClosedForm;
 use super::space::Candidate;
 use super::{Asked, Compiled, memory};
 use shardc_cost::collective::exposed;
 use shardc_cost::device::Precision;
 use shardc_cost::layer::Question;
 use shardc_cost::layout::{Job, Layout, Recompute};
-use shardc_cost::step::{Closed, Cut, Pieces};
+use shardc_cost::step::{Closed, Pieces, StageLoads};
 use shardc_ir::diag::Result;
 use shardc_passes::schedule::make;
 use shardc_plans::flags::Target;
@@ -45,7 +45,7 @@ pub struct Beyond {
 ///
 /// # Errors
 /// `device` if the device lacks products of an element type.
-pub(super) fn beyond(asked: &Asked, form: &Form, fits: &[Compiled]) -> Result<Vec<Beyond>> {
+pub(super) fn beyond(asked: &Asked, form: &ClosedForm, fits: &[Compiled]) -> Result<Vec<Beyond>> {
     let mut out = vec![];
     if form.ifs.is_any() {
         return Ok(out);
@@ -60,7 +60,7 @@ pub(super) fn beyond(asked: &Asked, form: &Form, fits: &[Compiled]) -> Result<Ve
 }
 
 /// A line with products in fp8, each part of it as much faster as in closed form. Weights are kept as they are.
-fn in_fp8(asked: &Asked, form: &Form, c: &Compiled) -> Result<Option<Beyond>> {
+fn in_fp8(asked: &Asked, form: &ClosedForm, c: &Compiled) -> Result<Option<Beyond>> {
     let knows = matches!(asked.target, Some(Target::Megatron | Target::Torchtitan));
     let has = asked.device.peak.contains_key(&Precision::Fp8);
     if !knows || !has || form.plain.precision != Precision::Bf16 {
@@ -81,7 +81,7 @@ fn in_fp8(asked: &Asked, form: &Form, c: &Compiled) -> Result<Option<Beyond>> {
 
 /// A line that computes more than element-wise work again without that: what there is no room for goes to the host in
 /// forward, and comes back in backward.
-fn offloaded(asked: &Asked, form: &Form, c: &Compiled) -> Result<Option<Beyond>> {
+fn offloaded(asked: &Asked, form: &ClosedForm, c: &Compiled) -> Result<Option<Beyond>> {
     let own = c.guess.candidate;
     if own.layout.recompute == Recompute::None {
         return Ok(None);
@@ -91,7 +91,7 @@ fn offloaded(asked: &Asked, form: &Form, c: &Compiled) -> Result<Option<Beyond>>
     let closed = Closed { question: form.question(&asked.device, &candidate), balanced: true };
     let pieces = Pieces::of(&closed.question)?;
     let loads = closed.loads(&pieces);
-    let parts = closed.parts(&closed.ranks(&pieces, &Cut::of(&loads)));
+    let parts = closed.parts(&closed.ranks(&pieces, &StageLoads::of(&loads)));
     let (named, p, v, m) = memory::order(&candidate);
     let Ok(schedule) = make(named, p, v, m) else { return Ok(None) };
     let kept = memory::kept(&schedule);

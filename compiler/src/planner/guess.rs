@@ -11,7 +11,7 @@ use shardc_cost::layer::Question;
 use shardc_cost::layout::{Job, Kernels, Overlap, Stack};
 use shardc_cost::model::Sizes;
 use shardc_cost::plan::scores::seen;
-use shardc_cost::step::{Closed, Cut, CutKey, Pieces, Ranks};
+use shardc_cost::step::{Closed, CutKey, Pieces, Ranks, StageLoads};
 use shardc_frontends::Facts;
 use shardc_ir::diag::Result;
 use shardc_ir::maps::HashMap;
@@ -50,7 +50,7 @@ pub struct Guess {
 }
 
 /// A model's closed form on a machine.
-pub(super) struct Form {
+pub(super) struct ClosedForm {
     pub sizes: Sizes,
     /// As plans have it.
     pub plain: Job,
@@ -66,8 +66,14 @@ pub(super) struct Form {
     pub gradients: [f64; 3],
 }
 
-impl Form {
-    pub fn of(f: &Facts, input: &Input, o: &Options, ifs: Ifs, device: &Device) -> Result<Form> {
+impl ClosedForm {
+    pub fn of(
+        f: &Facts,
+        input: &Input,
+        o: &Options,
+        ifs: Ifs,
+        device: &Device,
+    ) -> Result<ClosedForm> {
         // Gathers of parameters and sums of gradients go on behind work; transfers begin where they are taken.
         let dp = device.overlaps;
         let overlap = Overlap {
@@ -89,7 +95,7 @@ impl Form {
         let gradient = o.grad_dtype.bytes() as f64;
         let (sizes, trains) = (sizes(f, &input.config), trains(&input.source.weights, o)?);
         let gradients = gradients(&input.source, o, &sizes)?;
-        Ok(Form { sizes, plain, job, stack, ifs, moe: o.moe, gradient, trains, gradients })
+        Ok(ClosedForm { sizes, plain, job, stack, ifs, moe: o.moe, gradient, trains, gradients })
     }
 
     pub fn question<'a>(&'a self, device: &'a Device, c: &'a Candidate) -> Question<'a> {
@@ -142,14 +148,14 @@ fn numbered<K: Hash + Eq>(
 }
 
 /// A schedule, and what each of its ranks keeps.
-struct Made {
+struct RankMemory {
     schedule: Schedule,
     kept: Vec<Vec<Kept>>,
 }
 
 /// Layouts of a space, the fastest first.
 pub(super) struct Guesses<'a> {
-    form: &'a Form,
+    form: &'a ClosedForm,
     device: &'a Device,
     all: &'a [Candidate],
     /// By layout, which of the pieces are its own, and which of the ranks.
@@ -166,7 +172,7 @@ pub(super) struct Guesses<'a> {
     looked_at: Vec<Guess>,
     /// By number of ranks: seconds by which a schedule waits longer than the formula says.
     waits: HashMap<u32, f64>,
-    made: HashMap<Order, Rc<Made>>,
+    made: HashMap<Order, Rc<RankMemory>>,
     kept_actions: usize,
 }
 
@@ -176,7 +182,7 @@ impl<'a> Guesses<'a> {
     /// # Errors
     /// `device` if the device lacks products of an element type.
     pub fn of(
-        form: &'a Form,
+        form: &'a ClosedForm,
         device: &'a Device,
         all: &'a [Candidate],
         room: &(dyn Fn(&Candidate) -> usize + Sync),
@@ -189,11 +195,11 @@ impl<'a> Guesses<'a> {
         let (around, first) = numbered(all, key);
         let closed = |i: usize| Closed { question: form.question(device, &all[i]), balanced: true };
         let pieces_of = |i: u32| &pieces[inside[i as usize] as usize];
-        let mut cuts: HashMap<CutKey, Cut> = HashMap::default();
+        let mut cuts: HashMap<CutKey, StageLoads> = HashMap::default();
         let mut key = |i: &u32| {
             let (closed, pieces) = (closed(*i as usize), pieces_of(*i));
             let key = closed.cut_key(pieces);
-            cuts.entry(key).or_insert_with(|| Cut::of(&closed.loads(pieces)));
+            cuts.entry(key).or_insert_with(|| StageLoads::of(&closed.loads(pieces)));
             (*i, key)
         };
         let first: Vec<(u32, CutKey)> = first.iter().map(&mut key).collect();
@@ -289,7 +295,7 @@ impl<'a> Guesses<'a> {
         let closed = self.closed(&candidate);
         let pieces = Pieces::of(&closed.question)?;
         let loads = closed.loads(&pieces);
-        let ranks = closed.ranks(&pieces, &Cut::of(&loads));
+        let ranks = closed.ranks(&pieces, &StageLoads::of(&loads));
         let memory = self.form.memory();
         let moved = self.form.ifs.moved(|| memory.host(&candidate, ranks.params()));
         let likely = memory.likely(&candidate, &loads, &made.kept);
@@ -313,7 +319,7 @@ impl<'a> Guesses<'a> {
         Closed { question: self.form.question(self.device, c), balanced: true }
     }
 
-    fn made(&mut self, order: Order) -> Rc<Made> {
+    fn made(&mut self, order: Order) -> Rc<RankMemory> {
         if let Some(made) = self.made.get(&order) {
             return made.clone();
         }
@@ -323,7 +329,7 @@ impl<'a> Guesses<'a> {
         if self.kept_actions > MOST_KEPT {
             (self.made, self.kept_actions) = (HashMap::default(), 3 * p * v * m);
         }
-        let made = Rc::new(Made { kept: memory::kept(&schedule), schedule });
+        let made = Rc::new(RankMemory { kept: memory::kept(&schedule), schedule });
         self.made.insert(order, made.clone());
         made
     }

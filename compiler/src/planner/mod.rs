@@ -15,7 +15,7 @@ pub mod what_if;
 
 use crate::search::{trial, trials};
 use beyond::Beyond;
-use guess::{Form, Guess, Guesses};
+use guess::{ClosedForm, Guess, Guesses};
 use shardc_cost::band::Band;
 use shardc_cost::beside;
 use shardc_cost::device::Device;
@@ -139,7 +139,7 @@ pub struct Compiled {
 
 /// What ends a search early.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Cut {
+pub enum CutShort {
     /// The time that it was given.
     Time,
     /// A signal.
@@ -157,7 +157,7 @@ pub enum Progress<'a> {
 }
 
 /// What was found.
-pub struct Found {
+pub struct PlannedLayouts {
     pub legal: usize,
     /// Of them, those that may fit.
     pub may_fit: usize,
@@ -172,7 +172,7 @@ pub struct Found {
     /// Not compiled although they seem faster: by formulas they need more than there is, or there are many.
     pub put_off: usize,
     /// What ended the search before its budget.
-    pub cut: Option<Cut>,
+    pub cut: Option<CutShort>,
     /// Layouts that were compiled, or refused, since the fastest was found. With half of the budget the search is over.
     pub since_best: usize,
     /// Those that fit, the fastest first.
@@ -222,7 +222,7 @@ fn nothing_legal(f: &Facts, base: &Options, asked: &Asked, all: &[Candidate]) ->
 ///
 /// # Errors
 /// `no-layout` if none is legal, and those of reading the model.
-pub fn plan(model: &Path, asked: &Asked, say: &mut dyn FnMut(Progress)) -> Result<Found> {
+pub fn plan(model: &Path, asked: &Asked, say: &mut dyn FnMut(Progress)) -> Result<PlannedLayouts> {
     let mut base = Options { memory: None, ..asked.options.clone() };
     let Some(facts) = shardc_plans::input::facts(model)? else {
         return Err(Diag::new("no-layout", "a text has no sizes that layouts could be made of")
@@ -248,7 +248,7 @@ pub fn plan(model: &Path, asked: &Asked, say: &mut dyn FnMut(Progress)) -> Resul
         target::retain(to, &input, base, &mut legal, &mut left_out)?;
     }
     asked.ifs.check(precision(base))?;
-    let form = Form::of(&facts, &input, base, asked.ifs, &asked.device)?;
+    let form = ClosedForm::of(&facts, &input, base, asked.ifs, &asked.device)?;
     let experts = form.sizes.experts.is_some();
     let band = Band::of(experts, !asked.device.is_guessed(), base.seq);
     let mut guesses = Guesses::of(&form, &asked.device, &legal, &|c| asked.room_of(c))?;
@@ -273,7 +273,7 @@ pub fn plan(model: &Path, asked: &Asked, say: &mut dyn FnMut(Progress)) -> Resul
     fits.sort_by_key(|c| asked.is_over(c));
     fits.truncate(asked.top);
     let beyond = beyond::beyond(asked, &form, &fits)?;
-    Ok(Found {
+    Ok(PlannedLayouts {
         legal: legal.len(),
         may_fit,
         closed_ms,
@@ -314,7 +314,7 @@ fn narrower(
     let may = search.cut.is_none() && asked.target.is_none();
     let base = with_narrow_gradients(search.base).filter(|_| may);
     let Some((best, base)) = search.best().zip(base) else { return Ok(None) };
-    let form = Form::of(facts, input, &base, asked.ifs, &asked.device)?;
+    let form = ClosedForm::of(facts, input, &base, asked.ifs, &asked.device)?;
     let guesses = || Guesses::of(&form, &asked.device, legal, &|c| asked.room_of(c));
     let mut all = guesses()?;
     let mut near = std::iter::from_fn(|| all.next()).take(MOST_LOOKED_AT);

@@ -1,14 +1,14 @@
 //! `plan --for`: only layouts that other software takes, by what `export` refuses.
 
 use super::Asked;
-use super::guess::Form;
+use super::guess::ClosedForm;
 use super::space::Candidate;
 use super::trials::kind;
 use super::what_if::Ifs;
 use shardc_cost::device::Device;
 use shardc_cost::held::Software;
 use shardc_cost::layout::Layout;
-use shardc_cost::step::{Closed, Cut, Pieces};
+use shardc_cost::step::{Closed, Pieces, StageLoads};
 use shardc_export::takes;
 use shardc_frontends::Facts;
 use shardc_ir::diag::{Diag, Result};
@@ -58,7 +58,7 @@ impl LeftOut {
 ///
 /// # Errors
 /// `device` if the machine lacks an element type.
-pub(super) fn held(form: &Form, asked: &Asked, c: &Candidate) -> Result<Option<usize>> {
+pub(super) fn held(form: &ClosedForm, asked: &Asked, c: &Candidate) -> Result<Option<usize>> {
     let software = match asked.target {
         Some(Target::Megatron) => Software::Megatron,
         Some(Target::Torchtitan) => Software::Torchtitan,
@@ -81,14 +81,14 @@ pub fn estimated(
     device: &Device,
     layout: Layout,
 ) -> Result<(f64, usize)> {
-    let form = Form::of(of.0, of.1, o, Ifs::default(), device)?;
+    let form = ClosedForm::of(of.0, of.1, o, Ifs::default(), device)?;
     let named = if layout.chunks > 1 { Named::Interleaved } else { Named::OneFOneB };
     let c = Candidate { layout, named };
     let question = form.question(device, &c);
     let closed = Closed { question, balanced: false };
     let pieces = Pieces::of(&question)?;
     let loads = closed.loads(&pieces);
-    let ranks = closed.ranks(&pieces, &Cut::of(&loads));
+    let ranks = closed.ranks(&pieces, &StageLoads::of(&loads));
     Ok((closed.parts(&ranks).total(), question.held(software, &loads) as usize))
 }
 

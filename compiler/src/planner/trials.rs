@@ -1,9 +1,9 @@
 //! Which layouts are compiled, in which order, and what is learned from each.
 
-use super::guess::{Form, Guess, Guesses};
+use super::guess::{ClosedForm, Guess, Guesses};
 use super::space::{Candidate, FAMILIES};
 use super::steady::{self, Steady};
-use super::{Asked, Compiled, Cut, Progress, target};
+use super::{Asked, Compiled, CutShort, Progress, target};
 use crate::search::all;
 use shardc_cost::beside;
 use shardc_cost::layer::Question;
@@ -52,7 +52,7 @@ pub(super) struct Search<'a> {
     /// What is asked for, but for the layout.
     pub base: &'a Options,
     pub input: &'a Input,
-    form: &'a Form,
+    form: &'a ClosedForm,
     /// The first of each family, which is compiled before all others.
     firsts: Vec<Candidate>,
     /// Layouts that did not fit, and what they need.
@@ -70,7 +70,7 @@ pub(super) struct Search<'a> {
     /// Of those compiled, the ones that were late.
     late: usize,
     pub passed_over: usize,
-    pub cut: Option<Cut>,
+    pub cut: Option<CutShort>,
 }
 
 impl<'a> Search<'a> {
@@ -78,7 +78,7 @@ impl<'a> Search<'a> {
         asked: &'a Asked,
         base: &'a Options,
         input: &'a Input,
-        form: &'a Form,
+        form: &'a ClosedForm,
     ) -> Search<'a> {
         Search {
             asked,
@@ -304,7 +304,7 @@ impl<'a> Search<'a> {
     /// True while there is budget and time, and nobody has asked for an end.
     fn goes_on(&mut self) -> bool {
         let is_over = self.asked.end.is_some_and(|end| Instant::now() >= end);
-        self.cut = signals::asked().map(Cut::Signal).or(is_over.then_some(Cut::Time));
+        self.cut = signals::asked().map(CutShort::Signal).or(is_over.then_some(CutShort::Time));
         self.cut.is_none() && self.spent() < self.asked.budget
     }
 

@@ -62,7 +62,7 @@ impl Default for Ifs {
 
 /// What of a rank's memory a what-if changes: all of it is there through the whole step.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
-struct Change {
+struct MemoryChange {
     /// Bytes less on the device.
     less: usize,
     /// Of the moments, bytes less.
@@ -181,8 +181,8 @@ impl Ifs {
     /// Parts of a plan's price, if that were so; `closed` are those of its layout in closed form, as it is and as it
     /// would be.
     pub fn parts(&self, plan: &Plan, device: &Device, own: Parts, closed: [Parts; 2]) -> Parts {
-        let all: Vec<Change> = plan.classes.iter().map(|c| self.change(plan, c)).collect();
-        let most = |of: fn(&Change) -> usize| all.iter().map(of).max().unwrap_or(0) as f64;
+        let all: Vec<MemoryChange> = plan.classes.iter().map(|c| self.change(plan, c)).collect();
+        let most = |of: fn(&MemoryChange) -> usize| all.iter().map(of).max().unwrap_or(0) as f64;
         let mut out = own;
         if self.fp8 {
             // As much more or less as in closed form.
@@ -195,7 +195,7 @@ impl Ifs {
     }
 
     /// What changes for the ranks of a class.
-    fn change(&self, plan: &Plan, c: &RankClass) -> Change {
+    fn change(&self, plan: &Plan, c: &RankClass) -> MemoryChange {
         let of =
             |class: MemoryClass| c.memory.whole.iter().find(|w| w.0 == class).map_or(0, |w| w.1);
         let (mut moments, mut weights) = (BTreeMap::new(), BTreeMap::new());
@@ -224,6 +224,6 @@ impl Ifs {
         let weights = less(weights, if self.fp8 { 0.5 } else { 0.0 });
         let state = of(MemoryClass::Optimizer);
         let host = if self.host.is_some() { state - moments.min(state) } else { 0 };
-        Change { less: moments + host + weights, moments, host }
+        MemoryChange { less: moments + host + weights, moments, host }
     }
 }

@@ -42,7 +42,7 @@ enum Topic {
 
 /// One change of the options.
 #[derive(Clone, PartialEq, Debug)]
-enum Change {
+enum OptionChange {
     Recompute(Recompute),
     Microbatch(usize),
     Mesh(Vec<(String, usize)>),
@@ -53,31 +53,31 @@ enum Change {
     Layouts,
 }
 
-impl Change {
+impl OptionChange {
     fn kind(&self) -> Topic {
         match self {
-            Change::Recompute(_) => Topic::Recompute,
-            Change::Microbatch(_) => Topic::Microbatch,
-            Change::Mesh(_) => Topic::Mesh,
-            Change::Zero(_) => Topic::Zero,
-            Change::Schedule(_) => Topic::Schedule,
-            Change::Sequence => Topic::Sequence,
-            Change::Layouts => Topic::Layouts,
+            OptionChange::Recompute(_) => Topic::Recompute,
+            OptionChange::Microbatch(_) => Topic::Microbatch,
+            OptionChange::Mesh(_) => Topic::Mesh,
+            OptionChange::Zero(_) => Topic::Zero,
+            OptionChange::Schedule(_) => Topic::Schedule,
+            OptionChange::Sequence => Topic::Sequence,
+            OptionChange::Layouts => Topic::Layouts,
         }
     }
 
     fn apply(&self, o: &mut Options) {
         match self {
-            Change::Recompute(policy) => o.recompute = policy.clone(),
-            Change::Microbatch(n) => o.microbatch = *n,
-            Change::Mesh(mesh) => o.mesh.clone_from(mesh),
-            Change::Schedule(n) => {
+            OptionChange::Recompute(policy) => o.recompute = policy.clone(),
+            OptionChange::Microbatch(n) => o.microbatch = *n,
+            OptionChange::Mesh(mesh) => o.mesh.clone_from(mesh),
+            OptionChange::Schedule(n) => {
                 o.schedule = Order::Named(n.name().into());
                 o.chunks = o.chunks.map(|_| n.default_chunks());
             }
-            Change::Sequence => o.sp = true,
-            Change::Layouts => o.auto = true,
-            Change::Zero(stage) => {
+            OptionChange::Sequence => o.sp = true,
+            OptionChange::Layouts => o.auto = true,
+            OptionChange::Zero(stage) => {
                 o.zero = *stage;
                 if o.axis("dp_shard") == 1 {
                     let axes = o.mesh.iter_mut().filter(|a| a.0 == "dp_replicate");
@@ -90,7 +90,7 @@ impl Change {
 
 /// Options that were compiled.
 struct Tried {
-    changes: Vec<Change>,
+    changes: Vec<OptionChange>,
     options: Options,
     peak: usize,
     price: Price,
@@ -124,7 +124,7 @@ fn lines(input: &Input, asked: &Options, limit: usize, auto: bool) -> Result<Vec
     let prices = &Prices::of(o)?;
     let (peak, across) = (base.peak_bytes(), crate::across(&base.module.mesh, o).len());
     drop(base);
-    let attempt = |changes: &Vec<Change>| -> Option<Tried> {
+    let attempt = |changes: &Vec<OptionChange>| -> Option<Tried> {
         let mut options = o.clone();
         changes.iter().for_each(|c| c.apply(&mut options));
         if options.auto {
@@ -166,7 +166,7 @@ fn lines(input: &Input, asked: &Options, limit: usize, auto: bool) -> Result<Vec
         line
     };
     if !fit.is_empty() {
-        let zero = |t: &Tried| matches!(t.changes[..], [Change::Zero(_)]);
+        let zero = |t: &Tried| matches!(t.changes[..], [OptionChange::Zero(_)]);
         let mut some: Vec<&Tried> = fit.iter().take(PROPOSED).collect();
         some.extend(fit.iter().skip(PROPOSED).filter(|t| zero(t)));
         some.sort_by_key(|t| t.peak);
@@ -194,16 +194,16 @@ fn sets(
     asked: &Options,
     batch: bool,
     (limit, peak): (usize, usize),
-    attempt: impl Fn(&Vec<Change>) -> Option<Tried> + Sync,
+    attempt: impl Fn(&Vec<OptionChange>) -> Option<Tried> + Sync,
 ) -> Vec<Tried> {
-    let own = |c: &Change| {
+    let own = |c: &OptionChange| {
         let mut new = o.clone();
         c.apply(&mut new);
         ranks(&new) == ranks(o)
     };
-    let (own, more): (Vec<Change>, Vec<Change>) =
+    let (own, more): (Vec<OptionChange>, Vec<OptionChange>) =
         changes(o, asked, batch).into_iter().partition(own);
-    let singles: Vec<Vec<Change>> = own.iter().map(|c| vec![c.clone()]).collect();
+    let singles: Vec<Vec<OptionChange>> = own.iter().map(|c| vec![c.clone()]).collect();
     let fits = |tried: &[Tried]| tried.iter().any(|t| t.peak <= limit);
     let mut tried: Vec<Tried> = all(&singles, &attempt).into_iter().flatten().collect();
     for _ in 1..TOGETHER {
@@ -215,7 +215,7 @@ fn sets(
     }
     if !fits(&tried) {
         tried.sort_by_key(|t| t.peak);
-        let mut sets: Vec<Vec<Change>> = more.iter().map(|c| vec![c.clone()]).collect();
+        let mut sets: Vec<Vec<OptionChange>> = more.iter().map(|c| vec![c.clone()]).collect();
         for t in tried.iter().take(PAIRED) {
             let new = more.iter().filter(|c| t.changes.iter().all(|x| x.kind() != c.kind()));
             sets.extend(new.map(|c| [&t.changes[..], std::slice::from_ref(c)].concat()));
@@ -226,10 +226,10 @@ fn sets(
 }
 
 /// The largest sets that need least so far, each with one change more of a kind that it has not.
-fn extended(tried: &mut [Tried], singles: &[Change], peak: usize) -> Vec<Vec<Change>> {
+fn extended(tried: &mut [Tried], singles: &[OptionChange], peak: usize) -> Vec<Vec<OptionChange>> {
     tried.sort_by_key(|t| t.peak);
     let deepest = tried.iter().map(|t| t.changes.len()).max().unwrap_or(0);
-    let kinds = |t: &Tried| t.changes.iter().map(Change::kind).collect::<Vec<_>>();
+    let kinds = |t: &Tried| t.changes.iter().map(OptionChange::kind).collect::<Vec<_>>();
     let mut best: Vec<&Tried> = vec![];
     for t in tried.iter().filter(|t| t.changes.len() == deepest && t.peak < peak) {
         // Of changes of one kind the best two: others are worse at the same.
@@ -238,7 +238,7 @@ fn extended(tried: &mut [Tried], singles: &[Change], peak: usize) -> Vec<Vec<Cha
             best.push(t);
         }
     }
-    let mut out: Vec<Vec<Change>> = vec![];
+    let mut out: Vec<Vec<OptionChange>> = vec![];
     for t in best {
         for c in singles.iter().filter(|c| !kinds(t).contains(&c.kind())) {
             let set = [&t.changes[..], std::slice::from_ref(c)].concat();
@@ -255,21 +255,21 @@ fn flags(t: &Tried, asked: &Options) -> String {
     let mut out: Vec<String> = vec![];
     for c in &t.changes {
         match c {
-            Change::Recompute(policy) => out.push(format!("--recompute {policy}")),
-            Change::Microbatch(_) => {}
-            Change::Mesh(_) => {}
-            Change::Zero(stage) => out.push(format!("--zero {stage}")),
-            Change::Schedule(n) => {
+            OptionChange::Recompute(policy) => out.push(format!("--recompute {policy}")),
+            OptionChange::Microbatch(_) => {}
+            OptionChange::Mesh(_) => {}
+            OptionChange::Zero(stage) => out.push(format!("--zero {stage}")),
+            OptionChange::Schedule(n) => {
                 out.push(format!("--schedule {}", n.name()));
                 if let Some(v) = t.options.chunks.filter(|_| t.options.chunks != asked.chunks) {
                     out.push(format!("--chunks {v}"));
                 }
             }
-            Change::Sequence => out.push("--sp".into()),
-            Change::Layouts => out.push("--shard auto".into()),
+            OptionChange::Sequence => out.push("--sp".into()),
+            OptionChange::Layouts => out.push("--shard auto".into()),
         }
     }
-    let meshes = |c: &Change| matches!(c, Change::Mesh(_) | Change::Zero(_));
+    let meshes = |c: &OptionChange| matches!(c, OptionChange::Mesh(_) | OptionChange::Zero(_));
     if t.changes.iter().any(meshes) {
         out.push(format!("--mesh {}", mesh_text(&t.options)));
     }
@@ -283,7 +283,7 @@ fn flags(t: &Tried, asked: &Options) -> String {
 }
 
 /// The changes that are tried, one at a time.
-fn changes(o: &Options, asked: &Options, batch: bool) -> Vec<Change> {
+fn changes(o: &Options, asked: &Options, batch: bool) -> Vec<OptionChange> {
     let mut out = vec![];
     if o.mode == shardc_ir::plan::Mode::Train {
         let policies =
@@ -293,7 +293,7 @@ fn changes(o: &Options, asked: &Options, batch: bool) -> Vec<Change> {
             *p != o.recompute
                 && !(asked.recompute == Recompute::Fit && *p == Recompute::Elementwise)
         });
-        out.extend(others.map(Change::Recompute));
+        out.extend(others.map(OptionChange::Recompute));
     }
     let has = |axis: &str| o.axis(axis);
     let rows = o.global_batch / o.data_parallel().max(1);
@@ -301,14 +301,14 @@ fn changes(o: &Options, asked: &Options, batch: bool) -> Vec<Change> {
         let mut n = o.microbatch;
         while n % 2 == 0 && (n == o.microbatch || rows / n < MANY) {
             n /= 2;
-            out.push(Change::Microbatch(n));
+            out.push(OptionChange::Microbatch(n));
         }
         let times = |axis: &str, more: usize, less: usize| {
             let speeds = axis != PIPELINE || o.speeds.is_empty();
             let dp = has("dp_replicate");
             let mesh =
                 (speeds && dp % less == 0).then(|| mesh(o, axis, has(axis) * more, dp / less));
-            mesh.map(Change::Mesh)
+            mesh.map(OptionChange::Mesh)
         };
         let dp = has("dp_replicate");
         // With ranks of data parallelism, or where there are none to take, with more ranks.
@@ -324,16 +324,16 @@ fn changes(o: &Options, asked: &Options, batch: bool) -> Vec<Change> {
             Order::Named(name) => Named::parse(name).ok(),
             Order::Csv(_) => None,
         };
-        out.extend(named.into_iter().filter(|&n| Some(n) != now).map(Change::Schedule));
+        out.extend(named.into_iter().filter(|&n| Some(n) != now).map(OptionChange::Schedule));
     }
     if has("tp") > 1 && !o.sp {
-        out.push(Change::Sequence);
+        out.push(OptionChange::Sequence);
     }
     if leaves_layouts(o) {
-        out.push(Change::Layouts);
+        out.push(OptionChange::Layouts);
     }
     if o.data_parallel() > 1 && o.mode == shardc_ir::plan::Mode::Train {
-        out.extend((o.zero + 1..=3).map(Change::Zero));
+        out.extend((o.zero + 1..=3).map(OptionChange::Zero));
     }
     out
 }

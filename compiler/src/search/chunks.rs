@@ -19,7 +19,7 @@ const NUMBERS: [usize; 6] = [1, 2, 4, 8, 16, MOST_CHUNKS];
 const PARTS: usize = 100;
 
 /// A number of chunks, with what its plan needs and costs.
-struct Tried {
+struct ChunksTrial {
     chunks: usize,
     found: Found,
     peak: usize,
@@ -38,15 +38,15 @@ pub(super) fn resolve_with(input: &Input, o: &Options) -> Result<Found> {
     }
     let prices = Prices::of(o)?;
     let by_time = prices.machine().is_some() || searches_schedule(o);
-    let one = |&chunks: &usize| -> Result<Tried> {
+    let one = |&chunks: &usize| -> Result<ChunksTrial> {
         let found = resolve(input, &with(chunks))?;
         let plan = trial(input, o, &crate::within_memory(&input.source, &found.options)?)?;
         let price = prices.price(&plan, &o.speeds)?;
         let cost = if by_time { price.step } else { price.work };
-        Ok(Tried { chunks, found, peak: plan.peak_bytes(), cost })
+        Ok(ChunksTrial { chunks, found, peak: plan.peak_bytes(), cost })
     };
     let whole = one(&NUMBERS[0])?;
-    let more: Result<Vec<Tried>> = all(&NUMBERS[1..], one).into_iter().collect();
+    let more: Result<Vec<ChunksTrial>> = all(&NUMBERS[1..], one).into_iter().collect();
     let more = match more {
         Ok(more) => more,
         // Without chunks it compiles: the loss is not made of them.
@@ -54,7 +54,7 @@ pub(super) fn resolve_with(input: &Input, o: &Options) -> Result<Found> {
         Err(d) => return Err(d),
     };
     let first = whole.peak;
-    let tried: Vec<Tried> = std::iter::once(whole).chain(more).collect();
+    let tried: Vec<ChunksTrial> = std::iter::once(whole).chain(more).collect();
     let at = choose(&tried, o.memory, searches(&with(1)));
     let text = said(&tried, at, o.memory, first);
     let mut found = tried.into_iter().nth(at).expect("it is one of them").found;
@@ -71,7 +71,7 @@ fn without(mut found: Found, d: Diag) -> Found {
 }
 
 /// Which of the numbers, in rising order, is taken; `others` are searched for besides.
-fn choose(tried: &[Tried], limit: Option<usize>, others: bool) -> usize {
+fn choose(tried: &[ChunksTrial], limit: Option<usize>, others: bool) -> usize {
     let all = 0..tried.len();
     let Some(limit) = limit else {
         let saves = |i: usize, j: usize| tried[j].peak * PARTS < tried[i].peak * (PARTS - 1);
@@ -87,8 +87,8 @@ fn choose(tried: &[Tried], limit: Option<usize>, others: bool) -> usize {
 }
 
 /// What there is to say of it; `first` is what is needed without chunks.
-fn said(tried: &[Tried], at: usize, limit: Option<usize>, first: usize) -> String {
-    let Tried { chunks, peak, .. } = &tried[at];
+fn said(tried: &[ChunksTrial], at: usize, limit: Option<usize>, first: usize) -> String {
+    let ChunksTrial { chunks, peak, .. } = &tried[at];
     let (n, needs) = (chunks, bytes(*peak));
     let without = match n {
         1 => String::new(),
@@ -110,8 +110,8 @@ fn said(tried: &[Tried], at: usize, limit: Option<usize>, first: usize) -> Strin
 mod tests {
     use super::*;
 
-    fn tried(all: &[(usize, f64)]) -> Vec<Tried> {
-        let one = |(&(peak, cost), &chunks): (&(usize, f64), &usize)| Tried {
+    fn tried(all: &[(usize, f64)]) -> Vec<ChunksTrial> {
+        let one = |(&(peak, cost), &chunks): (&(usize, f64), &usize)| ChunksTrial {
             chunks,
             found: Found::of(&Options::default()),
             peak,

@@ -17,7 +17,7 @@ use shardc_report::report::layers_of;
 
 /// A policy with what its plan needs and costs.
 #[derive(Clone)]
-struct Step {
+struct PolicyTrial {
     policy: Recompute,
     peak: usize,
     price: Price,
@@ -49,10 +49,10 @@ pub(super) fn resolve(input: &Input, o: &Options) -> Result<(Options, String)> {
     let with = |policy: Recompute| Options { recompute: policy, ..o.clone() };
     let prices = Prices::of(o)?;
     let on_machine = prices.machine().is_some();
-    let step = |policy: &Recompute, plan: &Plan| -> Result<Step> {
+    let step = |policy: &Recompute, plan: &Plan| -> Result<PolicyTrial> {
         let price = prices.price(plan, &o.speeds)?;
         let cost = if on_machine { price.step } else { price.work };
-        Ok(Step { policy: policy.clone(), peak: plan.peak_bytes(), price, cost })
+        Ok(PolicyTrial { policy: policy.clone(), peak: plan.peak_bytes(), price, cost })
     };
     let one = |policy: &Recompute| step(policy, &trial(input, o, &with(policy.clone()))?);
     let plan = trial(input, o, &with(Recompute::None))?;
@@ -65,7 +65,7 @@ pub(super) fn resolve(input: &Input, o: &Options) -> Result<(Options, String)> {
     // Other policies are of layers: of a model that marks none they are refused.
     let applies = |p: &Recompute| layers > 0 || *p == Recompute::Elementwise;
     let policies: Vec<Recompute> = policies().into_iter().filter(applies).collect();
-    let mut tried: Vec<Step> = all(&policies, one).into_iter().collect::<Result<_>>()?;
+    let mut tried: Vec<PolicyTrial> = all(&policies, one).into_iter().collect::<Result<_>>()?;
     tried.push(none.clone());
     if applies(&Recompute::Sqrt) && tried.iter().all(|s| s.peak > limit) {
         tried.push(one(&Recompute::Sqrt)?);
@@ -105,16 +105,16 @@ fn layers(plan: &Plan) -> usize {
 }
 
 /// Cost where a line through two plans needs the limit.
-fn at(over: &Step, under: &Step, limit: usize) -> f64 {
+fn at(over: &PolicyTrial, under: &PolicyTrial, limit: usize) -> f64 {
     let part = (over.peak - limit) as f64 / (over.peak - under.peak) as f64;
     over.cost + part * (under.cost - over.cost)
 }
 
 /// The two policies of the cheapest mix, unless one by itself is as cheap: one that does not fit, and one
 /// that does.
-fn pair(tried: &[Step], limit: usize) -> Option<(Step, Step)> {
-    let by_itself = |s: &&Step| !matches!(s.policy, Recompute::Sqrt);
-    let (over, under): (Vec<&Step>, Vec<&Step>) =
+fn pair(tried: &[PolicyTrial], limit: usize) -> Option<(PolicyTrial, PolicyTrial)> {
+    let by_itself = |s: &&PolicyTrial| !matches!(s.policy, Recompute::Sqrt);
+    let (over, under): (Vec<&PolicyTrial>, Vec<&PolicyTrial>) =
         tried.iter().filter(by_itself).partition(|s| s.peak > limit);
     let pairs = under.iter().flat_map(|u| over.iter().map(move |o| (*o, *u)));
     let (over, under) = pairs
@@ -128,13 +128,13 @@ fn pair(tried: &[Step], limit: usize) -> Option<(Step, Step)> {
 /// Layer by layer from a policy that does not fit to one that does: the mix with most layers of the first that
 /// fits, behind the one with one layer more, which does not. All that was compiled is in `tried`.
 fn between(
-    over: Step,
-    under: Step,
+    over: PolicyTrial,
+    under: PolicyTrial,
     layers: usize,
     limit: usize,
-    compile: impl Fn(&Recompute) -> Result<Step>,
-    tried: &mut Vec<Step>,
-) -> Result<(Step, Step)> {
+    compile: impl Fn(&Recompute) -> Result<PolicyTrial>,
+    tried: &mut Vec<PolicyTrial>,
+) -> Result<(PolicyTrial, PolicyTrial)> {
     let (first, rest) = (under.policy.clone(), over.policy.clone());
     let (mut low, mut high) = ((0, over), (layers, under));
     let mut halve = false;

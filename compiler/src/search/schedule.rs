@@ -37,7 +37,7 @@ struct Cut {
 }
 
 /// A schedule that may be chosen.
-struct Candidate {
+struct ScheduleChoice {
     name: Option<Named>,
     chunks: usize,
     schedule: Schedule,
@@ -47,7 +47,7 @@ struct Candidate {
     least: u64,
 }
 
-impl Candidate {
+impl ScheduleChoice {
     fn name(&self) -> String {
         match self.name {
             Some(n) if n.default_chunks() == self.chunks => n.name().into(),
@@ -78,14 +78,14 @@ struct Known {
 pub(super) fn resolve(input: &Input, o: &Options) -> Result<(Options, String)> {
     let prices = &Prices::of(o)?;
     let cuts = cuts(input, o, prices)?;
-    let with = |c: &Candidate| match c.name {
+    let with = |c: &ScheduleChoice| match c.name {
         Some(n) => {
             let schedule = Order::Named(n.name().into());
             Options { schedule, chunks: Some(c.chunks), ..o.clone() }
         }
         None => Options { schedule: Order::Csv(write_csv(&c.schedule)), ..o.clone() },
     };
-    let compile = |c: &Candidate| -> Result<Known> {
+    let compile = |c: &ScheduleChoice| -> Result<Known> {
         let plan = trial(input, o, &with(c))?;
         let Price { step, .. } = prices.price(&plan, &o.speeds)?;
         let least = c.seconds <= step * (1.0 + ROUNDING);
@@ -139,7 +139,7 @@ pub(super) fn resolve(input: &Input, o: &Options) -> Result<(Options, String)> {
             break;
         }
     }
-    let peak = |c: &Candidate| Ok(compile(c)?.peak);
+    let peak = |c: &ScheduleChoice| Ok(compile(c)?.peak);
     let Some((seconds, best)) = fits else {
         let peaks = known.iter().map(|(i, k)| (*i, k.peak)).collect();
         let best = least(&tried, peaks, &peak)?;
@@ -184,10 +184,10 @@ fn no_schedule(o: &Options) -> Diag {
 
 /// The candidate whose plan needs least. What cannot need less is not compiled.
 fn least<'a>(
-    tried: &'a [Candidate],
+    tried: &'a [ScheduleChoice],
     mut known: BTreeMap<usize, usize>,
-    peak: &dyn Fn(&Candidate) -> Result<usize>,
-) -> Result<&'a Candidate> {
+    peak: &dyn Fn(&ScheduleChoice) -> Result<usize>,
+) -> Result<&'a ScheduleChoice> {
     let mut order: Vec<usize> = (0..tried.len()).collect();
     order.sort_by_key(|&i| (tried[i].least, i));
     let mut best: Option<(usize, usize)> = known.iter().map(|(&i, &p)| (p, i)).min();
@@ -307,7 +307,12 @@ fn held(plan: &Plan) -> Vec<Held> {
 }
 
 /// A schedule of a cut as a candidate.
-fn candidate(cut: &Cut, o: &Options, name: Option<Named>, schedule: Schedule) -> Result<Candidate> {
+fn candidate(
+    cut: &Cut,
+    o: &Options,
+    name: Option<Named>,
+    schedule: Schedule,
+) -> Result<ScheduleChoice> {
     let times = if schedule.splits_backward() { &cut.apart } else { &cut.together };
     let line = replay(&schedule, &times.actions)?;
     let held = |r: usize| line.held(r, &|s| cut.held[s]).saturating_add(cut.whole[r] as u64);
@@ -315,11 +320,11 @@ fn candidate(cut: &Cut, o: &Options, name: Option<Named>, schedule: Schedule) ->
     let bound = o.recompute != Recompute::Sqrt;
     let least = (0..cut.whole.len()).map(held).max().filter(|_| bound).unwrap_or(0);
     let seconds = times.at_least(&line);
-    Ok(Candidate { name, chunks: cut.chunks, schedule, seconds, least })
+    Ok(ScheduleChoice { name, chunks: cut.chunks, schedule, seconds, least })
 }
 
 /// All named schedules that are legal.
-fn named(cuts: &[Cut], o: &Options) -> Result<Vec<Candidate>> {
+fn named(cuts: &[Cut], o: &Options) -> Result<Vec<ScheduleChoice>> {
     let (p, m) = (o.axis(PIPELINE), o.microbatches());
     let mut out = vec![];
     for cut in cuts {
@@ -347,7 +352,7 @@ fn room(cuts: &[Cut], o: &Options, part: f64) -> Vec<Vec<u64>> {
 
 /// What the list scheduler finds where ranks have so much, and how many schedules it tried, those
 /// with a name among them.
-fn found(cuts: &[Cut], o: &Options, room: &[Vec<u64>]) -> Result<(Vec<Candidate>, usize)> {
+fn found(cuts: &[Cut], o: &Options, room: &[Vec<u64>]) -> Result<(Vec<ScheduleChoice>, usize)> {
     let (p, m) = (o.axis(PIPELINE), o.microbatches());
     let mut chunks: Vec<usize> = cuts.iter().map(|c| c.chunks).collect();
     chunks.dedup();

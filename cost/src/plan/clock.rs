@@ -20,7 +20,7 @@ struct Offers {
 pub type Moments = (f64, f64);
 
 /// A step that was run against the clock.
-pub(super) struct Run {
+pub(super) struct ClockedStep {
     /// Seconds until all ranks have ended.
     pub total: f64,
     /// The class that ends last.
@@ -33,7 +33,7 @@ pub(super) struct Run {
 
 /// A value is offered when it is made, and moves when it is taken; or before, while its taker works, if the
 /// device overlaps and the receive was posted. Who offered it goes on, until it needs the memory.
-pub(super) fn run(plan: &Plan, device: &Device, funcs: &[FuncPrice]) -> Run {
+pub(super) fn run(plan: &Plan, device: &Device, funcs: &[FuncPrice]) -> ClockedStep {
     let n = plan.classes.len();
     let (mut clock, mut parts) = (vec![0.0f64; n], vec![Parts::default(); n]);
     let mut moments: Vec<Vec<Moments>> = vec![vec![]; n];
@@ -98,5 +98,5 @@ pub(super) fn run(plan: &Plan, device: &Device, funcs: &[FuncPrice]) -> Run {
     let last = |a: &usize, b: &usize| clock[*a].total_cmp(&clock[*b]).then(b.cmp(a));
     let class = (0..n).max_by(last).unwrap_or(0);
     let parts = parts.get(class).copied().unwrap_or_default();
-    Run { total: parts.total(), class, parts, moments }
+    ClockedStep { total: parts.total(), class, parts, moments }
 }

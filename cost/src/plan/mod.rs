@@ -107,7 +107,7 @@ pub fn price(plan: &Plan, device: &Device, speeds: &[f64]) -> Result<PlanPrice> 
             funcs[call.func] = own;
         }
     }
-    let clock::Run { total, class, parts, moments } = clock::run(plan, device, &funcs);
+    let clock::ClockedStep { total, class, parts, moments } = clock::run(plan, device, &funcs);
     let of = |c: &RankClass| calls(&c.step).map(|c| funcs[c.func].flops).sum();
     let flops = plan.classes.iter().map(of).collect();
     Ok(PlanPrice { total, parts, class, funcs, flops, moments })

@@ -14,7 +14,7 @@ use shardc_ir::attr::{Along, Broadcast};
 use shardc_ir::func::{Func, Node, Value};
 use shardc_ir::mesh::AtomSet;
 use shardc_ir::ops::unary::Rounding;
-use shardc_ir::ops::{Kept, Mask, Op, Scan, scan};
+use shardc_ir::ops::{AttentionDropout, Mask, Op, Scan, scan};
 use shardc_ir::rng::Distribution;
 use shardc_ir::rule::{Dims, Group, Rule};
 use shardc_ir::types::{DType, Reduction, Type};
@@ -432,7 +432,7 @@ impl<'a> Site<'a, '_> {
         &mut self,
         behind: shardc_ir::ops::attention::Behind,
         positions: [usize; 2],
-        (mask, softcap, kept): (Mask, Option<f64>, &Option<Kept>),
+        (mask, softcap, kept): (Mask, Option<f64>, &Option<AttentionDropout>),
     ) -> Result<String, Refused> {
         let side = |n: Option<usize>| n.map_or("None".to_string(), |n| n.to_string());
         let [l, r, c] = [mask.left, mask.right, mask.chunk].map(side);
@@ -473,7 +473,7 @@ impl<'a> Site<'a, '_> {
 }
 
 /// What a recurrence takes behind its values; `q` says how many tokens there are.
-fn recurrent(x: &[String], behind: scan::Behind, of: &Scan, q: &Type) -> String {
+fn recurrent(x: &[String], behind: scan::ScanOperands, of: &Scan, q: &Type) -> String {
     let all = [("beta", behind.beta), ("segments", behind.segments), ("start", behind.start)];
     let all = all.iter().filter_map(|(name, i)| Some(format!(", {name}={}", x[(*i)?])));
     let tokens = q.dims[1].size / of.count();

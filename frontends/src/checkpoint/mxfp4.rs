@@ -6,7 +6,7 @@
 //! `[e, out, in/32]`. Of two numbers in a byte the lower half is the first: a sign, and which of
 //! [`MAGNITUDES`]. A scale s is 2^(s-127).
 
-use super::read::Window;
+use super::read::FileWindow;
 use super::{Checkpoint, Entry};
 use safetensors::Dtype;
 use shardc_ir::diag::{Diag, Result};
@@ -88,8 +88,8 @@ impl Checkpoint {
         let ([_, width, rows], [of_expert, of_in, of_out]) = (&entry.shape[..], ranges) else {
             return Err(self.missing(tensor));
         };
-        let mut codes = Window::open(tensor, &self.files[entry.file], entry.bytes.end)?;
-        let mut powers = Window::open(tensor, &self.files[scales.file], scales.bytes.end)?;
+        let mut codes = FileWindow::open(tensor, &self.files[entry.file], entry.bytes.end)?;
+        let mut powers = FileWindow::open(tensor, &self.files[scales.file], scales.bytes.end)?;
         let place = || &self.files[scales.file];
         let fail = |e| files::io_error("cannot read the tensor", self.file(entry), &e);
         let per_row = (width / BLOCK) as u64;

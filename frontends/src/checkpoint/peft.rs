@@ -173,7 +173,7 @@ impl AdapterConfig {
             Diag::new("adapter", what).help("write it again with PEFT's save_pretrained")
         };
         let map = json.as_object().ok_or_else(|| wrong("it is not an object of JSON".into()))?;
-        let keys = Keys { map, wrong: &wrong };
+        let keys = AdapterKeys { map, wrong: &wrong };
         keys.supported(unread)?;
         let targets = if unread.is_empty() { keys.targets()? } else { vec![] };
         let r = keys.whole("r", map.get("r"))?;
@@ -223,12 +223,12 @@ fn plain(x: f64) -> Value {
     if x.fract() == 0.0 && x.abs() < 1e15 { json!(x as i64) } else { json!(x) }
 }
 
-struct Keys<'a> {
+struct AdapterKeys<'a> {
     map: &'a Map<String, Value>,
     wrong: &'a dyn Fn(String) -> Diag,
 }
 
-impl Keys<'_> {
+impl AdapterKeys<'_> {
     /// Refuses what another kind of adapter has, or a feature that is not built. A key that nobody knows is one, unless
     /// it is off.
     fn supported(&self, unread: &[&str]) -> Result<()> {

@@ -122,7 +122,7 @@ impl Checkpoint {
         }
         let path = self.file(entry);
         let fail = |e: std::io::Error| files::io_error("cannot read the tensor", path, &e);
-        let mut window = Window::open(tensor, path, entry.bytes.end)?;
+        let mut window = FileWindow::open(tensor, path, entry.bytes.end)?;
         read_pieces(&mut window, entry, ranges, out).map_err(fail)
     }
 }
@@ -169,7 +169,7 @@ fn no_part(w: &Weight) -> Diag {
 }
 
 fn read_pieces(
-    window: &mut Window,
+    window: &mut FileWindow,
     entry: &Entry,
     ranges: &[Range<usize>],
     out: &mut [f32],
@@ -213,22 +213,22 @@ fn read_pieces(
 }
 
 /// The bytes of a file that were read last.
-pub(super) struct Window {
+pub(super) struct FileWindow {
     file: File,
     at: u64,
     bytes: Vec<u8>,
 }
 
-impl Window {
+impl FileWindow {
     /// Of the file that a tensor lies in, up to this byte.
-    pub(super) fn open(tensor: &str, path: &Path, end: u64) -> Result<Window> {
+    pub(super) fn open(tensor: &str, path: &Path, end: u64) -> Result<FileWindow> {
         let (file, len) = files::open(path)?;
         if len < end {
             return Err(Diag::new("truncated", format!("the file has shrunk to {len} bytes"))
                 .at(path.display().to_string())
                 .help(format!("`{tensor}` ends at byte {end}")));
         }
-        Ok(Window { file, at: 0, bytes: vec![] })
+        Ok(FileWindow { file, at: 0, bytes: vec![] })
     }
 
     /// `need` bytes from `at`; reads `ahead` bytes if they are not there.

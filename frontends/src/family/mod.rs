@@ -67,7 +67,8 @@ mod wrappers;
 
 pub use crate::positions::{Adjacent, Positions, Still, Turning};
 pub use attention::{
-    Attention, Growth, HeadNorms, Heads, Latent, LatentSizes, NormedOver, Scores, Unlisted, Window,
+    Attention, Growth, HeadNorms, Heads, Latent, LatentSizes, NormedOver, ScoreScale, Unlisted,
+    Window,
 };
 pub use experts::{
     Clamped, Experts, Groups, Narrowed, Normed, Score, ScoreFunction, Shared, SharedWidth,

@@ -1,9 +1,9 @@
 //! The two halves of a block: attention and MLP, each after a norm and beside a residual.
 
-use super::experts::{self, Experts, RouterStats};
+use super::experts::{self, ExpertParams, RouterStats};
 use super::letters;
-use super::parts::{self, Linear, Norm};
-use super::recurrent::{self, Recurrent};
+use super::parts::{self, LinearParams, NormParams};
+use super::recurrent::{self, RecurrentParams};
 use crate::family::{Activation, NormedOver};
 use crate::sizes::Arch;
 use shardc_ir::builder::Builder;
@@ -18,66 +18,66 @@ pub(super) struct Block {
     /// Scope of the block.
     pub scope: String,
     pub mixing: Option<Mixing>,
-    pub mlp_norm: Option<Norm>,
+    pub mlp_norm: Option<NormParams>,
     pub mlp: Feed,
-    pub norm_behind_mlp: Option<Norm>,
+    pub norm_behind_mlp: Option<NormParams>,
 }
 
 /// The parameters of the first half: attention, or a recurrence.
 pub(super) struct Mixing {
     pub scope: String,
-    pub norm: Option<Norm>,
-    pub heads: Heads,
+    pub norm: Option<NormParams>,
+    pub heads: QkvParams,
     /// [n].
     pub sinks: Option<Value>,
-    pub o: Linear,
-    pub norm_behind: Option<Norm>,
+    pub o: LinearParams,
+    pub norm_behind: Option<NormParams>,
 }
 
 /// What makes queries, keys and values.
-pub(super) enum Heads {
+pub(super) enum QkvParams {
     Plain {
-        q: Linear,
-        k: Linear,
-        v: Linear,
-        norms: Option<HeadNorms>,
+        q: LinearParams,
+        k: LinearParams,
+        v: LinearParams,
+        norms: Option<HeadNormParams>,
         /// Behind the queries of each head stands what the output is multiplied by the sigmoid of.
         gated: bool,
     },
     /// Makes q, k and v of each head, one after the other.
-    Joined(Linear),
+    Joined(LinearParams),
     Latent {
         /// To the latent vector of queries, and its norm, if there is one.
-        q_down: Option<(Linear, Norm)>,
-        q: Linear,
-        kv_down: Linear,
-        kv_norm: Norm,
-        kv_up: Linear,
+        q_down: Option<(LinearParams, NormParams)>,
+        q: LinearParams,
+        kv_down: LinearParams,
+        kv_norm: NormParams,
+        kv_up: LinearParams,
     },
     /// None of these: a state that is walked along the tokens.
-    Recurrent(Box<Recurrent>),
+    Recurrent(Box<RecurrentParams>),
 }
 
 /// Norms of q and of k.
-pub(super) struct HeadNorms {
+pub(super) struct HeadNormParams {
     pub over: NormedOver,
     /// Of what has turned.
     pub behind: bool,
-    pub norms: [Norm; 2],
+    pub norms: [NormParams; 2],
 }
 
 /// What stands in the second half.
 pub(super) enum Feed {
     Nothing,
-    Mlp(Mlp),
-    Experts(Box<Experts>),
+    MlpParams(MlpParams),
+    Experts(Box<ExpertParams>),
 }
 
-pub(super) struct Mlp {
+pub(super) struct MlpParams {
     pub scope: String,
-    pub gate: Option<Linear>,
-    pub up: Linear,
-    pub down: Linear,
+    pub gate: Option<LinearParams>,
+    pub up: LinearParams,
+    pub down: LinearParams,
 }
 
 /// Cosines and sines [s, r], or [b, s, r].
@@ -142,7 +142,7 @@ fn added(b: &mut Builder, cx: &Cx, p: &Block, x: Value, y: Value) -> Value {
 /// What attention adds to the residual stream, of a normed hidden state.
 fn attended(b: &mut Builder, cx: &Cx, p: &Mixing, h: Value) -> Value {
     let a = match &p.heads {
-        Heads::Recurrent(r) => recurrent::heads(b, cx, r, &p.scope, h),
+        QkvParams::Recurrent(r) => recurrent::heads(b, cx, r, &p.scope, h),
         _other => {
             let a = of_heads(b, cx, p, h);
             parts::reshape(b, "attn", "bsnd->bs(nd)", b'n', cx.arch.facts.heads, a)
@@ -157,14 +157,14 @@ fn attended(b: &mut Builder, cx: &Cx, p: &Mixing, h: Value) -> Value {
 fn of_heads(b: &mut Builder, cx: &Cx, p: &Mixing, h: Value) -> Value {
     let mut gate = None;
     let [q, k, v] = match &p.heads {
-        Heads::Recurrent(_) => panic!("a recurrence has no attention"),
-        Heads::Plain { q, k, v, norms, gated } => {
+        QkvParams::Recurrent(_) => panic!("a recurrence has no attention"),
+        QkvParams::Plain { q, k, v, norms, gated } => {
             let made = plain(b, cx, p, [q, k, v], (norms.as_ref(), *gated), h);
             gate = made.1;
             made.0
         }
-        Heads::Joined(qkv) => joined(b, cx, p, qkv, h),
-        Heads::Latent { q_down, q, kv_down, kv_norm, kv_up } => {
+        QkvParams::Joined(qkv) => joined(b, cx, p, qkv, h),
+        QkvParams::Latent { q_down, q, kv_down, kv_norm, kv_up } => {
             latent(b, cx, p, (q_down.as_ref(), q), (kv_down, kv_norm, kv_up), h)
         }
     };
@@ -189,7 +189,7 @@ fn of_heads(b: &mut Builder, cx: &Cx, p: &Mixing, h: Value) -> Value {
     b.push("attn", Mul::same(), &[a, gate])
 }
 
-fn normed(b: &mut Builder, cx: &Cx, norm: Option<&Norm>, x: Value) -> Value {
+fn normed(b: &mut Builder, cx: &Cx, norm: Option<&NormParams>, x: Value) -> Value {
     norm.map_or(x, |n| parts::norm(b, n, cx.arch.eps, x, "bsh"))
 }
 
@@ -218,8 +218,8 @@ fn plain(
     b: &mut Builder,
     cx: &Cx,
     p: &Mixing,
-    [q, k, v]: [&Linear; 3],
-    (norms, gated): (Option<&HeadNorms>, bool),
+    [q, k, v]: [&LinearParams; 3],
+    (norms, gated): (Option<&HeadNormParams>, bool),
     h: Value,
 ) -> ([Value; 3], Option<Value>) {
     let facts = &cx.arch.facts;
@@ -258,7 +258,7 @@ fn plain(
     ([q, k, v], gate)
 }
 
-fn joined(b: &mut Builder, cx: &Cx, p: &Mixing, qkv: &Linear, h: Value) -> [Value; 3] {
+fn joined(b: &mut Builder, cx: &Cx, p: &Mixing, qkv: &LinearParams, h: Value) -> [Value; 3] {
     let (n, d) = (cx.arch.facts.heads, cx.arch.facts.head_dim);
     let all = parts::linear(b, "qkv", qkv, h, 'h', 'o');
     b.enter(&p.scope);
@@ -276,8 +276,8 @@ fn latent(
     b: &mut Builder,
     cx: &Cx,
     p: &Mixing,
-    (q_down, q): (Option<&(Linear, Norm)>, &Linear),
-    (kv_down, kv_norm, kv_up): (&Linear, &Norm, &Linear),
+    (q_down, q): (Option<&(LinearParams, NormParams)>, &LinearParams),
+    (kv_down, kv_norm, kv_up): (&LinearParams, &NormParams, &LinearParams),
     h: Value,
 ) -> [Value; 3] {
     let (n, sizes) = (cx.arch.facts.heads, cx.arch.latent.expect("a family with latent attention"));
@@ -330,7 +330,7 @@ fn feed(b: &mut Builder, cx: &Cx, p: &Block, x: Value) -> Option<(Value, RouterS
 fn fed(b: &mut Builder, cx: &Cx, p: &Block, h: Value) -> (Value, RouterStats) {
     let (y, told, scope) = match &p.mlp {
         Feed::Nothing => panic!("a block without a second half makes nothing of it"),
-        Feed::Mlp(m) => (mlp(b, cx, m, h), RouterStats::default(), &m.scope),
+        Feed::MlpParams(m) => (mlp(b, cx, m, h), RouterStats::default(), &m.scope),
         Feed::Experts(e) => {
             let (y, told) = experts::experts(b, cx, e, h);
             (y, told, &e.scope)
@@ -341,7 +341,7 @@ fn fed(b: &mut Builder, cx: &Cx, p: &Block, h: Value) -> (Value, RouterStats) {
 }
 
 /// down(activation(gate(h)) · up(h)), or without a gate down(activation(up(h))).
-pub(super) fn mlp(b: &mut Builder, cx: &Cx, p: &Mlp, h: Value) -> Value {
+pub(super) fn mlp(b: &mut Builder, cx: &Cx, p: &MlpParams, h: Value) -> Value {
     let inner = match &p.gate {
         None => {
             let u = parts::linear(b, "up", &p.up, h, 'h', 'f');

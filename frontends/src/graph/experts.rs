@@ -5,8 +5,8 @@
 //!
 //! Letters: z shards of tokens, t tokens of a shard, k choices, e experts, n groups that the router chooses first.
 
-use super::block::{Cx, Mlp, activate, mlp};
-use super::parts::{self, Linear, letter_sizes, rule, spread};
+use super::block::{Cx, MlpParams, activate, mlp};
+use super::parts::{self, LinearParams, letter_sizes, rule, spread};
 use crate::family::WeightOrder;
 use crate::sizes::{Divisor, Routing};
 use shardc_ir::attr::{Broadcast, Padding};
@@ -15,7 +15,7 @@ use shardc_ir::func::Value;
 use shardc_ir::ops::*;
 
 /// The parameters of a mixture of experts.
-pub(super) struct Experts {
+pub(super) struct ExpertParams {
     pub scope: String,
     pub router_scope: String,
     /// Scope of the list of experts.
@@ -28,11 +28,11 @@ pub(super) struct Experts {
     pub bias: Option<Value>,
     pub order: WeightOrder,
     /// To the vectors that experts take, and back.
-    pub narrowed: Option<[Linear; 2]>,
+    pub narrowed: Option<[LinearParams; 2]>,
     pub gate: Option<Product>,
     pub up: Product,
     pub down: Product,
-    pub shared: Option<Shared>,
+    pub shared: Option<SharedParams>,
 }
 
 /// A product of all experts.
@@ -45,8 +45,8 @@ pub(super) struct Product {
 }
 
 /// What every token passes.
-pub(super) struct Shared {
-    pub mlp: Mlp,
+pub(super) struct SharedParams {
+    pub mlp: MlpParams,
     /// [1, h] and scope, of a product whose sigmoid it is multiplied by.
     pub gate: Option<(Value, String)>,
 }
@@ -72,7 +72,12 @@ pub(super) struct RouterStats {
 }
 
 /// The mixture of a normed hidden state [b, s, h]; and what the router tells.
-pub(super) fn experts(b: &mut Builder, cx: &Cx, p: &Experts, h: Value) -> (Value, RouterStats) {
+pub(super) fn experts(
+    b: &mut Builder,
+    cx: &Cx,
+    p: &ExpertParams,
+    h: Value,
+) -> (Value, RouterStats) {
     let facts = cx.arch.facts.experts.expect("a family with experts");
     let routing = &cx.arch.routing;
     b.enter(&p.scope);
@@ -195,7 +200,7 @@ fn weighed(b: &mut Builder, routing: &Routing, gates: Value) -> Value {
 fn of_rows(
     b: &mut Builder,
     cx: &Cx,
-    p: &Experts,
+    p: &ExpertParams,
     [rows, counts]: [Value; 2],
     one: Option<Value>,
 ) -> Value {

@@ -27,7 +27,7 @@ impl Scoring {
 }
 
 /// What each token is scored by.
-pub(crate) struct Scores {
+pub(crate) struct TokenScores {
     /// Its loss, whether it counts or not.
     pub each: Value,
     /// 1 of those that count, 0 of others.
@@ -36,7 +36,7 @@ pub(crate) struct Scores {
 
 /// The losses of tokens: -log softmax(logits)[target]. logits [b, s, v], targets i32 [b, s], or of
 /// rows [b, v] and [b]; losses are of the shape of targets.
-pub(crate) fn scores(b: &mut Builder, logits: Value, targets: Value, how: &Scoring) -> Scores {
+pub(crate) fn scores(b: &mut Builder, logits: Value, targets: Value, how: &Scoring) -> TokenScores {
     b.enter("loss");
     let n = b.ty(targets).rank();
     let t = &"bs"[..n];
@@ -85,11 +85,11 @@ pub(crate) fn scores(b: &mut Builder, logits: Value, targets: Value, how: &Scori
         let is = b.push("ignored", Sub::same(), &[from, above]);
         b.push("valid", Sub::same(), &[valid, is])
     });
-    Scores { each, valid }
+    TokenScores { each, valid }
 }
 
 /// The sum of the losses of tokens that count, a scalar, normalised elsewhere.
-pub(crate) fn sum_of(b: &mut Builder, scores: &Scores) -> Value {
+pub(crate) fn sum_of(b: &mut Builder, scores: &TokenScores) -> Value {
     let n = b.ty(scores.each).rank();
     let t = &"bs"[..n];
     b.push("loss", Dot::by(&format!("{t},{t}->"), &[n, n]), &[scores.each, scores.valid])

@@ -4,7 +4,7 @@
 //! Letters beside those of `graph`: g groups, n heads of values, d elements of one, c channels.
 
 use super::block::Cx;
-use super::parts::{self, Linear, Norm};
+use super::parts::{self, LinearParams, NormParams};
 use super::recurrent::{convolved, decays, scanned, shared, step_sizes};
 use crate::family::RecurrentSizes;
 use shardc_ir::builder::Builder;
@@ -12,11 +12,11 @@ use shardc_ir::func::Value;
 use shardc_ir::ops::{Add, Clamp, Expand, Mul, Silu};
 
 /// The parameters of Mamba-2.
-pub(super) struct Mamba2 {
+pub(super) struct Mamba2Params {
     /// To z, x, B, C, and the step sizes.
-    pub z: Linear,
-    pub mixed: [Linear; 3],
-    pub steps: Linear,
+    pub z: LinearParams,
+    pub mixed: [LinearParams; 3],
+    pub steps: LinearParams,
     pub conv_scope: String,
     /// Of x, B and C: [c, 1, w], and [c].
     pub conv: [(Value, Option<Value>); 3],
@@ -25,11 +25,11 @@ pub(super) struct Mamba2 {
     pub step_bias: Value,
     pub beside: Value,
     /// Its weight is of all values: [(n d)].
-    pub norm: Norm,
+    pub norm: NormParams,
 }
 
 /// What its heads make of a normed hidden state: [b, s, (n d)].
-pub(super) fn heads(b: &mut Builder, cx: &Cx, p: &Mamba2, scope: &str, h: Value) -> Value {
+pub(super) fn heads(b: &mut Builder, cx: &Cx, p: &Mamba2Params, scope: &str, h: Value) -> Value {
     let sizes = cx.arch.recurrent.expect("a family with Mamba-2");
     let n = sizes.value_heads();
     let z = parts::linear(b, "z", &p.z, h, 'h', 'o');
@@ -69,12 +69,12 @@ fn by_heads(b: &mut Builder, hint: &'static str, sizes: &RecurrentSizes, x: Valu
 }
 
 /// The norm of every group, times weights of all.
-fn normed(b: &mut Builder, cx: &Cx, p: &Mamba2, sizes: &RecurrentSizes, y: Value) -> Value {
+fn normed(b: &mut Builder, cx: &Cx, p: &Mamba2Params, sizes: &RecurrentSizes, y: Value) -> Value {
     let (g, eps) = (sizes.key_heads, cx.arch.eps);
     if g == 1 {
         return parts::norm(b, &p.norm, eps, y, "bsc");
     }
-    let each = Norm { weight: None, scope: p.norm.scope.clone(), ..p.norm };
+    let each = NormParams { weight: None, scope: p.norm.scope.clone(), ..p.norm };
     let y = parts::reshape(b, "groups", "bs(gd)->bsgd", b'g', g, y);
     let y = parts::norm(b, &each, eps, y, "bsgd");
     let y = parts::reshape(b, "normed", "bsgd->bs(gd)", b'g', g, y);

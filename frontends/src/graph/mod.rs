@@ -33,21 +33,21 @@ use shardc_ir::types::{DType, Type};
 use shardc_ir::weights::Weight;
 
 /// A model's program and what belongs to it; see [`crate::Model`].
-pub(crate) struct Graph {
+pub(crate) struct ModelGraph {
     pub module: Module,
     pub weights: Vec<Weight>,
     pub sequence: Vec<(Value, usize)>,
 }
 
 /// How a checkpoint calls its tensors.
-pub(crate) struct Names {
+pub(crate) struct TensorNames {
     /// Stands before every name but that of the output projection.
     pub prefix: String,
     /// The tensor of the embedding: the output projection's, if only that is stored of two that are tied.
     pub embedding: String,
 }
 
-impl Names {
+impl TensorNames {
     /// The checkpoint's name of a part of a layer.
     pub fn of_layer(&self, f: &Family, i: usize, part: &str) -> String {
         format!("{}{}.{i}.{part}", self.prefix, f.layers)
@@ -61,8 +61,8 @@ pub(crate) fn build(
     c: &Config,
     arch: &Arch,
     shape: &Shape,
-    names: &Names,
-) -> Result<Graph> {
+    names: &TensorNames,
+) -> Result<ModelGraph> {
     let mut module = Module { funcs: vec![Func::new("model")], ..Module::default() };
     let b = &mut Builder::new(&module.mesh, &mut module.funcs[0]);
     // A layer has some 40 lines; there are at most `MAX_LAYERS`.
@@ -164,7 +164,7 @@ pub(crate) fn build(
     }
     results.push(Port { value: logits, role: Some(Role::new(RoleKind::Output, "logits")) });
     b.f.results = results;
-    Ok(Graph { module, weights, sequence })
+    Ok(ModelGraph { module, weights, sequence })
 }
 
 /// An input of numbers that a step counts before it runs.

@@ -6,13 +6,13 @@ use shardc_ir::builder::Builder;
 use shardc_ir::func::Value;
 use shardc_ir::ops::draw::StreamName;
 use shardc_ir::ops::{
-    Add, Dot, Draw, Kept, Mul, ReduceSum, Reshape, Rsqrt, Scale, Shift, Sub, Tanh,
+    Add, AttentionDropout, Dot, Draw, Mul, ReduceSum, Reshape, Rsqrt, Scale, Shift, Sub, Tanh,
 };
 use shardc_ir::rng::Distribution;
 use shardc_ir::rule::Letter;
 
 /// The parameters of a norm.
-pub(super) struct Norm {
+pub(super) struct NormParams {
     /// None: the norm alone.
     pub weight: Option<Value>,
     /// The weight is what is beyond 1.
@@ -24,7 +24,7 @@ pub(super) struct Norm {
 }
 
 /// The parameters of a product.
-pub(super) struct Linear {
+pub(super) struct LinearParams {
     pub weight: Value,
     pub bias: Option<Value>,
     pub layout: WeightOrder,
@@ -45,7 +45,7 @@ pub(super) fn letter_sizes(all: &[(char, usize)]) -> Sizes {
 }
 
 /// A norm over the last of `dims`; the weight has that dim, or the last of them.
-pub(super) fn norm(b: &mut Builder, p: &Norm, eps: f64, x: Value, dims: &str) -> Value {
+pub(super) fn norm(b: &mut Builder, p: &NormParams, eps: f64, x: Value, dims: &str) -> Value {
     b.enter(&p.scope);
     let rank = dims.len();
     let rows = &dims[..rank - 1];
@@ -98,7 +98,7 @@ pub(super) fn capped(b: &mut Builder, hint: &'static str, softcap: Option<f64>, 
 pub(super) fn linear(
     b: &mut Builder,
     hint: &'static str,
-    p: &Linear,
+    p: &LinearParams,
     x: Value,
     from: char,
     to: char,
@@ -147,9 +147,9 @@ pub(super) struct Dropout {
 
 impl Dropout {
     /// That of probabilities of attention in a scope.
-    pub fn of_attention(&self, scope: &str) -> Kept {
+    pub fn of_attention(&self, scope: &str) -> AttentionDropout {
         let stream = StreamName::of(&format!("{scope}.probabilities"));
-        Kept { rate: 1.0 - self.rate, stream }
+        AttentionDropout { rate: 1.0 - self.rate, stream }
     }
 }
 

@@ -4,8 +4,8 @@
 //! Letters beside those of `graph`: g heads of keys, r heads of values of each, n both, c channels, w taps.
 
 use super::block::Cx;
-use super::mamba2::{self, Mamba2};
-use super::parts::{self, Linear, Norm};
+use super::mamba2::{self, Mamba2Params};
+use super::parts::{self, LinearParams, NormParams};
 use crate::sizes::Arch;
 use shardc_ir::attr::{Sizes, Usual};
 use shardc_ir::builder::Builder;
@@ -21,17 +21,17 @@ use shardc_ir::types::DType;
 const LENGTH_EPS: f64 = 1e-6;
 
 /// The parameters of what walks.
-pub(super) enum Recurrent {
+pub(super) enum RecurrentParams {
     DeltaNet(DeltaNet),
-    Mamba2(Mamba2),
+    Mamba2(Mamba2Params),
 }
 
 /// The parameters of gated DeltaNet.
 pub(super) struct DeltaNet {
     /// To q, k, v and z of each head of keys, one after the other.
-    pub qkvz: Linear,
+    pub qkvz: LinearParams,
     /// To b and a of each head of keys.
-    pub ba: Linear,
+    pub ba: LinearParams,
     pub conv_scope: String,
     /// Of q, k and v: [c, 1, w].
     pub conv: [Value; 3],
@@ -39,7 +39,7 @@ pub(super) struct DeltaNet {
     pub decay: Value,
     pub decay_bias: Value,
     /// [v].
-    pub norm: Norm,
+    pub norm: NormParams,
 }
 
 /// Which tokens a convolution sees of the document of each token: by how many tokens they stand before it, from 1 on; [b, s].
@@ -66,10 +66,10 @@ fn shifted(far: usize, tokens: usize) -> Pad {
 }
 
 /// What its heads make of a normed hidden state: [b, s, (n v)].
-pub(super) fn heads(b: &mut Builder, cx: &Cx, p: &Recurrent, scope: &str, h: Value) -> Value {
+pub(super) fn heads(b: &mut Builder, cx: &Cx, p: &RecurrentParams, scope: &str, h: Value) -> Value {
     match p {
-        Recurrent::DeltaNet(p) => delta_net(b, cx, p, scope, h),
-        Recurrent::Mamba2(p) => mamba2::heads(b, cx, p, scope, h),
+        RecurrentParams::DeltaNet(p) => delta_net(b, cx, p, scope, h),
+        RecurrentParams::Mamba2(p) => mamba2::heads(b, cx, p, scope, h),
     }
 }
 

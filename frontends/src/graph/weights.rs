@@ -4,9 +4,9 @@
 mod experts;
 mod recurrent;
 
-use super::Names;
-use super::block::{Block, Feed, HeadNorms, Heads, Mixing, Mlp};
-use super::parts::{Linear, Norm};
+use super::TensorNames;
+use super::block::{Block, Feed, HeadNormParams, Mixing, MlpParams, QkvParams};
+use super::parts::{LinearParams, NormParams};
 use crate::config::Config;
 use crate::family::{self, Beside, Bias, Family, NormedOver, Positions, WeightOrder};
 use crate::sizes::Arch;
@@ -23,7 +23,7 @@ pub(super) struct Params {
     /// Table [p, h] and scope, of learned positions.
     pub positions: Option<(Value, String)>,
     pub blocks: Vec<Block>,
-    pub final_norm: Norm,
+    pub final_norm: NormParams,
     /// Output projection [v, h]; `None` if it is the embedding.
     pub head: Option<Value>,
     /// Of the logits [v].
@@ -36,11 +36,11 @@ pub(super) struct Further {
     /// Scope of the layer.
     pub scope: String,
     /// Norms of embeddings and of what comes from the layer before.
-    pub norms: [Norm; 2],
+    pub norms: [NormParams; 2],
     /// Of both, one behind the other, to the hidden size.
-    pub join: Linear,
+    pub join: LinearParams,
     pub block: Block,
-    pub norm: Norm,
+    pub norm: NormParams,
 }
 
 /// How tensor parallelism splits a product.
@@ -56,7 +56,7 @@ enum Split {
 
 /// A slice of a fused tensor: it starts here, and the tensor is this long.
 #[derive(Clone, Copy)]
-struct Fused {
+struct FusedSlice {
     start: usize,
     total: usize,
 }
@@ -66,7 +66,7 @@ struct Declare<'a, 'b, 'c> {
     f: &'a Family,
     c: &'a Config<'c>,
     arch: &'a Arch,
-    names: &'a Names,
+    names: &'a TensorNames,
     weights: Vec<Weight>,
 }
 
@@ -76,7 +76,7 @@ pub(super) fn declare(
     f: &Family,
     c: &Config,
     arch: &Arch,
-    names: &Names,
+    names: &TensorNames,
 ) -> Result<(Params, Vec<Weight>)> {
     let facts = &arch.facts;
     let mut d = Declare { b, f, c, arch, names, weights: vec![] };
@@ -164,17 +164,17 @@ impl Declare<'_, '_, '_> {
     }
 
     /// A norm with weights of one size, or with those of each head, or without any.
-    fn norm(&mut self, module: &str, sizes: &[usize]) -> Norm {
+    fn norm(&mut self, module: &str, sizes: &[usize]) -> NormParams {
         self.norm_of(self.f.norm, module, sizes)
     }
 
     /// The same of a kind that may be another than the family's.
-    fn norm_of(&mut self, of: family::Norm, module: &str, sizes: &[usize]) -> Norm {
+    fn norm_of(&mut self, of: family::Norm, module: &str, sizes: &[usize]) -> NormParams {
         let (scope, name) = self.enter(module);
         let hint = last(module);
         let family::Norm { centered, around_one, weight, bias } = of;
         if sizes.is_empty() || !weight {
-            return Norm { weight: None, around_one, centered, bias: None, scope };
+            return NormParams { weight: None, around_one, centered, bias: None, scope };
         }
         let (shape, by_heads) = (sizes.to_vec(), (sizes.len() > 1).then_some(0));
         let init = if around_one { Init::Zeros } else { Init::Ones };
@@ -184,7 +184,7 @@ impl Declare<'_, '_, '_> {
             let hint = format!("{hint}_bias");
             self.weight(&hint, format!("{name}.bias"), shape, None, Init::Zeros, by_heads)
         });
-        Norm { weight: Some(weight), around_one, centered, bias, scope }
+        NormParams { weight: Some(weight), around_one, centered, bias, scope }
     }
 
     /// Whether there is a bias.
@@ -203,8 +203,8 @@ impl Declare<'_, '_, '_> {
         l: &family::Linear,
         [input, output]: [usize; 2],
         split: Split,
-        fused: Option<Fused>,
-    ) -> Result<Linear> {
+        fused: Option<FusedSlice>,
+    ) -> Result<LinearParams> {
         let (scope, name) = self.enter(&format!("{within}.{}", l.module));
         let (shape, out_dim) = match l.layout {
             WeightOrder::OutIn => (vec![output, input], 0),
@@ -238,7 +238,7 @@ impl Declare<'_, '_, '_> {
             let tensor = format!("{name}.bias");
             self.weight(&hint, tensor, vec![output], part(0), Init::Zeros, split_bias)
         });
-        Ok(Linear { weight, bias, layout: l.layout, scope })
+        Ok(LinearParams { weight, bias, layout: l.layout, scope })
     }
 
     fn block(&mut self, i: usize) -> Result<Block> {
@@ -253,7 +253,7 @@ impl Declare<'_, '_, '_> {
         let mlp = match f.experts.filter(|_| self.arch.sparse[i]) {
             _none if !second => Feed::Nothing,
             Some(e) => Feed::Experts(Box::new(self.experts(&at, &e)?)),
-            None => Feed::Mlp(self.mlp(&format!("{at}.{}", m.module), facts.ffn)?),
+            None => Feed::MlpParams(self.mlp(&format!("{at}.{}", m.module), facts.ffn)?),
         };
         let norm_behind_mlp = m.norm_behind.filter(|_| second).map(|n| norm(self, n));
         Ok(Block { scope: format!("{}.{at}", f.root), mixing, mlp_norm, mlp, norm_behind_mlp })
@@ -272,7 +272,7 @@ impl Declare<'_, '_, '_> {
             None => self.heads(&within, self.arch.turns[i])?,
             Some(r) => {
                 let values = self.arch.recurrent.map_or(0, |s| s.values());
-                (Heads::Recurrent(Box::new(self.recurrent(r, at)?)), values)
+                (QkvParams::Recurrent(Box::new(self.recurrent(r, at)?)), values)
             }
         };
         let sinks = a.sinks.filter(|_| recurrent.is_none()).map(|name| {
@@ -303,14 +303,14 @@ impl Declare<'_, '_, '_> {
     }
 
     /// What makes q, k and v, and the size of all heads' results together.
-    fn heads(&mut self, within: &str, turns: bool) -> Result<(Heads, usize)> {
+    fn heads(&mut self, within: &str, turns: bool) -> Result<(QkvParams, usize)> {
         let facts = self.arch.facts;
         let hidden = facts.hidden;
         match &self.f.attention.heads {
             family::Heads::Plain { q, k, v } => {
                 let [q_out, kv_out] = [facts.heads, facts.kv_heads].map(|n| n * facts.head_dim);
                 let total = q_out + 2 * kv_out;
-                let slice = |start| Some(Fused { start, total });
+                let slice = |start| Some(FusedSlice { start, total });
                 let kv = [hidden, kv_out];
                 let gated = self.f.attention.gated;
                 let q_made = if gated { 2 * q_out } else { q_out };
@@ -334,14 +334,14 @@ impl Declare<'_, '_, '_> {
                     };
                     let one =
                         |i: usize| self.norm(&format!("{within}.{}", n.modules[i]), &sizes[i]);
-                    HeadNorms { over: n.over, behind: n.behind, norms: [0, 1].map(one) }
+                    HeadNormParams { over: n.over, behind: n.behind, norms: [0, 1].map(one) }
                 });
-                Ok((Heads::Plain { q, k, v, norms, gated }, q_out))
+                Ok((QkvParams::Plain { q, k, v, norms, gated }, q_out))
             }
             family::Heads::Joined(qkv) => {
                 let out = facts.heads * facts.head_dim;
                 let qkv = self.linear(within, qkv, [hidden, 3 * out], Split::Column, None)?;
-                Ok((Heads::Joined(qkv), out))
+                Ok((QkvParams::Joined(qkv), out))
             }
             family::Heads::Latent(l) => {
                 let sizes = self.arch.latent.expect("a family with latent attention");
@@ -364,23 +364,23 @@ impl Declare<'_, '_, '_> {
                 let kv_norm = norm(self, l.kv_norm, r);
                 let up = [r, facts.heads * (sizes.still + sizes.value)];
                 let kv_up = self.linear(within, &l.kv_up, up, Split::Column, None)?;
-                let heads = Heads::Latent { q_down, q, kv_down, kv_norm, kv_up };
+                let heads = QkvParams::Latent { q_down, q, kv_down, kv_norm, kv_up };
                 Ok((heads, facts.heads * sizes.value))
             }
         }
     }
 
-    fn mlp(&mut self, within: &str, width: usize) -> Result<Mlp> {
+    fn mlp(&mut self, within: &str, width: usize) -> Result<MlpParams> {
         let (m, hidden) = (&self.f.mlp, self.arch.facts.hidden);
         let wide = [hidden, width];
-        let slice = |start| Some(Fused { start, total: 2 * width });
+        let slice = |start| Some(FusedSlice { start, total: 2 * width });
         let gate = match &m.gate {
             None => None,
             Some(g) => Some(self.linear(within, g, wide, Split::Column, slice(0))?),
         };
         let up = self.linear(within, &m.up, wide, Split::Column, slice(width))?;
         let down = self.linear(within, &m.down, [width, hidden], Split::Row, None)?;
-        Ok(Mlp { scope: format!("{}.{within}", self.f.root), gate, up, down })
+        Ok(MlpParams { scope: format!("{}.{within}", self.f.root), gate, up, down })
     }
 }
 

@@ -1,6 +1,6 @@
 //! A `.pt2` archive: its program, and where in the file the numbers of its tensors lie.
 
-use super::graph::{Graph, Stored};
+use super::graph::{Graph, StoredNumbers};
 use super::room::{self, MAX_LISTED};
 use super::schema::{self, RawSize, TensorMeta};
 use super::zip::{Zip, broken};
@@ -22,20 +22,20 @@ pub(super) struct Archive {
     /// Folder that all members are in, with its `/`.
     root: String,
     /// Parameters by their names in the module.
-    pub weights: BTreeMap<Arc<str>, Tensor>,
+    pub weights: BTreeMap<Arc<str>, ArchiveTensor>,
     /// Buffers and constants.
-    pub constants: BTreeMap<Arc<str>, Tensor>,
+    pub constants: BTreeMap<Arc<str>, ArchiveTensor>,
 }
 
 /// A tensor of the archive, and the member that has it: tensors of one member are one.
 #[derive(Clone, Debug)]
-pub(super) struct Tensor {
-    pub stored: Stored,
+pub(super) struct ArchiveTensor {
+    pub stored: StoredNumbers,
     pub member: Arc<str>,
 }
 
 #[derive(Deserialize)]
-struct Config {
+struct PayloadConfig {
     config: HashMap<String, Payload>,
 }
 
@@ -86,25 +86,25 @@ impl Archive {
         &self.zip.path
     }
 
-    fn tensors(&self, (folder, list): (&str, &str)) -> Result<BTreeMap<Arc<str>, Tensor>> {
+    fn tensors(&self, (folder, list): (&str, &str)) -> Result<BTreeMap<Arc<str>, ArchiveTensor>> {
         let list = format!("{}{folder}{list}", self.root);
         if !self.zip.members.contains_key(&list) {
             return Ok(BTreeMap::new());
         }
-        let config: Config = schema::json(&self.zip, &list)?;
+        let config: PayloadConfig = schema::json(&self.zip, &list)?;
         let mut out = BTreeMap::new();
         for (name, p) in config.config {
             // A pickled object is not a plain tensor, and is told of where it is used.
             let (Some(meta), false) = (&p.tensor_meta, p.use_pickle) else { continue };
             let member = format!("{}{folder}{}", self.root, p.path_name);
             let stored = self.stored(&name, meta, &member)?;
-            out.insert(name.into(), Tensor { stored, member: member.into() });
+            out.insert(name.into(), ArchiveTensor { stored, member: member.into() });
         }
         Ok(out)
     }
 
     /// Where a tensor lies, if it has numbers.
-    fn stored(&self, name: &str, meta: &TensorMeta, member: &str) -> Result<Stored> {
+    fn stored(&self, name: &str, meta: &TensorMeta, member: &str) -> Result<StoredNumbers> {
         let bad = |what: &str| broken(self.path(), format!("tensor `{name}` {what}"));
         let fixed = |s: &RawSize| match s {
             RawSize::AsInt(n) => usize::try_from(*n).map_err(|_| bad("has a negative size")),
@@ -119,7 +119,7 @@ impl Archive {
         let range = self.zip.members.get(member);
         let range = range.ok_or_else(|| bad("has no member"))?;
         if range.is_empty() && bytes > 0 {
-            return Ok(Stored { bytes: None, dtype, shape });
+            return Ok(StoredNumbers { bytes: None, dtype, shape });
         }
         let offset = meta.storage_offset.as_ref().map_or(Ok(0), fixed)?;
         let start = offset.checked_mul(dtype.bytes).and_then(|o| range.start.checked_add(o as u64));
@@ -130,14 +130,14 @@ impl Archive {
         if !strides.is_empty() && !is_row_major(&shape, &strides) {
             return Err(bad("is not stored row by row"));
         }
-        Ok(Stored { bytes: Some(start..end), dtype, shape })
+        Ok(StoredNumbers { bytes: Some(start..end), dtype, shape })
     }
 
     /// The numbers of a constant; nothing if the archive was made without them.
     ///
     /// # Errors
     /// `file`; `archive` if it is too large for a constant.
-    pub fn numbers(&self, name: &str) -> Result<Option<(Vec<f64>, &Stored)>> {
+    pub fn numbers(&self, name: &str) -> Result<Option<(Vec<f64>, &StoredNumbers)>> {
         let Some(t) = self.constants.get(name).or_else(|| self.weights.get(name)) else {
             return Ok(None);
         };

@@ -9,7 +9,7 @@ use shardc_ir::attr::Sizes;
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::func::Value;
 use shardc_ir::ops::draw::StreamName;
-use shardc_ir::ops::{Draw, Kept, Mul};
+use shardc_ir::ops::{AttentionDropout, Draw, Mul};
 use shardc_ir::plan::Dropout;
 use shardc_ir::rng::Distribution;
 
@@ -84,12 +84,12 @@ impl Lower<'_> {
     }
 
     /// What an attention keeps of its probabilities, by its rate of dropout, and the operands that go with it.
-    pub(super) fn kept(&mut self, n: &Node, rate: f64) -> (Option<Kept>, Vec<Value>) {
+    pub(super) fn kept(&mut self, n: &Node, rate: f64) -> (Option<AttentionDropout>, Vec<Value>) {
         if rate == 0.0 {
             return (None, vec![]);
         }
         let stream = self.stream(n, ".probabilities");
-        (Some(Kept { rate: 1.0 - rate, stream }), self.drawn().to_vec())
+        (Some(AttentionDropout { rate: 1.0 - rate, stream }), self.drawn().to_vec())
     }
 
     /// The run and the places of tokens.

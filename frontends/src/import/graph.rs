@@ -131,7 +131,7 @@ pub(super) struct Input {
 
 /// Numbers in the archive.
 #[derive(Clone, PartialEq, Debug)]
-pub(super) struct Stored {
+pub(super) struct StoredNumbers {
     /// The bytes of the file, little-endian and row-major; none if the archive was made without.
     pub bytes: Option<Range<u64>>,
     pub dtype: &'static StoredType,

@@ -48,15 +48,15 @@ const ROWS: &[&str] = &[
 
 /// How the weight of a module is split.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Split {
+enum ModuleSplit {
     Columns,
     Rows,
 }
 
-fn split(word: &str) -> Option<Split> {
+fn split(word: &str) -> Option<ModuleSplit> {
     match () {
-        () if COLUMNS.contains(&word) => Some(Split::Columns),
-        () if ROWS.contains(&word) => Some(Split::Rows),
+        () if COLUMNS.contains(&word) => Some(ModuleSplit::Columns),
+        () if ROWS.contains(&word) => Some(ModuleSplit::Rows),
         () => None,
     }
 }
@@ -102,8 +102,8 @@ pub(super) fn split_as(f: &Func, weights: &mut [Weight], plan: &[(String, String
         let paths: Vec<&str> = std::iter::once(module).chain(inner).collect();
         let of = plan.iter().find(|(g, _)| paths.iter().any(|p| glob(g, p)));
         let how = match of.map(|x| &*x.1) {
-            Some(word) if word.starts_with("colwise") => Split::Columns,
-            Some(word) if word.starts_with("rowwise") => Split::Rows,
+            Some(word) if word.starts_with("colwise") => ModuleSplit::Columns,
+            Some(word) if word.starts_with("rowwise") => ModuleSplit::Rows,
             _other => continue,
         };
         w.tp_dim = dim(f, a.value, w, how);
@@ -113,15 +113,15 @@ pub(super) fn split_as(f: &Func, weights: &mut [Weight], plan: &[(String, String
 }
 
 /// The dim of a weight that is split so, by how it is used.
-fn dim(f: &Func, v: Value, w: &Weight, how: Split) -> Option<usize> {
+fn dim(f: &Func, v: Value, w: &Weight, how: ModuleSplit) -> Option<usize> {
     f.nodes.iter().find_map(|n| {
         let j = n.ins.iter().position(|&x| x == v)?;
         match &n.op {
             Op::Dot(d) if w.shape.len() == 2 => {
-                let (r, keeps) = (&d.rule.0, how == Split::Columns);
+                let (r, keeps) = (&d.rule.0, how == ModuleSplit::Columns);
                 (0..2).find(|&d| r.outs[0].contains(&r.ins[j][d]) == keeps)
             }
-            Op::Add(_) if w.shape.len() == 1 && how == Split::Columns => Some(0),
+            Op::Add(_) if w.shape.len() == 1 && how == ModuleSplit::Columns => Some(0),
             _other => None,
         }
     })

@@ -13,7 +13,7 @@ pub(super) const INLINED: [&str; 2] = [GRADIENTS, "torch.ops.higher_order.wrap_w
 /// Values that are made where no gradients are kept. Among themselves they are read as they are, so that what
 /// stands there is recognised as elsewhere; everybody else reads them through a `detach`.
 #[derive(Default)]
-pub(super) struct Still {
+pub(super) struct NoGradValues {
     /// No gradients are kept here.
     on: bool,
     /// What depends on parameters.
@@ -24,7 +24,7 @@ pub(super) struct Still {
     read: HashMap<Id, Id>,
 }
 
-impl Still {
+impl NoGradValues {
     /// Notes what a node makes.
     pub fn made(&mut self, g: &mut Graph, n: &Node) {
         let is_param = |i: &Input| matches!(i.source, Source::Param(_));

@@ -4,7 +4,7 @@
 //! The format is `torch/_export/serde/schema.py`, of which major version 8 is known.
 
 use super::graph::{Arg, Elem, Graph, Id, Input, IntArg, Node, Size, Source};
-use super::regions::{self, Still};
+use super::regions::{self, NoGradValues};
 use super::room;
 use super::zip::{Zip, broken};
 use crate::stored::StoredType;
@@ -40,7 +40,7 @@ pub(super) fn read(zip: &Zip, member: &str) -> Result<Graph> {
             .help("export the model with such a torch"));
     }
     let p: Program = json(zip, member)?;
-    let mut b = Build { zip, g: Graph::default(), still: Still::default() };
+    let mut b = Build { zip, g: Graph::default(), still: NoGradValues::default() };
     b.program(p)?;
     Ok(b.g)
 }
@@ -66,11 +66,11 @@ struct Version {
 struct Program {
     graph_module: GraphModule,
     #[serde(default)]
-    range_constraints: HashMap<String, Range>,
+    range_constraints: HashMap<String, RangeConstraint>,
 }
 
 #[derive(Deserialize)]
-struct Range {
+struct RangeConstraint {
     min_val: Option<i64>,
     max_val: Option<i64>,
 }
@@ -272,7 +272,7 @@ pub(super) type Names = HashMap<String, Id>;
 pub(super) struct Build<'a> {
     zip: &'a Zip,
     g: Graph,
-    pub still: Still,
+    pub still: NoGradValues,
 }
 
 impl Build<'_> {

@@ -131,14 +131,14 @@ fn find(file: &mut File, path: &Path, len: u64) -> Result<(u64, u64, u64)> {
     Ok((field(48), field(40), field(32)))
 }
 
-struct Entry {
+struct ZipEntry {
     /// Of its local header.
     at: u64,
     len: u64,
 }
 
 /// Name and place of the first entry of a directory, and what follows it.
-fn entry(d: &[u8]) -> std::result::Result<(String, Entry, &[u8]), &'static str> {
+fn entry(d: &[u8]) -> std::result::Result<(String, ZipEntry, &[u8]), &'static str> {
     const SHORT: &str = "its directory is cut off";
     if u32_at(d, 0) != Some(0x0201_4b50) {
         return Err(SHORT);
@@ -169,7 +169,7 @@ fn entry(d: &[u8]) -> std::result::Result<(String, Entry, &[u8]), &'static str> 
         return Err("a stored member has two lengths");
     }
     let name = std::str::from_utf8(name).map_err(|_| "the name of a member is not text")?;
-    Ok((name.to_string(), Entry { at, len }, rest))
+    Ok((name.to_string(), ZipEntry { at, len }, rest))
 }
 
 fn bytes(file: &mut File, path: &Path, range: Range<u64>) -> Result<Vec<u8>> {

@@ -15,7 +15,7 @@ use smallvec::SmallVec;
 type Tie = (Atom, Atom);
 
 /// Takes coordinates of a reader, of a holder, and how much they have in common.
-type Pairs<'a> = dyn FnMut(&[usize], &[usize], usize) + 'a;
+type OnPair<'a> = dyn FnMut(&[usize], &[usize], usize) + 'a;
 
 /// Sums of one factor, by the coordinates of a rank over some atoms.
 struct Table {
@@ -101,7 +101,7 @@ impl Boxes {
         // What splits no dim of the result, the reader may have anywhere.
         let mut coords = vec![0; self.mesh.atoms.len()];
         for u in self.axes.minus(self.to.sharded()).iter() {
-            let all = |f: &mut Pairs| {
+            let all = |f: &mut OnPair| {
                 for at in 0..self.mesh.size(u) {
                     coords[u.0 as usize] = at;
                     f(&coords, &[], 1);
@@ -119,7 +119,7 @@ impl Boxes {
         held: AtomSet,
         read: AtomSet,
         ties: &[Tie],
-        each: impl FnOnce(&mut Pairs),
+        each: impl FnOnce(&mut OnPair),
     ) -> Table {
         let ties: SmallVec<[Tie; 8]> = ties.iter().copied().filter(|t| read.has(t.0)).collect();
         let key = ties.iter().fold(held, |s, t| s.with(t.1));

@@ -14,7 +14,7 @@ pub use input::{Fill, Input, InputRow, Reads, inputs};
 pub use kind::FuncKind;
 use name::Taken;
 pub use name::{Hint, Name};
-pub use params::{ParamLayout, Step};
+pub use params::{LayoutStep, ParamLayout};
 pub use patch::Patch;
 pub use role::{FURTHER, OF_ROUTERS, Port, Role, RoleKind, RoleName, sent, trains_alone};
 pub use state::{StateDecl, StateInit, StateName, StateOwner};

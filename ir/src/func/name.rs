@@ -10,10 +10,10 @@ use std::sync::{LazyLock, PoisonError, RwLock};
 /// The word of a name, such as `q`. Its text is kept and looked at once per process, so words are copied and
 /// compared without it: there are many values, and few words.
 #[derive(Clone, Copy)]
-pub struct Hint(&'static Word);
+pub struct Hint(&'static NameWord);
 
 /// The text of a word, and what follows from it for names.
-struct Word {
+struct NameWord {
     text: &'static str,
     /// It has only letters, digits, `_` and `.`: anything else is not read as part of a name.
     is_legal: bool,
@@ -23,11 +23,11 @@ struct Word {
     is_like_prefix: bool,
 }
 
-impl Word {
-    fn new(text: &str) -> Word {
+impl NameWord {
+    fn new(text: &str) -> NameWord {
         let of_word = |c: u8| c.is_ascii_alphanumeric() || matches!(c, b'_' | b'.');
         let is_legal = text.bytes().all(of_word);
-        Word {
+        NameWord {
             is_legal,
             is_plain: is_legal && !text.is_empty() && !text.contains('.'),
             is_like_prefix: text.starts_with(['d', 'l']),
@@ -44,7 +44,7 @@ impl From<&str> for Hint {
         known.unwrap_or_else(|| {
             let mut all = ALL.write().unwrap_or_else(PoisonError::into_inner);
             all.get(text).copied().unwrap_or_else(|| {
-                let hint = Hint(Box::leak(Box::new(Word::new(text))));
+                let hint = Hint(Box::leak(Box::new(NameWord::new(text))));
                 all.insert(hint.0.text, hint);
                 hint
             })

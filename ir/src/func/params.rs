@@ -6,7 +6,7 @@ use crate::types::Type;
 
 /// An op between two layouts of a value, and the type that it gives.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Step {
+pub struct LayoutStep {
     pub op: Op,
     pub ty: Type,
 }
@@ -17,7 +17,7 @@ pub struct ParamLayout {
     pub param: Role,
     /// Layout in which a rank stores the parameter.
     pub stored: Type,
-    pub steps: Vec<Step>,
+    pub steps: Vec<LayoutStep>,
     /// How many of the steps are done at step scope; the others where the parameter is used, for every
     /// microbatch.
     pub prepared: usize,

@@ -56,7 +56,7 @@ impl Answer {
                 KernelKind::Rows(s) => alike(s, &[]),
                 // A product reads its operands again and again.
                 KernelKind::Epilogue(s) => alike(s, &nodes[0].ins),
-                KernelKind::HorizontalFusion(_) | KernelKind::Exchanges(_) => {
+                KernelKind::FusionBuilder(_) | KernelKind::Exchanges(_) => {
                     panic!("it is one kernel")
                 }
             },

@@ -4,7 +4,7 @@
 mod answers;
 mod space;
 
-pub use space::{Axes, IterationSpace, Loops, rule_of};
+pub use space::{Axes, IterationSpace, LoopSpace, rule_of};
 
 use crate::alike::Alike;
 use crate::func::{Func, FusedWithNext, Node, Port, Role, Value, ValueMap};
@@ -121,7 +121,7 @@ impl<'a> Roles<'a> {
 }
 
 /// Kernels over rows that need nothing of each other, while they are found.
-pub struct HorizontalFusion<'a> {
+pub struct FusionBuilder<'a> {
     roles: Roles<'a>,
     /// By value: the one whose memory it is.
     root: ValueMap<Value>,
@@ -133,8 +133,8 @@ pub struct HorizontalFusion<'a> {
     number: u32,
 }
 
-impl<'a> HorizontalFusion<'a> {
-    pub fn of(f: &'a Func) -> HorizontalFusion<'a> {
+impl<'a> FusionBuilder<'a> {
+    pub fn of(f: &'a Func) -> FusionBuilder<'a> {
         let (roles, root) = (Roles::of(f), f.roots());
         let mut over = f.per_value(None);
         for v in f.results.iter().map(|r| r.value) {
@@ -142,7 +142,7 @@ impl<'a> HorizontalFusion<'a> {
             *own = roles.over[v].or(*own);
         }
         let [written, read] = [(); 2].map(|()| f.per_value(0));
-        HorizontalFusion { roles, root, over, written, read, number: 1 }
+        FusionBuilder { roles, root, over, written, read, number: 1 }
     }
 
     /// Adds a kernel, if it is over rows, reads nothing that the others write, be it over an argument, and
@@ -181,7 +181,7 @@ pub enum KernelKind {
     /// A product and element-wise work on its result.
     Epilogue(IterationSpace),
     /// Kernels over rows, in any order or at the same time.
-    HorizontalFusion(Vec<Launch>),
+    FusionBuilder(Vec<Launch>),
     /// Gathers, or scattered sums, of one group of ranks: one call for all tensors.
     Exchanges(Vec<Launch>),
 }
@@ -194,19 +194,19 @@ pub const KERNEL_KINDS: &str = "joined nodes (&) are element-wise work and folds
 
 impl Launch {
     /// What kernel it is, if its nodes are several; `None` if they are none. Forgets the kernels found before.
-    pub fn form(&self, found: &mut HorizontalFusion) -> Option<KernelKind> {
+    pub fn form(&self, found: &mut FusionBuilder) -> Option<KernelKind> {
         let f = found.roles.f;
         if !self.is_several(f) {
             return self.kernel(&found.roles);
         }
         let exchanges = f.nodes[self.nodes.start].op.collective().is_some();
-        let form = if exchanges { KernelKind::Exchanges } else { KernelKind::HorizontalFusion };
+        let form = if exchanges { KernelKind::Exchanges } else { KernelKind::FusionBuilder };
         self.has_form(found).then(|| form(self.kernels(f)))
     }
 
     /// True if it is some kernel, of a function of which several launches of several nodes are asked for; forgets the
     /// kernels found before.
-    pub fn has_form(&self, found: &mut HorizontalFusion) -> bool {
+    pub fn has_form(&self, found: &mut FusionBuilder) -> bool {
         let f = found.roles.f;
         if !self.is_several(f) {
             return found.roles.answer(self, |a| a.kernel(&found.roles).is_some());

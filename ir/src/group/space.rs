@@ -14,7 +14,7 @@ pub type Axes = SmallVec<[u8; 16]>;
 
 /// The loops of nodes along the dims of what they name, whether they are a kernel or not.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Loops {
+pub struct LoopSpace {
     /// In the order in which nodes name them: the number of the first that does, the value, and its loops.
     axes: Vec<(usize, Value, Axes)>,
     /// How many there are; their numbers are those below.
@@ -24,7 +24,7 @@ pub struct Loops {
 /// The loops of a group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IterationSpace {
-    pub loops: Loops,
+    pub loops: LoopSpace,
     /// Loops over rows, and those over the elements of a row, outermost first.
     pub rows: Axes,
     pub cols: Axes,
@@ -41,22 +41,22 @@ pub fn rule_of<'a>(f: &Func, n: &'a Node) -> Cow<'a, Rule> {
     n.op.def().rule(&ranks)
 }
 
-impl Loops {
+impl LoopSpace {
     /// Those of some nodes, which have numbers, in their order; `None` if two letters of a node are one loop.
     pub fn of<'a>(
         f: &Func,
         nodes: impl Iterator<Item = (usize, &'a Node)> + Clone,
-    ) -> Option<Loops> {
+    ) -> Option<LoopSpace> {
         let named = |n: &Node| n.ins.len() + n.outs.len();
         let axes = Vec::with_capacity(nodes.clone().map(|x| named(x.1)).sum());
-        let mut names = Names { axes, ..Names::default() };
+        let mut names = LoopNames { axes, ..LoopNames::default() };
         nodes.into_iter().try_for_each(|(i, n)| names.add(f, i, n))?;
         names.resolve()
     }
 
     /// Those of the nodes of both; `None` if two loops of one are one loop of the other. For nodes of which one
     /// names all loops, as of a kernel or of one node: then these are loops of two letters of it.
-    pub fn and(&self, other: &Loops) -> Option<Loops> {
+    pub fn and(&self, other: &LoopSpace) -> Option<LoopSpace> {
         // By loop of the other: which it is.
         let mut same: SmallVec<[Option<u8>; 16]> = smallvec![None; usize::from(other.count)];
         // By value of each: the other does not name it before.
@@ -88,7 +88,7 @@ impl Loops {
             axes.push((*i, *v, own));
         }
         axes.sort_by_key(|x| x.0);
-        Some(Loops { axes, count })
+        Some(LoopSpace { axes, count })
     }
 
     /// The kernel over rows that their nodes are, each with what it does to a row; `None` if they are none.
@@ -150,7 +150,7 @@ impl IterationSpace {
         for n in nodes.clone() {
             all.push((n, n.op.facts().fusion?));
         }
-        Loops::of(f, nodes.enumerate())?.space(f, &all)
+        LoopSpace::of(f, nodes.enumerate())?.space(f, &all)
     }
 
     /// Folds are over the elements of rows, and an index names one of them.
@@ -197,7 +197,7 @@ impl IterationSpace {
 
 /// Loops of nodes while they are named, and which names mean the same loop.
 #[derive(Default)]
-struct Names {
+struct LoopNames {
     axes: Vec<(usize, Value, Axes)>,
     /// By name: one that means the same loop.
     parent: Axes,
@@ -208,7 +208,7 @@ struct Names {
     has_several: bool,
 }
 
-impl Names {
+impl LoopNames {
     /// Names the loops of a node; those of a value that other nodes have named are theirs. `None` if it has two
     /// letters for one loop.
     fn add(&mut self, f: &Func, number: usize, n: &Node) -> Option<()> {
@@ -253,9 +253,9 @@ impl Names {
     }
 
     /// The loops of all values, numbered; `None` if two letters of a node are one loop.
-    fn resolve(mut self) -> Option<Loops> {
+    fn resolve(mut self) -> Option<LoopSpace> {
         if !self.has_several {
-            return Some(Loops { axes: self.axes, count: self.parent.len() as u8 });
+            return Some(LoopSpace { axes: self.axes, count: self.parent.len() as u8 });
         }
         // By name that others lead to: the number of the loop.
         let mut numbers = self.parent.clone();
@@ -278,7 +278,7 @@ impl Names {
             from = to;
         }
         self.axes.iter_mut().for_each(|x| x.2.iter_mut().for_each(number));
-        Some(Loops { axes: self.axes, count })
+        Some(LoopSpace { axes: self.axes, count })
     }
 }
 

@@ -23,7 +23,7 @@ pub struct Shown {
 
 /// Everything that lives between the calls of a step.
 #[derive(Clone, Debug, Default)]
-pub struct State {
+pub struct StepState {
     /// By role, one tensor per rank of its owner: parameters, optimizer state, scalars.
     pub values: BTreeMap<Role, Vec<Tensor>>,
     /// Whole inputs of the step by name: [global batch, ...], or without a batch dim if every
@@ -36,7 +36,7 @@ pub struct State {
     own: BTreeMap<(usize, Role, Option<usize>), Vec<Tensor>>,
 }
 
-/// Where a role's value is kept: in [`State::values`] if `None`.
+/// Where a role's value is kept: in [`StepState::values`] if `None`.
 fn key(
     stage: usize,
     role: &Role,
@@ -61,7 +61,7 @@ fn key(
     }
 }
 
-impl State {
+impl StepState {
     /// Sets the value of a role on all ranks from a global tensor.
     pub fn put(&mut self, mesh: &Mesh, role: Role, ty: &Type, global: &Tensor) {
         self.values.insert(role, scatter(&mesh.one_stage(), ty, global));
@@ -125,7 +125,7 @@ impl State {
 pub fn run_step(
     module: &Module,
     lists: &[&[Instr]],
-    state: &mut State,
+    state: &mut StepState,
     precision: Precision,
 ) -> Result<()> {
     let mesh = module.mesh.one_stage();
@@ -168,7 +168,7 @@ struct Step<'a> {
     /// The mesh of one rank of the pipeline.
     mesh: &'a Mesh,
     precision: Precision,
-    state: &'a mut State,
+    state: &'a mut StepState,
     /// Next instruction of each rank of the pipeline.
     at: Vec<usize>,
     /// Its call, if that waits for the others.
@@ -280,7 +280,7 @@ fn function(module: &Module, i: usize) -> Result<&Func> {
     })
 }
 
-fn unset(state: &State, role: &Role) -> Diag {
+fn unset(state: &StepState, role: &Role) -> Diag {
     Diag::new("unbound", format!("nobody set {role}"))
         .help(format!("set it before the step; {} roles are set", state.values.len()))
 }
@@ -292,7 +292,7 @@ fn bind(
     port: &Port,
     stage: usize,
     call: &Call,
-    state: &State,
+    state: &StepState,
 ) -> Result<Vec<Tensor>> {
     let (ty, name) = (f.ty(port.value), f.name(port.value));
     let place = || format!("@{}, argument {name}", f.name);

@@ -1,7 +1,7 @@
 //! What ranks that share a device launch to copy and to fold each other's elements: entry points of
 //! `codegen/cuda/collective.cu`, whose structs the words are in the order of.
 
-use super::{Launch, Source, Word};
+use super::{DeviceLaunch, KernelSource, Word};
 use crate::kernel::Extents;
 use crate::types::{DType, Reduction};
 use smallvec::SmallVec;
@@ -95,13 +95,13 @@ pub const FOLD: &str = "fold_regions";
 
 /// Launches of an entry point for the elements of a range: `words` are its own parameters, `regions` what follows.
 fn launches(
-    source: &Arc<Source>,
+    source: &Arc<KernelSource>,
     entry: &'static str,
     range: Range<usize>,
     own: &[i64],
     regions: &[&Region],
     padding: usize,
-) -> Vec<Launch> {
+) -> Vec<DeviceLaunch> {
     let one = |(pack, part): (usize, Range<usize>)| {
         let (start, n) = (part.start / pack, part.len() / pack);
         let mut words: Vec<Word> = [start as i64, n as i64, pack as i64].map(Word::Int).to_vec();
@@ -110,26 +110,31 @@ fn launches(
         words.resize(words.len() + padding, Word::Int(0));
         let grid = [n.div_ceil(THREADS) as u32, 1, 1];
         let (source, threads) = (source.clone(), THREADS as u32);
-        Launch { source, entry: entry.into(), grid, threads, shared: 0, words }
+        DeviceLaunch { source, entry: entry.into(), grid, threads, shared: 0, words }
     };
     parts(range, pack(regions)).map(one).collect()
 }
 
 /// Writes elements of a range of `from` over those of `to`; between f32 and 16 bits they are converted.
 /// Both have at most [`LOOPS`] loops.
-pub fn copy(source: &Arc<Source>, from: &Region, to: &Region, range: Range<usize>) -> Vec<Launch> {
+pub fn copy(
+    source: &Arc<KernelSource>,
+    from: &Region,
+    to: &Region,
+    range: Range<usize>,
+) -> Vec<DeviceLaunch> {
     launches(source, COPY, range, &[], &[from, to], 0)
 }
 
 /// Writes what folding elements of a range of all parts, at most [`PARTS`], from the left gives to `to`, which may
 /// be one of them. All have at most [`LOOPS`] loops.
 pub fn fold(
-    source: &Arc<Source>,
+    source: &Arc<KernelSource>,
     how: Reduction,
     parts: &[Region],
     to: &Region,
     range: Range<usize>,
-) -> Vec<Launch> {
+) -> Vec<DeviceLaunch> {
     let how = match how {
         Reduction::Sum => 0,
         Reduction::Max => 1,

@@ -19,7 +19,7 @@ op! {
     /// follow, as in `draw`: each probability is kept with that chance and divided by it, else 0, depending on
     /// the place, the head and the position of the key. Results: the output `[b,s,n,e]` and the log-sum-exp of
     /// the scores `[b,s,n]`, in f32 (-inf, and output 0, where a query sees no key).
-    Attention = "attention" (q, k, v, q_pos, k_pos, slopes, bias, q_seg, k_seg, run, place) { scale: f64, mask: Mask, softcap: Option<f64>, slopes: bool, bias: bool, segments: bool, kept: Option<Kept> }
+    Attention = "attention" (q, k, v, q_pos, k_pos, slopes, bias, q_seg, k_seg, run, place) { scale: f64, mask: Mask, softcap: Option<f64>, slopes: bool, bias: bool, segments: bool, kept: Option<AttentionDropout> }
     facts |o| { kind: Attention, fusion: None, precision: if o.slopes || o.bias { Wants::Gated } else { Wants::Half }, gradient: Flows, linear: Linear::No }
     samples [
         "attention[0.5; mask=causal] f32[2,3,4,2], f32[2,3,2,2], f32[2,3,2,2], i32[3], i32[3]",
@@ -143,7 +143,7 @@ pub(crate) struct Seeing<'a> {
 
 /// What probabilities of the queries of a rank are multiplied by, `[b, s, n, t]`; `None` if nothing is dropped.
 pub(crate) fn factors(
-    kept: Option<&Kept>,
+    kept: Option<&AttentionDropout>,
     behind: Behind,
     ins: &[&Tensor],
     [q_pos, k_pos]: [&Tensor; 2],

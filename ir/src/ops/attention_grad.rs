@@ -6,7 +6,7 @@ use super::*;
 op! {
     /// The gradients of q, k and v of `attention`, and of its bias if it has one, computed from its log-sum-exp, the cotangent `d_o` of the
     /// output and `delta` = rowsum(d_o * o) - d_lse (Dao, 2023, algorithm 2). Linear in (`d_o`, `delta`).
-    AttentionGrad = "attention_grad" (q, k, v, lse, d_o, delta, q_pos, k_pos, slopes, bias, q_seg, k_seg, run, place) { scale: f64, mask: Mask, softcap: Option<f64>, slopes: bool, bias: bool, segments: bool, kept: Option<Kept> }
+    AttentionGrad = "attention_grad" (q, k, v, lse, d_o, delta, q_pos, k_pos, slopes, bias, q_seg, k_seg, run, place) { scale: f64, mask: Mask, softcap: Option<f64>, slopes: bool, bias: bool, segments: bool, kept: Option<AttentionDropout> }
     facts { kind: Attention, fusion: None, precision: Wants::AsTheyAre, gradient: Unasked, linear: Linear::Together(1 << 4 | 1 << 5) }
     samples [
         "attention_grad[0.5; mask=causal] f32[2,3,4,2], f32[2,3,2,2], f32[2,3,2,2], f32[2,3,4], f32[2,3,4,2], f32[2,3,4], i32[3], i32[3]",

@@ -88,7 +88,7 @@ impl Draw {
     }
 
     /// By dim of the result: the place's dim, or how far apart indices are.
-    pub fn walks(&self) -> Vec<Walk> {
+    pub fn walks(&self) -> Vec<DrawDim> {
         let r = &self.rule.0;
         let size = |g: &crate::rule::Group| {
             let letter = g.single()?;
@@ -99,11 +99,11 @@ impl Draw {
         for g in r.outs[0].iter().rev() {
             let dim = r.ins.get(1).and_then(|place| place.iter().position(|p| p == g));
             all.push(match dim {
-                Some(dim) => Walk::Place(dim),
+                Some(dim) => DrawDim::Place(dim),
                 None => {
                     let stride = next;
                     next = next.saturating_mul(size(g).unwrap_or(MOST + 1));
-                    Walk::Index(stride)
+                    DrawDim::Index(stride)
                 }
             });
         }
@@ -114,7 +114,7 @@ impl Draw {
 
 /// What a dim of the result is to a draw.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Walk {
+pub enum DrawDim {
     /// A dim of the place.
     Place(usize),
     /// One of indices, so far apart.
@@ -168,8 +168,8 @@ impl OpDef for Draw {
             let mut index = 0;
             for (d, w) in walks.iter().enumerate() {
                 match *w {
-                    Walk::Place(p) => at[p] = i[d],
-                    Walk::Index(stride) => index += (first[d] + i[d]) * stride,
+                    DrawDim::Place(p) => at[p] = i[d],
+                    DrawDim::Index(stride) => index += (first[d] + i[d]) * stride,
                 }
             }
             let place = ins.get(1).map_or(0, |t| t.at(&at) as i64 as u32);

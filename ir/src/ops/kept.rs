@@ -10,14 +10,14 @@ use crate::tensor::Tensor;
 /// up to 1, divided by it, and is 0 else, as a stream of numbers at random says. It is written
 /// `kept=0.9 h.0.attn`.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Kept {
+pub struct AttentionDropout {
     /// The probability with which one is kept.
     pub rate: f64,
     /// What the numbers are drawn from; another one for every attention.
     pub stream: StreamName,
 }
 
-impl Kept {
+impl AttentionDropout {
     /// The numbers of a run, i32[3] as `draw` has it.
     pub(crate) fn draws(&self, run: &Tensor) -> Draws {
         let word = |i: usize| run.data[i] as i64 as u32;
@@ -26,7 +26,7 @@ impl Kept {
     }
 }
 
-impl Attr for Option<Kept> {
+impl Attr for Option<AttentionDropout> {
     const BARE: bool = false;
     fn write(&self, mesh: &Mesh, out: &mut String) {
         if let Some(kept) = self {
@@ -39,7 +39,7 @@ impl Attr for Option<Kept> {
         let (rate, stream) = text.split_once(' ').unwrap_or((text, ""));
         match f64::read(rate, cx) {
             Ok(rate) if rate > 0.0 && rate <= 1.0 => {
-                Ok(Some(Kept { rate, stream: StreamName::read(stream.trim(), cx)? }))
+                Ok(Some(AttentionDropout { rate, stream: StreamName::read(stream.trim(), cx)? }))
             }
             _ => Err(format!("`{rate}` is not a rate: a number above 0 and up to 1")),
         }

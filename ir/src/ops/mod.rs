@@ -5,8 +5,8 @@
 mod facts;
 
 pub use facts::{Facts, FusionClass, Gradient, Kind, Mixing, Wants};
-pub use kept::Kept;
-pub use layout::{Collective, Sends};
+pub use kept::AttentionDropout;
+pub use layout::{LayoutChange, Sends};
 pub use mask::Mask;
 
 use crate::attr::{AttrCx, AttrError, AttrReader, AttrWriter};
@@ -185,7 +185,7 @@ pub trait OpDef: Declaration {
         None
     }
     /// Set for ops of [`Kind::Layout`], by their table.
-    fn layout(&self) -> Option<&dyn Collective> {
+    fn layout(&self) -> Option<&dyn LayoutChange> {
         None
     }
     /// Floating-point operations for loops of these sizes (letter, iterations).
@@ -355,12 +355,12 @@ impl Op {
     }
 
     /// The collective behind this op, if ranks exchange data in it.
-    pub fn collective(&self) -> Option<&dyn Collective> {
+    pub fn collective(&self) -> Option<&dyn LayoutChange> {
         self.layout().filter(|c| c.sends() != Sends::Nothing)
     }
 
     /// What the table of ops of ranks says of this one, if it is in there.
-    pub fn layout(&self) -> Option<&dyn Collective> {
+    pub fn layout(&self) -> Option<&dyn LayoutChange> {
         self.def().layout()
     }
 

@@ -1,13 +1,13 @@
 //! `narrow`: elements of a dim at equal distances; the mirror of `pad`.
 
 use super::*;
-use crate::attr::{Along, Sizes, Step};
+use crate::attr::{Along, Sizes, Spacing};
 
 op! {
     /// A slice of a dim: as many elements as the first attribute says, from `start`: `narrow[p=4; start=2]` of
     /// the last dim, `narrow[p=4; start=2; dim=1]` of another dim, `narrow[p=4; start=2; step=3]` every third
     /// element.
-    Narrow = "narrow" (x) { sizes: Sizes, start: usize, dim: Along, step: Step }
+    Narrow = "narrow" (x) { sizes: Sizes, start: usize, dim: Along, step: Spacing }
     facts { kind: Movement, fusion: None, precision: Wants::Same, gradient: Flows, linear: Linear::Together(1) }
     samples ["narrow[p=2; start=3] f32[2,3,6]", "narrow[p=3; start=1; dim=1] f32[2,5,3]",
              "narrow[p=2; start=1; dim=0; step=3] f32[6,2]", "narrow[p=3; start=0; step=2] f32[2,5]"]

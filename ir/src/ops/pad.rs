@@ -1,14 +1,14 @@
 //! `pad`: elements of a dim among zeros, or shifted past its ends; the mirror of `narrow`.
 
 use super::*;
-use crate::attr::{Along, Sizes, Step};
+use crate::attr::{Along, Sizes, Spacing};
 
 op! {
     /// Places the elements of a dim from `start` in a larger dim that is 0 elsewhere: `pad[d=6; start=3]`
     /// along the last dim, `pad[d=6; start=3; dim=1]` along another dim, `pad[d=9; start=0; step=3]` with a
     /// distance of three. Without a distance some elements may come to lie before the first or after the last
     /// place, and are left out: of six, `pad[d=6; start=2]` is a shift by two, `pad[d=6; start=-2]` back.
-    Pad = "pad" (x) { sizes: Sizes, start: i64, dim: Along, step: Step }
+    Pad = "pad" (x) { sizes: Sizes, start: i64, dim: Along, step: Spacing }
     facts { kind: Movement, fusion: None, precision: Wants::Same, gradient: Flows, linear: Linear::Together(1) }
     samples ["pad[d=6; start=3] f32[2,3,2]", "pad[d=5; start=1; dim=1] f32[2,3,3]",
              "pad[d=6; start=1; dim=0; step=3] f32[2,2]", "pad[d=7; start=0; step=2] f32[2,3]",

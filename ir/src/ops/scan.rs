@@ -56,7 +56,7 @@ pub const CHUNK: usize = 64;
 
 /// Where the operands behind v stand.
 #[derive(Clone, Copy, Debug)]
-pub struct Behind {
+pub struct ScanOperands {
     pub beta: Option<usize>,
     pub segments: Option<usize>,
     pub start: Option<usize>,
@@ -64,23 +64,23 @@ pub struct Behind {
     pub end: usize,
 }
 
-impl Behind {
+impl ScanOperands {
     /// Those of a scan, behind the first `first`.
-    pub fn new(first: usize, of: &Scan) -> Behind {
+    pub fn new(first: usize, of: &Scan) -> ScanOperands {
         let mut end = first;
         let mut next = |there: bool| {
             end += usize::from(there);
             there.then_some(end - 1)
         };
         let [beta, segments, start] = [of.delta.0, of.segments, of.start].map(&mut next);
-        Behind { beta, segments, start, end }
+        ScanOperands { beta, segments, start, end }
     }
 }
 
 impl Scan {
     /// Where the operands behind v stand.
-    pub fn behind(&self) -> Behind {
-        Behind::new(4, self)
+    pub fn behind(&self) -> ScanOperands {
+        ScanOperands::new(4, self)
     }
 
     /// The same of pieces of tokens, each by itself.
@@ -143,7 +143,7 @@ impl Scan {
         &self,
         ins: &[&Type],
         ranks: &[usize],
-        behind: Behind,
+        behind: ScanOperands,
     ) -> Result<(), String> {
         let tokens = ins.first().and_then(|t| t.dims.get(1)).map_or(0, |d| d.size);
         match self.pieces.0[..] {
@@ -170,7 +170,7 @@ impl Scan {
     }
 
     /// Decays at most 1, β from 0 to 1, keys of length 1, segments of several tokens.
-    pub(super) fn suit(behind: Behind, drawn: &mut [Tensor]) {
+    pub(super) fn suit(behind: ScanOperands, drawn: &mut [Tensor]) {
         drawn[2] = drawn[2].map(|g| -g.abs());
         if let Some(i) = behind.beta {
             drawn[i] = drawn[i].map(|x| (x + 1.5) / 3.0);
@@ -190,7 +190,7 @@ impl Scan {
 pub(super) struct Walk<'a> {
     pub delta: bool,
     pub ins: &'a [&'a Tensor],
-    pub behind: Behind,
+    pub behind: ScanOperands,
     pub b: usize,
     pub n: usize,
 }

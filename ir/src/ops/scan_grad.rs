@@ -1,6 +1,6 @@
 //! `scan_grad`: gradients of `scan`, token by token from the last.
 
-use super::scan::{self, Behind, DeltaRule, STATES, Walk};
+use super::scan::{self, DeltaRule, STATES, ScanOperands, Walk};
 use super::*;
 use crate::attr::Sizes;
 use crate::kernel::Recurrent;
@@ -31,8 +31,8 @@ impl ScanGrad {
         Scan { delta, pieces, segments, start }
     }
     /// Where the operands behind the cotangents stand.
-    pub fn behind(&self) -> Behind {
-        Behind::new(6, &self.forward())
+    pub fn behind(&self) -> ScanOperands {
+        ScanOperands::new(6, &self.forward())
     }
     fn operands(&self) -> (String, Vec<usize>) {
         self.forward().operands(&[("b!snv", 4), (STATES, 4)])

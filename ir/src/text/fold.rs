@@ -49,7 +49,7 @@ impl Marks {
 }
 
 /// Equal units: `count` of `period` segments each.
-struct Run<'t> {
+struct EqualUnits<'t> {
     period: usize,
     count: usize,
     template: Template<'t>,
@@ -123,8 +123,8 @@ fn range(segs: &[Segment]) -> Range<usize> {
 }
 
 /// The run of equal units at the front that saves most lines.
-fn best_run<'t>(text: &'t str, segs: &[Segment]) -> Option<Run<'t>> {
-    let mut best: Option<(usize, Run)> = None;
+fn best_run<'t>(text: &'t str, segs: &[Segment]) -> Option<EqualUnits<'t>> {
+    let mut best: Option<(usize, EqualUnits)> = None;
     for period in 1..=MAX_PERIOD.min(segs.len() / 2) {
         let Some(run) = run_of(text, segs, period) else { continue };
         let lines: usize = segs[..period].iter().map(|s| s.marks.lines as usize).sum();
@@ -142,7 +142,7 @@ fn best_run<'t>(text: &'t str, segs: &[Segment]) -> Option<Run<'t>> {
 }
 
 /// Equal units of `period` segments at the front.
-fn run_of<'t>(text: &'t str, segs: &[Segment], period: usize) -> Option<Run<'t>> {
+fn run_of<'t>(text: &'t str, segs: &[Segment], period: usize) -> Option<EqualUnits<'t>> {
     let unit = |k: usize| segs.get(k * period..(k + 1) * period);
     let body = |k: usize| unit(k).map(|u| &text[range(u)]);
     let layer = |k: usize| unit(k).map(|u| i64::from(u[0].layer));
@@ -181,7 +181,7 @@ fn run_of<'t>(text: &'t str, segs: &[Segment], period: usize) -> Option<Run<'t>>
         changes.extend(more);
         count += 1;
     }
-    Some(Run { period, count, template, changes })
+    Some(EqualUnits { period, count, template, changes })
 }
 
 /// What two units have in common; `None` if they differ in more than numbers relative to the layer.
@@ -315,7 +315,7 @@ fn differences<'t>(template: &str, i: u32, unit: &'t str) -> Option<Vec<Change<'
     (scratch == unit && i < MAX_LAYER).then_some(changes)
 }
 
-fn write_run(text: &str, segs: &[Segment], run: &Run, out: &mut String) {
+fn write_run(text: &str, segs: &[Segment], run: &EqualUnits, out: &mut String) {
     let at = |k: usize| segs[k * run.period].layer;
     let head = Head {
         first: at(0),

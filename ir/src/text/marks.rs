@@ -24,17 +24,17 @@ use std::fmt::Write as _;
 
 /// What a model's text says of its values.
 #[derive(Default)]
-pub(super) struct Marks<'a> {
+pub(super) struct SourceMarks<'a> {
     weights: HashMap<Value, &'a Weight>,
     residual: HashMap<Value, usize>,
 }
 
-impl<'a> Marks<'a> {
+impl<'a> SourceMarks<'a> {
     /// Those of a model.
-    pub fn of(s: &'a Source) -> Marks<'a> {
+    pub fn of(s: &'a Source) -> SourceMarks<'a> {
         let params = s.module.funcs.iter().flat_map(|f| &f.args).filter(|a| is_param(&a.role));
         let weights = params.map(|a| a.value).zip(&s.weights).collect();
-        Marks { weights, residual: s.sequence.iter().copied().collect() }
+        SourceMarks { weights, residual: s.sequence.iter().copied().collect() }
     }
 
     /// Appends what is said of an argument.

@@ -11,7 +11,7 @@ use super::cursor::{Fail, Res};
 use super::parse::Parser;
 use super::print::Printer;
 use super::types::{write_quoted, write_type};
-use crate::func::{Func, FuncKind, Name, ParamLayout, Role, RoleKind, Step};
+use crate::func::{Func, FuncKind, LayoutStep, Name, ParamLayout, Role, RoleKind};
 use crate::phase::Phase;
 use std::fmt::Write as _;
 
@@ -129,7 +129,7 @@ impl Parser<'_> {
         }
     }
 
-    fn steps(&mut self, rank: usize) -> Res<Vec<Step>> {
+    fn steps(&mut self, rank: usize) -> Res<Vec<LayoutStep>> {
         let mut steps = vec![];
         loop {
             self.c.blank();
@@ -142,7 +142,7 @@ impl Parser<'_> {
             self.c.spaces();
             self.c.must(":")?;
             self.c.spaces();
-            steps.push(Step { op, ty: self.ty()? });
+            steps.push(LayoutStep { op, ty: self.ty()? });
             if steps.len() > MAX_STEPS {
                 let what = format!("more than {MAX_STEPS} steps");
                 return Err(Fail::new("too-large", at, 1, what).help("a layout has few"));

@@ -2,7 +2,7 @@
 //! folded into one.
 
 use super::fold;
-use super::marks::Marks;
+use super::marks::SourceMarks;
 use super::op::KEEP;
 use super::types::{push_number, write_annotation, write_quoted, write_type};
 use crate::func::{Func, FusedWithNext, Input, Module, Node, Part, Port, RoleKind, Scope, Value};
@@ -47,7 +47,7 @@ pub fn print(m: &Module) -> String {
 /// A model as text: its program, and all else that a frontend knows of it.
 /// [`parse_source`](super::parse_source) gives it back. An empty mesh is left out.
 pub fn print_source(s: &Source) -> String {
-    print_marked(&s.module, Repeat::Fold, Some(Marks::of(s)), false)
+    print_marked(&s.module, Repeat::Fold, Some(SourceMarks::of(s)), false)
         + s.updates.trim_start_matches('\n')
 }
 
@@ -61,7 +61,7 @@ pub fn print_between(m: &Module) -> String {
     print_marked(m, Repeat::Fold, None, true)
 }
 
-fn print_marked(m: &Module, repeat: Repeat, marks: Option<Marks>, between: bool) -> String {
+fn print_marked(m: &Module, repeat: Repeat, marks: Option<SourceMarks>, between: bool) -> String {
     let no_mesh = marks.is_some() && m.mesh.axes.is_empty();
     let items = |f: &Func| f.nodes.len() + f.args.len() + f.results.len();
     let lines: usize = m.funcs.iter().map(items).sum();
@@ -97,7 +97,7 @@ pub struct NodeText {
 pub fn node_text(mesh: &Mesh, f: &Func, n: &Node) -> NodeText {
     let mut t = NodeText { text: String::new(), ins: vec![] };
     let name = |v, out: &mut String| f.name(v).write(out);
-    write_node(mesh, f, n, name, &mut t.text, |r| t.ins.push(r), &Marks::default());
+    write_node(mesh, f, n, name, &mut t.text, |r| t.ins.push(r), &SourceMarks::default());
     t
 }
 
@@ -108,7 +108,7 @@ fn write_node(
     name: impl Fn(Value, &mut String),
     out: &mut String,
     mut operand: impl FnMut(Range<usize>),
-    marks: &Marks,
+    marks: &SourceMarks,
 ) {
     for (i, &o) in n.outs.iter().enumerate() {
         out.push_str(if i > 0 { ", " } else { "" });
@@ -164,7 +164,7 @@ impl Names {
 
 pub(super) struct Printer<'a> {
     pub mesh: &'a Mesh,
-    marks: Marks<'a>,
+    marks: SourceMarks<'a>,
     pub out: String,
     lines: Vec<Line>,
 }

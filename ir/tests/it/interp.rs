@@ -3,7 +3,7 @@
 use shardc_ir::attr::RuleAttr;
 use shardc_ir::builder::Builder;
 use shardc_ir::func::{Func, Module, Name, Port, Role, RoleKind, Value};
-use shardc_ir::interp::{Precision, State, call, gather, run_step, scatter};
+use shardc_ir::interp::{Precision, StepState, call, gather, run_step, scatter};
 use shardc_ir::mesh::{Atom, AtomSet, Mesh};
 use shardc_ir::ops::{Add, AllReduce, AtLeast, Exp, Fill, Mul, Op, ReduceSum, Scale};
 use shardc_ir::plan::{Call, Instr};
@@ -175,8 +175,8 @@ fn actions(microbatches: usize) -> Vec<Instr> {
     [turn(0, None)].into_iter().chain(each).chain([turn(2, None)]).collect()
 }
 
-fn start(m: &Module, rows: usize) -> State {
-    let mut state = State::default();
+fn start(m: &Module, rows: usize) -> StepState {
+    let mut state = StepState::default();
     let w = Tensor::new(&[3], vec![1.0, -2.0, 0.5]);
     state.put(&m.mesh, Role::new(RoleKind::Param, "w"), &Type::f32(&[3]), &w);
     state.inputs.insert("x".into(), numbers(&[rows, 3]));
@@ -214,10 +214,10 @@ fn rows_of_a_rank_are_contiguous() {
 #[test]
 fn steps_that_do_not_fit_are_refused() {
     let m = step_module(Mesh::new(&[("dp", 2)]).expect("a mesh"), 2);
-    let code = |state: &mut State, actions: &[Instr]| {
+    let code = |state: &mut StepState, actions: &[Instr]| {
         run_step(&m, &[actions], state, Precision::F64).expect_err("refused").code
     };
-    assert_eq!(code(&mut State::default(), &actions(2)), "unbound");
+    assert_eq!(code(&mut StepState::default(), &actions(2)), "unbound");
     assert_eq!(code(&mut start(&m, 13), &actions(2)), "microbatch");
     assert_eq!(code(&mut start(&m, ROWS), &actions(3)), "microbatch");
     let none = turn(1, None);

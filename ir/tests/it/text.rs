@@ -4,8 +4,8 @@
 mod random;
 
 use shardc_ir::func::{
-    AnnotatedDim, Annotation, Func, Module, Name, Node, ParamLayout, Part, Port, Role, RoleKind,
-    StateDecl, StateInit, StateName, StateOwner, Step,
+    AnnotatedDim, Annotation, Func, LayoutStep, Module, Name, Node, ParamLayout, Part, Port, Role,
+    RoleKind, StateDecl, StateInit, StateName, StateOwner,
 };
 use shardc_ir::mesh::{Atom, AtomSet, Mesh};
 use shardc_ir::ops::{

@@ -2,7 +2,7 @@
 
 use crate::step::bucket_grads::BUCKET_BYTES;
 use shardc_ir::func::{Func, FusedWithNext};
-use shardc_ir::group::{HorizontalFusion, Launch, launches};
+use shardc_ir::group::{FusionBuilder, Launch, launches};
 use shardc_ir::mesh::Mesh;
 use shardc_ir::ops::Kind;
 
@@ -23,7 +23,7 @@ pub(super) fn bucket(mesh: &Mesh, f: &mut Func) {
     };
     let mut joined = vec![];
     // Of the bucket that is filled: its kernels, their number, and bytes of gradients.
-    let (mut open, mut count, mut sum) = (HorizontalFusion::of(f), 0, 0);
+    let (mut open, mut count, mut sum) = (FusionBuilder::of(f), 0, 0);
     for x in &all {
         let Some(bytes) = update(x) else {
             count = 0;

@@ -4,7 +4,7 @@ use super::lifetimes::{Buffer, Lifetime, Lifetimes, NONE, Object};
 use super::pieces::{LiveRange, fullest, most_alive, offsets, padded};
 use shardc_ir::func::{Node, Value, ValueMap};
 use shardc_ir::maps::HashMap;
-use shardc_ir::plan::{MemoryClass, Place};
+use shardc_ir::plan::{FramePlace, MemoryClass};
 use smallvec::SmallVec;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -36,8 +36,8 @@ pub(super) struct CallFrame {
 /// The frames of a rank of the pipeline.
 #[derive(Debug, Default)]
 pub(super) struct Frames {
-    pub places: Vec<ValueMap<Place>>,
-    pub workspaces: Vec<Vec<Place>>,
+    pub places: Vec<ValueMap<FramePlace>>,
+    pub workspaces: Vec<Vec<FramePlace>>,
     /// Sizes, by function and number of the frame in it.
     pub frames: Vec<Vec<usize>>,
     /// Bytes of what lives through a step.
@@ -161,13 +161,13 @@ fn function(l: &mut Lifetimes, f: usize, out: &mut Frames) {
             0 => SCRATCH,
             part => number(Bound::Own(part), parts[part].bytes),
         };
-        Place { frame, offset: b.offset, bytes }
+        FramePlace { frame, offset: b.offset, bytes }
     };
     let buffer = |v: Value| match l.of[f][v] {
         NONE => None, // only its type is asked for
         _ => Some(&l.buffers[f][l.root(f, v)]),
     };
-    let mut places = func.per_value(Place::default());
+    let mut places = func.per_value(FramePlace::default());
     // In the order of the text, so that a plan that is read has the frames of the one that was made.
     let outs = func.nodes.iter().flat_map(|n| &n.outs).copied();
     let order: Vec<Value> = func.args.iter().map(|a| a.value).chain(outs).collect();
@@ -176,7 +176,7 @@ fn function(l: &mut Lifetimes, f: usize, out: &mut Frames) {
         places[v] = own(b, l.bytes(f, v));
     }
     let work = l.work[f].iter().map(|&b| match b {
-        NONE => Place::default(),
+        NONE => FramePlace::default(),
         b => own(&l.buffers[f][b], l.buffers[f][b].bytes),
     });
     out.workspaces[f] = work.collect();
@@ -186,15 +186,15 @@ fn function(l: &mut Lifetimes, f: usize, out: &mut Frames) {
         let o = &l.objects[i];
         let bytes = l.bytes(f, value);
         places[value] = match o.kind {
-            Lifetime::Whole => Place { frame: WHOLE, offset: o.offset, bytes },
+            Lifetime::Whole => FramePlace { frame: WHOLE, offset: o.offset, bytes },
             Lifetime::Input => {
                 let frame = number(Bound::Input(i, b.bytes), b.bytes);
-                Place { frame, offset: 0, bytes: bytes.min(o.bytes) }
+                FramePlace { frame, offset: 0, bytes: bytes.min(o.bytes) }
             }
             Lifetime::Micro | Lifetime::Part => {
                 out.frame_of.insert((f, value), o.frame);
                 let frame = number(Bound::Shared(o.frame), out.shared[o.frame].0);
-                Place { frame, offset: o.offset, bytes }
+                FramePlace { frame, offset: o.offset, bytes }
             }
         };
     }

@@ -15,7 +15,7 @@ use arena::{Arena, Span};
 use effect::{Function, Source, lost};
 use shardc_ir::func::{Port, Role, RoleKind, Value, sent};
 use shardc_ir::maps::{HashMap, HashSet};
-use shardc_ir::plan::{Call, Instr, Place, Plan, RankClass, calls};
+use shardc_ir::plan::{Call, FramePlace, Instr, Plan, RankClass, calls};
 use std::collections::{BTreeMap, VecDeque};
 
 /// The stamp of nothing, of the data of a step, and of what nobody may read; others follow.
@@ -191,10 +191,10 @@ impl<'a> Known<'a> {
         let results = f.results.iter().map(|r| r.role.as_ref().map(|r| s.slot(r))).collect();
         let function = Function::of(f, func, &c.memory);
         let places = &c.memory.places[func];
-        let of_inputs: Vec<Place> = inputs.iter().map(|v| places[v]).collect();
-        let is_data = |p: &Place| {
+        let of_inputs: Vec<FramePlace> = inputs.iter().map(|v| places[v]).collect();
+        let is_data = |p: &FramePlace| {
             let holds =
-                |i: &Place| i.offset <= p.offset && p.offset + p.bytes <= i.offset + i.bytes;
+                |i: &FramePlace| i.offset <= p.offset && p.offset + p.bytes <= i.offset + i.bytes;
             of_inputs.iter().any(|i| i.frame == p.frame && holds(i))
         };
         let all = || places.iter().chain(&c.memory.workspaces[func]).filter(|p| p.bytes > 0);

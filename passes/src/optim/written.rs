@@ -17,7 +17,7 @@ use shardc_ir::diag::Result;
 use shardc_ir::maps::HashSet;
 use shardc_ir::plan::Mode;
 use shardc_ir::source::Source;
-use shardc_ir::text::update::{Rule, Rules, built_in, groups_of, without_groups};
+use shardc_ir::text::update::{Rules, UpdateRule, built_in, groups_of, without_groups};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -68,7 +68,7 @@ pub fn written(source: &Source, o: &Options) -> Result<String> {
 }
 
 /// The rules of all names that parameters are updated by: of a name all, as a shape chooses among them.
-fn used<'a>(all: &Groups, own: &'a Rules) -> Vec<&'a Arc<Rule>> {
+fn used<'a>(all: &Groups, own: &'a Rules) -> Vec<&'a Arc<UpdateRule>> {
     let mut names: Vec<(usize, &str)> = all.of.values().map(|u| (u.group, &*u.rule.name)).collect();
     names.sort_unstable();
     let mut seen = HashSet::default();
@@ -114,7 +114,7 @@ pub fn of_text(updates: &str, o: &Options) -> Result<Options> {
     }
     // What is as it is built in needs no text.
     let rules = Rules::parse(&without_groups(updates), "the model's text")?;
-    let is_built_in = |r: &&Arc<Rule>| built_in().all().any(|b| b.text() == r.text());
+    let is_built_in = |r: &&Arc<UpdateRule>| built_in().all().any(|b| b.text() == r.text());
     let own: HashSet<&str> =
         rules.all().filter(|r| !is_built_in(r)).map(|r| r.name.as_str()).collect();
     for rule in rules.all().filter(|r| own.contains(r.name.as_str())) {

@@ -3,7 +3,7 @@
 use super::reshard::Resharder;
 use crate::choose::Cost;
 use shardc_ir::builder;
-use shardc_ir::func::{Func, Name, Step};
+use shardc_ir::func::{Func, LayoutStep, Name};
 use shardc_ir::hardware::Hardware;
 use shardc_ir::maps::HashMap;
 use shardc_ir::mesh::Mesh;
@@ -61,10 +61,10 @@ impl<'a> Moves<'a> {
 
     /// Picoseconds of one change of layout and, of a value with a gradient, of its mirror.
     pub fn step(&self, op: &Op, from: &Type, to: &Type, active: bool) -> u64 {
-        self.time(from, &[Step { op: op.clone(), ty: to.clone() }], active)
+        self.time(from, &[LayoutStep { op: op.clone(), ty: to.clone() }], active)
     }
 
-    fn time(&self, from: &Type, steps: &[Step], active: bool) -> u64 {
+    fn time(&self, from: &Type, steps: &[LayoutStep], active: bool) -> u64 {
         let (hw, mesh) = (self.hardware, self.mesh);
         let mut at = from;
         let mut sum = 0;

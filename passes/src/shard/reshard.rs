@@ -7,7 +7,7 @@
 #[cfg(test)]
 mod tests;
 
-use shardc_ir::func::Step;
+use shardc_ir::func::LayoutStep;
 use shardc_ir::hardware::Hardware;
 use shardc_ir::maps::HashMap;
 use shardc_ir::mesh::{Atom, AtomSet, Mesh};
@@ -20,7 +20,7 @@ use shardc_ir::types::{AtomList, Reduction, State, Type};
 pub struct Resharder {
     /// What steps are priced with.
     hardware: Hardware,
-    known: HashMap<(Type, Type), Option<Vec<Step>>>,
+    known: HashMap<(Type, Type), Option<Vec<LayoutStep>>>,
 }
 
 /// Most ranks of a group for which [`must_receive`] counts.
@@ -33,7 +33,7 @@ impl Resharder {
     }
 
     /// The cheapest steps from `from` to `to`; `None` where [`path`] has none.
-    pub fn path(&mut self, mesh: &Mesh, from: &Type, to: &Type) -> Option<Vec<Step>> {
+    pub fn path(&mut self, mesh: &Mesh, from: &Type, to: &Type) -> Option<Vec<LayoutStep>> {
         if from == to {
             return Some(vec![]);
         }
@@ -47,7 +47,7 @@ impl Resharder {
 #[derive(Clone, Debug)]
 pub struct Found {
     /// The cheapest steps.
-    pub steps: Vec<Step>,
+    pub steps: Vec<LayoutStep>,
     /// How many ways were priced.
     pub ways: usize,
 }
@@ -57,7 +57,7 @@ pub struct Found {
 /// taken, that is not.
 pub fn path(hw: &Hardware, mesh: &Mesh, from: &Type, to: &Type) -> Option<Found> {
     // Time of what is sent, then the number of steps.
-    let cost = |steps: &[Step]| {
+    let cost = |steps: &[LayoutStep]| {
         let mut at = from;
         let mut sum = 0u64;
         for s in steps {
@@ -76,7 +76,7 @@ pub fn path(hw: &Hardware, mesh: &Mesh, from: &Type, to: &Type) -> Option<Found>
         }
         (sum, steps.len())
     };
-    let all = |plans: Vec<Plan>| -> Vec<Vec<Step>> {
+    let all = |plans: Vec<Plan>| -> Vec<Vec<LayoutStep>> {
         let walk = || Walk { mesh, to, at: from.clone(), steps: vec![] };
         plans.into_iter().filter_map(|p| walk().all(p)).collect()
     };
@@ -147,12 +147,12 @@ struct Walk<'a> {
     mesh: &'a Mesh,
     to: &'a Type,
     at: Type,
-    steps: Vec<Step>,
+    steps: Vec<LayoutStep>,
 }
 
 impl Walk<'_> {
     /// All steps of a plan; `None` if it does not lead there.
-    fn all(mut self, p: Plan) -> Option<Vec<Step>> {
+    fn all(mut self, p: Plan) -> Option<Vec<LayoutStep>> {
         self.in_place();
         self.sums(p);
         if p.aside {
@@ -174,7 +174,7 @@ impl Walk<'_> {
         let op = op.into();
         let Ok(mut types) = op.check(self.mesh, &[&self.at], &[declared]) else { return false };
         self.at = types.swap_remove(0);
-        self.steps.push(Step { op, ty: self.at.clone() });
+        self.steps.push(LayoutStep { op, ty: self.at.clone() });
         true
     }
 
@@ -283,7 +283,7 @@ impl Walk<'_> {
 
     /// Axes over which a sum was taken in pieces that are to be gathered.
     fn scattered(&self) -> AtomSet {
-        let of = |s: &Step| match &s.op {
+        let of = |s: &LayoutStep| match &s.op {
             Op::ReduceScatter(o) => o.axes,
             _other => AtomSet::EMPTY,
         };
@@ -340,7 +340,7 @@ impl Walk<'_> {
 }
 
 /// Bytes that a rank sends in these steps, by rings.
-pub fn ring_bytes(mesh: &Mesh, from: &Type, steps: &[Step]) -> f64 {
+pub fn ring_bytes(mesh: &Mesh, from: &Type, steps: &[LayoutStep]) -> f64 {
     let mut at = from;
     let mut sum = 0.0;
     for s in steps {
@@ -352,12 +352,12 @@ pub fn ring_bytes(mesh: &Mesh, from: &Type, steps: &[Step]) -> f64 {
 
 /// The steps without any thought: take all sums, gather every dim that changes, cut again. `None` where
 /// this does not lead to `to`.
-pub fn simple(mesh: &Mesh, from: &Type, to: &Type) -> Option<Vec<Step>> {
-    let mut steps: Vec<Step> = vec![];
+pub fn simple(mesh: &Mesh, from: &Type, to: &Type) -> Option<Vec<LayoutStep>> {
+    let mut steps: Vec<LayoutStep> = vec![];
     let mut at = from.clone();
     let mut step = |at: &mut Type, op: Op, declared: Option<&Type>| -> Option<()> {
         let ty = op.check(mesh, &[at], &[declared]).ok()?.swap_remove(0);
-        steps.push(Step { op, ty: ty.clone() });
+        steps.push(LayoutStep { op, ty: ty.clone() });
         *at = ty;
         Some(())
     };

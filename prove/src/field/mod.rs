@@ -78,12 +78,12 @@ struct Run<'a> {
 
 /// Sums over the stages, as [`crate::whole`] has them.
 #[derive(Default)]
-struct Stages {
+struct StageSums {
     known: Vec<Pieces>,
     met: BTreeMap<(usize, usize), Pieces>,
 }
 
-type Results = BTreeMap<Role, (Type, Pieces)>;
+type RankResults = BTreeMap<Role, (Type, Pieces)>;
 
 impl Run<'_> {
     fn bind(&self, rank: usize, f: &Func, value: usize, j: Option<usize>) -> Option<Pieces> {
@@ -118,7 +118,7 @@ impl Run<'_> {
         f: &Func,
         part: Part,
         j: Option<usize>,
-        stages: &mut Stages,
+        stages: &mut StageSums,
     ) -> Result<Option<Vec<Pieces>>, Gap> {
         let rank = part.rank(&self.schedule.owner);
         let pipeline = self.m.mesh.axis(PIPELINE).unwrap_or_default();
@@ -176,7 +176,7 @@ impl Run<'_> {
         let parts = m.funcs.iter().filter_map(|f| Some((f, Part::of(f)?)));
         let parts: Vec<(&Func, Part)> = parts.collect();
         for &(f, part) in parts.iter().filter(|x| x.1.kind == FuncKind::StepPrologue) {
-            let made = self.call(f, part, None, &mut Stages::default())?;
+            let made = self.call(f, part, None, &mut StageSums::default())?;
             let made = made.ok_or_else(|| waits(f))?;
             self.keep(f, part, made);
         }
@@ -194,7 +194,7 @@ impl Run<'_> {
             while let Some(first) = todo.first().copied() {
                 let (before, mut left) = (todo.len(), vec![]);
                 for x in todo {
-                    match self.call(x.0, x.1, Some(j), &mut Stages::default())? {
+                    match self.call(x.0, x.1, Some(j), &mut StageSums::default())? {
                         Some(made) => self.keep(x.0, x.1, made),
                         None => {
                             left.push(x);
@@ -214,11 +214,11 @@ impl Run<'_> {
     }
 
     /// Results of the functions that end a step.
-    fn finish(&mut self) -> Result<Results, Gap> {
-        let mut stages = Stages::default();
+    fn finish(&mut self) -> Result<RankResults, Gap> {
+        let mut stages = StageSums::default();
         loop {
             stages.met.clear();
-            let mut out = Results::new();
+            let mut out = RankResults::new();
             for f in &self.m.funcs {
                 let Some(part) = Part::of(f).filter(|p| p.kind == FuncKind::OptimizerStep) else {
                     continue;

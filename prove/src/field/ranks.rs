@@ -27,7 +27,7 @@ pub(crate) fn before(op: &Exchange, mut at: Vec<usize>, sizes: &[usize]) -> Opti
 }
 
 /// A node at work on all ranks.
-pub(crate) struct Step<'a> {
+pub(crate) struct NodeStep<'a> {
     pub r: &'a Ranks,
     pub of: &'a [&'a Type],
     pub to: &'a [&'a Type],
@@ -76,7 +76,7 @@ impl Ranks {
         x: &[&Pieces],
     ) -> Result<Vec<Pieces>, String> {
         let [of, to] = types;
-        let (law, step) = (law(op), Step { r: self, of, to, x });
+        let (law, step) = (law(op), NodeStep { r: self, of, to, x });
         let made = match law.between() {
             Some(between) => between.deal(&step)?,
             None => step.local(law)?,
@@ -92,7 +92,7 @@ impl Ranks {
     }
 }
 
-impl Step<'_> {
+impl NodeStep<'_> {
     /// What ranks have of the operands.
     pub fn same(&self) -> Result<Vec<Pieces>, String> {
         Ok(self.x.iter().map(|&p| p.clone()).collect())

@@ -111,11 +111,11 @@ impl Tensor {
 }
 
 /// A factor of an Einstein sum: a tensor and the letters of its dims.
-pub type Factor<'a> = (&'a Tensor, &'a [u32]);
+pub type EinsumFactor<'a> = (&'a Tensor, &'a [u32]);
 
 /// The sum over all letters that `out` lacks of the product of one or two factors; new letters of `out`
 /// repeat.
-fn contract(factors: &[Factor], out: &[u32], shape: &[usize]) -> Tensor {
+fn contract(factors: &[EinsumFactor], out: &[u32], shape: &[usize]) -> Tensor {
     let mut letters: Vec<u32> = out.to_vec();
     let mut sizes: Vec<usize> = shape.to_vec();
     for (t, own) in factors {
@@ -168,7 +168,7 @@ fn step(at: &mut [usize], sizes: &[usize], places: &mut [usize], by: &[Vec<usize
 /// The sum of products of one or two factors over the last letters, whose indices and sizes are given; index and
 /// places are left as they were. The last letter has a loop of its own: most time of a proof is spent there.
 fn sum(
-    factors: &[Factor],
+    factors: &[EinsumFactor],
     by: &[Vec<usize>],
     (at, sizes): (&mut [usize], &[usize]),
     places: &mut [usize],
@@ -185,7 +185,13 @@ fn sum(
 }
 
 /// Adds `n` products of one or two factors.
-fn run(factors: &[Factor], strides: &[usize; 2], places: &[usize], n: usize, sum: u64) -> u64 {
+fn run(
+    factors: &[EinsumFactor],
+    strides: &[usize; 2],
+    places: &[usize],
+    n: usize,
+    sum: u64,
+) -> u64 {
     let walk = |f: usize| {
         let data: &[u64] = &factors[f].0.data;
         let (place, stride) = (places[f], strides[f]);
@@ -202,7 +208,7 @@ fn run(factors: &[Factor], strides: &[usize; 2], places: &[usize], n: usize, sum
 
 /// The sum over all letters that `out` lacks of the product of all factors, two at a time: always the two
 /// whose product takes the fewest multiplications.
-pub fn einsum(factors: &[Factor], out: &[u32], shape: &[usize]) -> Tensor {
+pub fn einsum(factors: &[EinsumFactor], out: &[u32], shape: &[usize]) -> Tensor {
     if factors.len() <= 2 {
         return match factors {
             [] => Tensor::full(shape, 1),
@@ -230,7 +236,7 @@ pub fn einsum(factors: &[Factor], out: &[u32], shape: &[usize]) -> Tensor {
         let made = contract(&[(&a.0, &a.1), (&b.0, &b.1)], &letters, &sizes);
         all.push((made, letters));
     }
-    let last: Vec<Factor> = all.iter().map(|(t, l)| (t, &l[..])).collect();
+    let last: Vec<EinsumFactor> = all.iter().map(|(t, l)| (t, &l[..])).collect();
     contract(&last, out, shape)
 }
 

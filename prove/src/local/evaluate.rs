@@ -15,7 +15,7 @@ use shardc_ir::mesh::{Atom, AtomSet, Mesh};
 use shardc_ir::types::Type;
 
 /// One evaluation.
-struct Run<'a> {
+struct Evaluation<'a> {
     o: &'a Obligation,
     mesh: &'a Mesh,
     ranks: Ranks,
@@ -34,7 +34,7 @@ pub fn holds(o: &Obligation, mesh: &Mesh) -> Result<(), Fault> {
     let varying = o.ins.iter().chain(&o.outs).map(|h| h.ty.varying);
     let mut worlds = varying.fold(AtomSet::EMPTY, AtomSet::union);
     worlds = worlds.union(law(&o.op).between().map_or(AtomSet::EMPTY, |b| b.worlds()));
-    let run = Run {
+    let run = Evaluation {
         o,
         mesh,
         ranks: Ranks::new(mesh),
@@ -45,7 +45,7 @@ pub fn holds(o: &Obligation, mesh: &Mesh) -> Result<(), Fault> {
     run.compare()
 }
 
-impl Run<'_> {
+impl Evaluation<'_> {
     fn world(&self, rank: usize) -> usize {
         self.mesh.place(self.worlds, &self.coords[rank])
     }
@@ -192,7 +192,7 @@ impl Run<'_> {
 
 /// Whole tensors in the world of a rank, for an op between ranks.
 pub(crate) struct World<'a> {
-    run: &'a Run<'a>,
+    run: &'a Evaluation<'a>,
     rank: usize,
     whole: &'a [Vec<Tensor>],
     pub to: &'a [&'a Type],

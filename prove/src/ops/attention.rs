@@ -26,7 +26,9 @@ impl Scores {
     pub(super) fn of(k: &ops::Attention) -> Scores {
         let ops::Attention { scale, mask, softcap, slopes, bias, segments, kept } = k;
         let ops::Mask { left, right, chunk } = mask;
-        let of = |ops::Kept { rate, stream }: &ops::Kept| (Real::new(*rate), stream.0.clone());
+        let of = |ops::AttentionDropout { rate, stream }: &ops::AttentionDropout| {
+            (Real::new(*rate), stream.0.clone())
+        };
         Scores {
             scale: Real::new(*scale),
             sides: [*left, *right],

@@ -4,7 +4,7 @@
 use super::*;
 
 /// Letters of a function that works on each element for itself.
-pub(super) fn own_letters(args: usize, rank: usize) -> Option<Lettered> {
+pub(super) fn own_letters(args: usize, rank: usize) -> Option<Signature> {
     let same: Vec<Letter> = (0..rank as Letter).collect();
     Some((vec![same.clone(); args], same))
 }
@@ -48,7 +48,7 @@ macro_rules! functions {
                 let $o = self;
                 Ok(vec![x[0].map($f)])
             }
-            fn letters(&self, args: usize, rank: usize) -> Option<Lettered> {
+            fn letters(&self, args: usize, rank: usize) -> Option<Signature> {
                 own_letters(args, rank)
             }
         }

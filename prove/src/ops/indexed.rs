@@ -25,7 +25,7 @@ impl Function for Take {
     fn is_linear(&self) -> bool {
         true
     }
-    fn letters(&self, _: usize, _: usize) -> Option<Lettered> {
+    fn letters(&self, _: usize, _: usize) -> Option<Signature> {
         Some(self.0.wide())
     }
 }
@@ -40,7 +40,7 @@ impl Function for IndexAdd {
     fn is_linear(&self) -> bool {
         true
     }
-    fn letters(&self, _: usize, _: usize) -> Option<Lettered> {
+    fn letters(&self, _: usize, _: usize) -> Option<Signature> {
         Some(self.0.wide())
     }
 }

@@ -2,7 +2,7 @@
 //! of a tensor and not the tensor: what each does to types, and on all ranks over the field.
 
 use super::*;
-use crate::field::ranks::{Pieces, Step, before};
+use crate::field::ranks::{NodeStep, Pieces, before};
 use crate::local::collectives::{self, Change};
 use crate::local::counts;
 use crate::local::evaluate::World;
@@ -54,7 +54,7 @@ pub(crate) trait Between {
     ///
     /// # Errors
     /// Says which piece nobody has.
-    fn deal(&self, s: &Step) -> Result<Vec<Pieces>, String>;
+    fn deal(&self, s: &NodeStep) -> Result<Vec<Pieces>, String>;
 
     /// What it makes of whole tensors.
     ///
@@ -146,7 +146,7 @@ between! {
             c.t.replicated = c.t.replicated.union(self.axes);
             Ok(())
         }
-        fn deal(&self, s: &Step) -> Result<Vec<Pieces>, String> {
+        fn deal(&self, s: &NodeStep) -> Result<Vec<Pieces>, String> {
             s.same()
         }
     }
@@ -156,7 +156,7 @@ between! {
             c.same_everywhere();
             Ok(())
         }
-        fn deal(&self, s: &Step) -> Result<Vec<Pieces>, String> {
+        fn deal(&self, s: &NodeStep) -> Result<Vec<Pieces>, String> {
             let one = |i: usize| s.all(|rank| s.reduced(self.axes, i, rank));
             Ok((0..s.x.len()).map(one).collect())
         }
@@ -167,7 +167,7 @@ between! {
             c.same_everywhere();
             Ok(())
         }
-        fn deal(&self, s: &Step) -> Result<Vec<Pieces>, String> {
+        fn deal(&self, s: &NodeStep) -> Result<Vec<Pieces>, String> {
             s.one(|rank| s.gathered(self.axes, self.dim, rank))
         }
     }
@@ -176,7 +176,7 @@ between! {
             c.reduced(true)?;
             c.comes(self.dim)
         }
-        fn deal(&self, s: &Step) -> Result<Vec<Pieces>, String> {
+        fn deal(&self, s: &NodeStep) -> Result<Vec<Pieces>, String> {
             s.one(|rank| {
                 s.own(&s.reduced(self.axes, 0, rank), self.dim, rank, s.begin(self.dim, rank))
             })
@@ -190,7 +190,7 @@ between! {
             c.t.replicated = c.t.replicated.minus(self.axes);
             c.comes(self.dim)
         }
-        fn deal(&self, s: &Step) -> Result<Vec<Pieces>, String> {
+        fn deal(&self, s: &NodeStep) -> Result<Vec<Pieces>, String> {
             s.one(|rank| s.own(&s.x[0][rank], self.dim, rank, s.begin(self.dim, rank)))
         }
     }
@@ -200,7 +200,7 @@ between! {
             c.t.sum = c.t.sum.union(self.axes);
             Ok(())
         }
-        fn deal(&self, s: &Step) -> Result<Vec<Pieces>, String> {
+        fn deal(&self, s: &NodeStep) -> Result<Vec<Pieces>, String> {
             s.one(|rank| {
                 let from = s.begin(self.dim, rank) - s.r.begin(s.to[0], self.dim, rank);
                 s.x[0][rank].among_zeros(&s.r.shape(s.to[0], rank), self.dim, from)
@@ -211,7 +211,7 @@ between! {
         fn follow(&self, c: &mut Change) -> Result<(), Fault> {
             c.moves(self.from, self.to)
         }
-        fn deal(&self, s: &Step) -> Result<Vec<Pieces>, String> {
+        fn deal(&self, s: &NodeStep) -> Result<Vec<Pieces>, String> {
             s.one(|rank| s.moved(self.axes, self.from, self.to, rank))
         }
     }
@@ -234,7 +234,7 @@ between! {
         fn follow(&self, c: &mut Change) -> Result<(), Fault> {
             c.exchanged(self)
         }
-        fn deal(&self, s: &Step) -> Result<Vec<Pieces>, String> {
+        fn deal(&self, s: &NodeStep) -> Result<Vec<Pieces>, String> {
             let all = (0..s.r.count()).map(|rank| s.exchanged(self, rank));
             Ok(vec![all.collect::<Option<_>>().ok_or("a box that no rank of the group has")?])
         }
@@ -270,11 +270,11 @@ between! {
         fn follow(&self, c: &mut Change) -> Result<(), Fault> {
             c.moves(self.from, self.to)
         }
-        fn deal(&self, s: &Step) -> Result<Vec<Pieces>, String> {
+        fn deal(&self, s: &NodeStep) -> Result<Vec<Pieces>, String> {
             // Rows that the sender's counts do not name stay behind.
             let sent = s.all(|rank| experts::defined(&s.x[0][rank], &s.x[1][rank]));
             let x: Vec<&Pieces> = std::iter::once(&sent).chain(s.x[1..].iter().copied()).collect();
-            let step = Step { x: &x, ..*s };
+            let step = NodeStep { x: &x, ..*s };
             s.one(|rank| {
                 let moved = step.moved(self.axes, self.from, self.to, rank);
                 experts::defined(&moved, &s.x[2][rank])
@@ -294,7 +294,7 @@ between! {
             c.t.sum = c.t.sum.union(self.axes);
             Ok(())
         }
-        fn deal(&self, s: &Step) -> Result<Vec<Pieces>, String> {
+        fn deal(&self, s: &NodeStep) -> Result<Vec<Pieces>, String> {
             s.same()
         }
         fn want(&self, w: &World) -> Result<Vec<Tensor>, Fault> {
@@ -318,7 +318,7 @@ between! {
             c.t.replicated = c.t.replicated.union(self.axes);
             Ok(())
         }
-        fn deal(&self, s: &Step) -> Result<Vec<Pieces>, String> {
+        fn deal(&self, s: &NodeStep) -> Result<Vec<Pieces>, String> {
             s.one(|rank| {
                 let (mut group, _) = s.group(self.axes, rank);
                 group.sort_by_key(|&r| s.r.begin(s.of[0], self.dim, r));
@@ -347,7 +347,7 @@ between! {
             c.comes(self.dim)?;
             c.alone_in(c.t.dims[self.dim].atoms, false)
         }
-        fn deal(&self, s: &Step) -> Result<Vec<Pieces>, String> {
+        fn deal(&self, s: &NodeStep) -> Result<Vec<Pieces>, String> {
             s.one(|rank| {
                 let (mut group, _) = s.group(self.axes, rank);
                 group.sort_by_key(|&r| s.r.begin(s.to[0], self.dim, r));
@@ -377,7 +377,7 @@ between! {
             c.varies(self.dim, 0);
             Ok(())
         }
-        fn deal(&self, s: &Step) -> Result<Vec<Pieces>, String> {
+        fn deal(&self, s: &NodeStep) -> Result<Vec<Pieces>, String> {
             s.same()
         }
         fn want(&self, w: &World) -> Result<Vec<Tensor>, Fault> {
@@ -401,7 +401,7 @@ between! {
             c.varies(self.dim, self.shift);
             Ok(())
         }
-        fn deal(&self, s: &Step) -> Result<Vec<Pieces>, String> {
+        fn deal(&self, s: &NodeStep) -> Result<Vec<Pieces>, String> {
             s.one(|rank| {
                 let (group, place) = s.group(self.axes, rank);
                 let (n, len) = (group.len(), s.to[0].dims[self.dim].size);
@@ -427,7 +427,7 @@ between! {
             }
             Ok(())
         }
-        fn deal(&self, s: &Step) -> Result<Vec<Pieces>, String> {
+        fn deal(&self, s: &NodeStep) -> Result<Vec<Pieces>, String> {
             s.one(|rank| {
                 let (group, place) = s.group(self.axes, rank);
                 let n = group.len();
@@ -460,7 +460,7 @@ between! {
             c.comes(self.dim)?;
             c.alone_in(c.t.dims[self.dim].atoms, true)
         }
-        fn deal(&self, s: &Step) -> Result<Vec<Pieces>, String> {
+        fn deal(&self, s: &NodeStep) -> Result<Vec<Pieces>, String> {
             s.same()
         }
         fn want(&self, w: &World) -> Result<Vec<Tensor>, Fault> {

@@ -52,7 +52,7 @@ pub(crate) use typing::{Linear, Typing};
 
 use crate::field::functions::{Begins, Field, mix, number, oracle, seed};
 use crate::field::tensor::{Tensor, each, times};
-use crate::fun::{Cut, Function, Lettered, Pattern, Places, Real};
+use crate::fun::{Cut, Function, Pattern, Places, Real, Signature};
 use crate::local::inputs::Operands;
 use crate::local::shrink::Small;
 use crate::local::{Block, Fault, Held, wrong};

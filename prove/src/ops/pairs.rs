@@ -18,7 +18,7 @@ impl Function for Both {
             _unknown => pointwise(x, |v| oracle(name, v)),
         }])
     }
-    fn letters(&self, args: usize, rank: usize) -> Option<Lettered> {
+    fn letters(&self, args: usize, rank: usize) -> Option<Signature> {
         each::own_letters(args, rank)
     }
 }
@@ -34,7 +34,7 @@ impl Function for Select {
     fn results(&self, x: &[&Tensor], _: &[usize], _: &Begins) -> Result<Vec<Tensor>, String> {
         Ok(vec![pointwise(x, |v| if v[0] != 0 { v[1] } else { v[2] })])
     }
-    fn letters(&self, args: usize, rank: usize) -> Option<Lettered> {
+    fn letters(&self, args: usize, rank: usize) -> Option<Signature> {
         each::own_letters(args, rank)
     }
 }

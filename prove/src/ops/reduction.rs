@@ -17,7 +17,7 @@ impl Function for Max {
     fn results(&self, x: &[&Tensor], shape: &[usize], _: &Begins) -> Result<Vec<Tensor>, String> {
         Ok(vec![fold(&self.0, x[0], shape, 0, u64::max)])
     }
-    fn letters(&self, _: usize, _: usize) -> Option<Lettered> {
+    fn letters(&self, _: usize, _: usize) -> Option<Signature> {
         Some(self.0.wide())
     }
 }
@@ -29,7 +29,7 @@ impl Function for Min {
     fn results(&self, x: &[&Tensor], shape: &[usize], _: &Begins) -> Result<Vec<Tensor>, String> {
         Ok(vec![fold(&self.0, x[0], shape, P - 1, u64::min)])
     }
-    fn letters(&self, _: usize, _: usize) -> Option<Lettered> {
+    fn letters(&self, _: usize, _: usize) -> Option<Signature> {
         Some(self.0.wide())
     }
 }

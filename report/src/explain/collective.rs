@@ -12,7 +12,7 @@ use shardc_ir::diag::{Diag, Result, bytes, count};
 use shardc_ir::func::{Func, FuncKind, Node, Scope, Value};
 use shardc_ir::group::begins_call;
 use shardc_ir::mesh::AtomSet;
-use shardc_ir::ops::{Collective, Sends};
+use shardc_ir::ops::{LayoutChange, Sends};
 use shardc_ir::text::type_text;
 use shardc_passes::options::{CpMode, TpMode};
 use shardc_passes::shard::reshard::{self, must_receive, ring_bytes, simple};
@@ -36,7 +36,7 @@ fn call<'a>(why: &Why<'a>, (fi, ni): (usize, usize)) -> Call<'a> {
     Call { fi, f, n, kind: c.kind(), atoms: c.atoms() }
 }
 
-fn of<'a>(c: &Call<'a>) -> &'a dyn Collective {
+fn of<'a>(c: &Call<'a>) -> &'a dyn LayoutChange {
     c.n.op.collective().expect("only collectives are numbered")
 }
 
@@ -223,7 +223,7 @@ fn together(why: &Why, c: &Call) -> Option<String> {
     let (first, last) = (numbers.first()?, numbers.last()?);
     let sent = |n: &Node| -> f64 {
         let pairs = n.ins.iter().zip(&n.outs);
-        let of = |c: &dyn Collective| {
+        let of = |c: &dyn LayoutChange| {
             pairs.map(|(&x, &y)| c.ring_bytes(mesh, f.ty(x), f.ty(y))).sum::<f64>()
         };
         n.op.collective().map_or(0.0, of)

@@ -5,7 +5,7 @@ use super::words::{self, states};
 use crate::report::{Experts, phase_of};
 use serde_json::{Map, Value as Json, json};
 use shardc_ir::func::{Func, Node, Role, RoleKind, Value};
-use shardc_ir::ops::Collective;
+use shardc_ir::ops::LayoutChange;
 use shardc_ir::plan::RankClass;
 use shardc_ir::text::type_text;
 use shardc_ir::types::Type;
@@ -60,7 +60,7 @@ pub fn of_collective(
     why: &Why,
     number: usize,
     (fi, n): (usize, &Node),
-    c: &dyn Collective,
+    c: &dyn LayoutChange,
 ) -> Map<String, Json> {
     let (mesh, f, atoms) = (why.mesh, why.func(fi), c.atoms());
     let pairs = n.ins.iter().zip(&n.outs);

@@ -26,7 +26,7 @@ struct Exchange {
 
 /// One line.
 #[derive(Serialize, Default)]
-struct Step {
+struct InstructionLine {
     name: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     stage: Option<usize>,
@@ -80,7 +80,7 @@ fn join(all: &mut Vec<Exchange>, x: Exchange) {
 
 /// A call for a microbatch is one line, with what it exchanges. One for the step is a line for each run of
 /// like collectives and one for the optimizer, in the order of its nodes.
-fn call(plan: &Plan, experts: &Experts, c: &Call, out: &mut Vec<Step>) {
+fn call(plan: &Plan, experts: &Experts, c: &Call, out: &mut Vec<InstructionLine>) {
     let f = &plan.module.funcs[c.func];
     if c.microbatch.is_some() {
         let name = match f.kind.plain() {
@@ -93,7 +93,13 @@ fn call(plan: &Plan, experts: &Experts, c: &Call, out: &mut Vec<Step>) {
         let found = (0..f.nodes.len()).filter_map(|n| exchange(plan, experts, f, n));
         found.for_each(|x| join(&mut all, x));
         let (stage, microbatch) = (Some(f.stage), c.microbatch);
-        out.push(Step { name: name.into(), stage, microbatch, exchanges: all, ..Step::default() });
+        out.push(InstructionLine {
+            name: name.into(),
+            stage,
+            microbatch,
+            exchanges: all,
+            ..InstructionLine::default()
+        });
         return;
     }
     let begin = out.len();
@@ -103,7 +109,11 @@ fn call(plan: &Plan, experts: &Experts, c: &Call, out: &mut Vec<Step>) {
                 Some(same) => join(&mut same.exchanges, x),
                 None => {
                     let name = x.kind.clone();
-                    out.push(Step { name, exchanges: vec![x], ..Step::default() });
+                    out.push(InstructionLine {
+                        name,
+                        exchanges: vec![x],
+                        ..InstructionLine::default()
+                    });
                 }
             }
         } else if n.op.facts().kind == Kind::Update {
@@ -112,21 +122,21 @@ fn call(plan: &Plan, experts: &Experts, c: &Call, out: &mut Vec<Step>) {
                 Some(step) => step.values.extend(values),
                 None => {
                     let (name, values) = ("OptimizerStep".into(), values.collect());
-                    out.push(Step { name, values, ..Step::default() });
+                    out.push(InstructionLine { name, values, ..InstructionLine::default() });
                 }
             }
         }
     }
 }
 
-fn transfer(plan: &Plan, rank: usize, way: &str, t: &Transfer) -> Step {
+fn transfer(plan: &Plan, rank: usize, way: &str, t: &Transfer) -> InstructionLine {
     let f = &plan.module.funcs[t.func];
     let what = match (t.microbatch, f.kind) {
         (None, _) => "",
         (Some(_), FuncKind::Forward) => "Activations",
         (Some(_), _) => "Gradients",
     };
-    Step {
+    InstructionLine {
         name: format!("{way}{what}"),
         stage: Some(f.stage),
         microbatch: t.microbatch,
@@ -137,7 +147,7 @@ fn transfer(plan: &Plan, rank: usize, way: &str, t: &Transfer) -> Step {
     }
 }
 
-fn steps(plan: &Plan, rank: usize) -> Vec<Step> {
+fn steps(plan: &Plan, rank: usize) -> Vec<InstructionLine> {
     let experts = Experts::of(plan);
     let mut out = vec![];
     for i in &plan.classes[plan.class_of(rank)].step {
@@ -148,14 +158,14 @@ fn steps(plan: &Plan, rank: usize) -> Vec<Step> {
             Instr::Recv(t) => out.push(transfer(plan, rank, "Recv", t)),
             Instr::Sent { to } => {
                 let (name, peer) = ("WaitSent".into(), Some(plan.peer(rank, *to)));
-                out.push(Step { name, peer, ..Step::default() });
+                out.push(InstructionLine { name, peer, ..InstructionLine::default() });
             }
         }
     }
     out
 }
 
-fn line(s: &Step) -> String {
+fn line(s: &InstructionLine) -> String {
     let mut of: Vec<String> = vec![];
     of.extend(s.stage.map(|n| format!("stage {n}")));
     of.extend(s.microbatch.map(|n| format!("microbatch {n}")));

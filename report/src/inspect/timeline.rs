@@ -16,7 +16,7 @@ use std::path::Path;
 
 /// What is asked of a timeline.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Asked<'a> {
+pub struct TimelineOptions<'a> {
     /// A file of `run --trace`, whose times are taken.
     pub times: Option<&'a Path>,
     /// Where to write the picture.
@@ -31,7 +31,7 @@ pub struct Asked<'a> {
 ///
 /// # Errors
 /// `output` and `file` if the SVG cannot be written, `file` if the trace of a run cannot be read.
-pub fn timeline(s: &Stored, asked: Asked) -> Result<Shown> {
+pub fn timeline(s: &Stored, asked: TimelineOptions) -> Result<Shown> {
     let plan = &s.plan;
     let lengths = match asked.times {
         Some(file) => measured(&read(file, s)?, file, plan)?,

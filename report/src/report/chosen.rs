@@ -21,7 +21,7 @@ pub struct Chosen {
     /// Of context parallelism: `ring, zigzag`.
     pub context_parallel: Option<String>,
     /// Ranks of a group over which experts, and their widths, are split.
-    pub experts: Option<Experts>,
+    pub experts: Option<ExpertOptions>,
     /// Of pipelines.
     pub schedule: Option<String>,
     pub transport: &'static str,
@@ -40,7 +40,7 @@ pub struct Training {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
-pub struct Experts {
+pub struct ExpertOptions {
     pub ep: usize,
     pub etp: usize,
 }
@@ -61,7 +61,8 @@ impl Chosen {
             sequence_parallel: o.sp,
             tensor_parallel: (o.axis("tp") > 1).then(|| o.tp_mode.to_string()),
             context_parallel: (o.axis("cp") > 1).then(|| context(o)),
-            experts: (o.ep > 1 || o.etp.is_some()).then(|| Experts { ep: o.ep, etp: o.etp() }),
+            experts: (o.ep > 1 || o.etp.is_some())
+                .then(|| ExpertOptions { ep: o.ep, etp: o.etp() }),
             schedule: (o.axis("pp") > 1).then(|| o.schedule.name().to_string()),
             transport: o.transport.name(),
             said: said(o),

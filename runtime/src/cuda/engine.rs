@@ -13,7 +13,7 @@ use crate::threads::Threads;
 use crate::transport::Transport;
 use shardc_ir::diag::Result;
 use shardc_ir::kernel::Kernel;
-use shardc_ir::launch::{Launch, Launches, Source};
+use shardc_ir::launch::{DeviceLaunch, KernelSource, Launches};
 use shardc_ir::mesh::Mesh;
 use shardc_ir::plan::Plan;
 use std::collections::BTreeMap;
@@ -39,7 +39,7 @@ struct DeviceRank {
 /// The ranks of this process on their devices.
 pub struct Devices {
     ranks: BTreeMap<usize, DeviceRank>,
-    collective: Arc<Source>,
+    collective: Arc<KernelSource>,
     library: bool,
     /// How the library does products.
     chosen: Chosen,
@@ -60,7 +60,7 @@ impl Devices {
     pub fn new(
         devices: &[(Arc<Device>, Code)],
         ranks: Vec<(usize, Launches)>,
-        collective: Arc<Source>,
+        collective: Arc<KernelSource>,
         library: bool,
     ) -> Result<Devices> {
         for (a, _) in devices {
@@ -72,7 +72,7 @@ impl Devices {
         let one = |(i, (rank, launches)): (usize, (usize, Launches))| {
             let i = i % devices.len();
             let (stream, modules) = (Stream::new(&devices[i].0)?, modules[i].clone());
-            let of = |f: Vec<Vec<Launch>>| f.iter().map(|l| modules.ready(l)).collect();
+            let of = |f: Vec<Vec<DeviceLaunch>>| f.iter().map(|l| modules.ready(l)).collect();
             let launches = launches.into_iter().map(of).collect::<Result<_>>()?;
             Ok((rank, DeviceRank { stream, modules, launches }))
         };

@@ -3,13 +3,13 @@
 use super::device::{Called, Device, Stream};
 use cudarc::driver::{result, sys};
 use shardc_ir::diag::{Diag, Result};
-use shardc_ir::launch::{Launch, Source, Word};
+use shardc_ir::launch::{DeviceLaunch, KernelSource, Word};
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::CString;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Compiled texts, for one architecture: ELF files of the device all of whose parts lie inside them.
-pub type Code = BTreeMap<Arc<Source>, Vec<u8>>;
+pub type Code = BTreeMap<Arc<KernelSource>, Vec<u8>>;
 
 /// Addresses of what a rank has beside its arena.
 #[derive(Clone, Copy, Default)]
@@ -29,7 +29,7 @@ unsafe impl Sync for Entry {}
 
 /// A launch whose entry point is loaded.
 pub struct Ready {
-    launch: Launch,
+    launch: DeviceLaunch,
     entry: Entry,
 }
 
@@ -37,7 +37,7 @@ pub struct Ready {
 /// may wait for all that the device does, and what it does may wait for another rank.
 pub struct Modules {
     device: Arc<Device>,
-    loaded: BTreeMap<Arc<Source>, sys::CUmodule>,
+    loaded: BTreeMap<Arc<KernelSource>, sys::CUmodule>,
     /// Bytes of shared memory that launches of an entry point may ask for, by its handle.
     shared: Mutex<HashMap<usize, u32>>,
 }
@@ -70,15 +70,15 @@ impl Modules {
     ///
     /// # Errors
     /// `plan` if a text is not among those that were loaded, and `cuda-driver`.
-    pub fn ready(&self, launches: &[Launch]) -> Result<Vec<Ready>> {
-        let one = |l: &Launch| {
+    pub fn ready(&self, launches: &[DeviceLaunch]) -> Result<Vec<Ready>> {
+        let one = |l: &DeviceLaunch| {
             Ok(Ready { launch: l.clone(), entry: self.entry(&l.source, &l.entry, l.shared)? })
         };
         launches.iter().map(one).collect()
     }
 
     /// An entry point of a text, whose launches ask for so many bytes of shared memory.
-    pub(super) fn entry(&self, source: &Source, entry: &str, shared: u32) -> Result<Entry> {
+    pub(super) fn entry(&self, source: &KernelSource, entry: &str, shared: u32) -> Result<Entry> {
         self.device.bind()?;
         let module = *self.loaded.get(source).ok_or_else(|| {
             Diag::new("plan", format!("no code of {} for this device", source.file))
@@ -120,7 +120,7 @@ impl Entry {
     pub(super) unsafe fn launch(
         self,
         stream: &Stream,
-        l: &Launch,
+        l: &DeviceLaunch,
         memory: &[u64],
         own: &Own,
     ) -> Result<()> {

@@ -7,7 +7,7 @@ use crate::region::Region;
 use crate::threads::Mover;
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::launch::regions::{self, COPY, FOLD, LOOPS, PARTS};
-use shardc_ir::launch::{Launch, Source, Word};
+use shardc_ir::launch::{DeviceLaunch, KernelSource, Word};
 use shardc_ir::types::Reduction;
 use std::ops::Range;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ pub struct OnDevice {
     stream: Arc<Stream>,
     /// They live as long as their entry points are used.
     _modules: Arc<Modules>,
-    source: Arc<Source>,
+    source: Arc<KernelSource>,
     copy: Entry,
     fold: Entry,
 }
@@ -44,7 +44,7 @@ impl OnDevice {
     pub fn new(
         stream: &Arc<Stream>,
         modules: &Arc<Modules>,
-        source: Arc<Source>,
+        source: Arc<KernelSource>,
     ) -> Result<OnDevice> {
         let (copy, fold) = (modules.entry(&source, COPY, 0)?, modules.entry(&source, FOLD, 0)?);
         Ok(OnDevice { stream: stream.clone(), _modules: modules.clone(), source, copy, fold })
@@ -52,7 +52,7 @@ impl OnDevice {
 
     /// # Safety
     /// They name memory that is valid until the stream has done it.
-    unsafe fn launch(&self, entry: Entry, all: &[Launch]) -> Result<()> {
+    unsafe fn launch(&self, entry: Entry, all: &[DeviceLaunch]) -> Result<()> {
         // SAFETY: by the caller.
         let one = |l| unsafe { entry.launch(&self.stream, l, &[], &Own::default()) };
         all.iter().try_for_each(one)

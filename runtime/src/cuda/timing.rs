@@ -8,7 +8,7 @@ use super::products::Products;
 use crate::threads::Threads;
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::kernel::{Heads, Kernel};
-use shardc_ir::launch::Launch;
+use shardc_ir::launch::DeviceLaunch;
 use shardc_ir::mesh::Mesh;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -29,7 +29,7 @@ const COPIES: usize = 16;
 #[derive(Clone, Copy, Debug)]
 pub struct Timed<'a> {
     pub kernel: &'a Kernel,
-    pub launches: &'a [Launch],
+    pub launches: &'a [DeviceLaunch],
     pub sizes: &'a [usize],
 }
 

@@ -9,7 +9,7 @@ use crate::wiring::Wiring;
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::kernel::Kernel;
 use shardc_ir::overlap::{Turn, late};
-use shardc_ir::plan::{Call, Instr, Place, calls};
+use shardc_ir::plan::{Call, FramePlace, Instr, calls};
 use smallvec::SmallVec;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -193,7 +193,8 @@ impl Rank {
 
     /// The memory of a launch of a function.
     fn memory(&mut self, w: &Wiring, c: &Call, i: usize) -> Result<SmallVec<[*mut f32; 16]>> {
-        let mut at = |p: &Place| self.engine.at(c.frames[p.frame as usize] + p.offset, p.bytes);
+        let mut at =
+            |p: &FramePlace| self.engine.at(c.frames[p.frame as usize] + p.offset, p.bytes);
         w.bound[c.func][i].iter().map(|p| at(p).ok_or_else(out_of_arena)).collect()
     }
 

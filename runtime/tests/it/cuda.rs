@@ -12,7 +12,7 @@ use shardc_ir::diag::{Exit, Result};
 use shardc_ir::func::{Func, Name, Port};
 use shardc_ir::interp;
 use shardc_ir::kernel::Kernel;
-use shardc_ir::launch::Launch;
+use shardc_ir::launch::DeviceLaunch;
 use shardc_ir::mesh::{AtomSet, Mesh};
 use shardc_ir::ops::{
     AllGather, AllReduce, AllToAll, Broadcast, Exchange, Op, Permute, Reduce, ReduceScatter,
@@ -39,7 +39,7 @@ fn function(mesh: &Mesh, op: Op, ins: &[Type]) -> Func {
 /// What a rank runs.
 struct Work {
     kernel: Kernel,
-    launches: Vec<Launch>,
+    launches: Vec<DeviceLaunch>,
 }
 
 fn run(

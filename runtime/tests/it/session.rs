@@ -3,10 +3,10 @@
 
 use shardc_ir::diag::{Diag, Exit, Result};
 use shardc_ir::func::{Module, Role, RoleKind, StateName};
-use shardc_ir::interp::{self, Precision, State};
+use shardc_ir::interp::{self, Precision, StepState};
 use shardc_ir::kernel::{Kernel, Program, Route, Scalar, View};
 use shardc_ir::plan::{
-    ALIGN, Call, Instr, LrSchedule, Memory, Mode, Place, Plan, RankClass, Settings, TokenOrder,
+    ALIGN, Call, FramePlace, Instr, LrSchedule, Memory, Mode, Plan, RankClass, Settings, TokenOrder,
 };
 use shardc_ir::rng::Stream;
 use shardc_ir::schedule::Schedule;
@@ -91,13 +91,13 @@ fn plan_memory(m: &Module, microbatches: usize) -> (Memory, Vec<Vec<(usize, usiz
             });
             places.push(if per > 0 && looped {
                 own.push((offset, per));
-                Place { frame: own.len() as u32, offset: 0, bytes }
+                FramePlace { frame: own.len() as u32, offset: 0, bytes }
             } else {
-                Place { frame: 0, offset, bytes }
+                FramePlace { frame: 0, offset, bytes }
             });
         }
         memory.places.push(places.into());
-        memory.workspaces.push(vec![Place::default(); f.nodes.len()]);
+        memory.workspaces.push(vec![FramePlace::default(); f.nodes.len()]);
         moving.push(own);
     }
     for own in &moving {
@@ -206,7 +206,7 @@ fn steps_match_the_interpreter() {
     for mesh in ["dp=2, tp=2", "dp=4, tp=2", "dp=2, tp=4"] {
         let plan = plan(mesh);
         let m = &plan.module;
-        let mut state = State::default();
+        let mut state = StepState::default();
         let f32s = |name: &str, shape: [usize; 2]| {
             Tensor::from_fn(&shape, |i| f64::from(weight_at(name, shape[1], i[0], i[1])))
         };

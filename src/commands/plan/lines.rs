@@ -5,7 +5,7 @@ use crate::commands::price::lines as parts;
 use crate::commands::price::{constants, tables};
 use serde_json::{Value, json};
 use shardc_compiler::planner::beyond::{Beyond, Extra};
-use shardc_compiler::planner::{Asked, Compiled, Found};
+use shardc_compiler::planner::{Asked, Compiled, PlannedLayouts};
 use shardc_compiler::search::ways::mesh_text;
 use shardc_ir::diag::{Result, bytes, count, time};
 use shardc_ir::mesh::PIPELINE;
@@ -18,7 +18,7 @@ use shardc_report::report::beside_words;
 use std::ops::Range;
 
 /// What all lines are priced with, what lies beside the plan of the first, and what the target does not take.
-pub(super) fn assumed(asked: &Asked, found: &Found) -> String {
+pub(super) fn assumed(asked: &Asked, found: &PlannedLayouts) -> String {
     let name = &asked.device.name;
     let mut out = match asked.device.is_gpu() {
         true => format!("priced as plans for --transport nccl on {name}\n"),
@@ -73,7 +73,7 @@ pub(super) fn assumed(asked: &Asked, found: &Found) -> String {
 }
 
 /// What line 1 does: it fits, and where that is known also in the target.
-pub(super) fn fits(asked: &Asked, found: &Found) -> String {
+pub(super) fn fits(asked: &Asked, found: &PlannedLayouts) -> String {
     let first = &found.fits[0];
     match asked.target.filter(|_| first.in_target.is_some()) {
         Some(to) if asked.is_over(first) => {
@@ -85,7 +85,7 @@ pub(super) fn fits(asked: &Asked, found: &Found) -> String {
 }
 
 /// How far off the times are, and what that makes of lines near the fastest.
-pub(super) fn within(found: &Found) -> String {
+pub(super) fn within(found: &PlannedLayouts) -> String {
     let Some(band) = found.band else {
         return "how far it is off is not known (guess): no published runs of such models on such a machine are known".into();
     };
@@ -98,7 +98,7 @@ pub(super) fn within(found: &Found) -> String {
 }
 
 /// The row of a line that is priced by formula.
-pub(super) fn beyond(found: &Found, b: &Beyond, theirs: bool) -> Vec<String> {
+pub(super) fn beyond(found: &PlannedLayouts, b: &Beyond, theirs: bool) -> Vec<String> {
     let (of, flops) = (&found.fits[b.line], found.fits[b.line].mfu * found.fits[b.line].seconds);
     let words = b.candidate.words();
     let (what, mfu, own) = match b.extra {

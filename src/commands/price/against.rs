@@ -95,7 +95,7 @@ pub(super) struct Against<'a> {
 type Times = BTreeMap<usize, Vec<f64>>;
 
 /// What a trace has of the steps that count: the median of their seconds, and times by function and node.
-struct Run {
+struct TraceTimes {
     steps: usize,
     seconds: f64,
     launches: BTreeMap<(String, usize), Times>,
@@ -107,9 +107,9 @@ fn bad(what: impl Into<String>) -> Diag {
         .help("run the plan again with --trace")
 }
 
-impl Run {
+impl TraceTimes {
     /// Of all steps but the first, in which threads wake and caches fill, if there are more.
-    fn of(file: File) -> Result<Run> {
+    fn of(file: File) -> Result<TraceTimes> {
         let mut slices = vec![];
         for e in file.events.into_iter().filter(|e| e.ph == "X") {
             let step: Option<usize> = e.args.step.as_deref().and_then(|s| s.parse().ok());
@@ -124,7 +124,7 @@ impl Run {
         if steps.len() > 1 {
             steps.pop_first();
         }
-        let mut out = Run { steps: steps.len(), seconds: 0.0, launches: BTreeMap::new() };
+        let mut out = TraceTimes { steps: steps.len(), seconds: 0.0, launches: BTreeMap::new() };
         let mut ends: BTreeMap<usize, (f64, f64)> = BTreeMap::new();
         for (step, e) in slices.into_iter().filter(|s| steps.contains(&s.0)) {
             let (from, to) = (e.ts, e.ts + e.dur);
@@ -152,7 +152,7 @@ impl<'a> Against<'a> {
         if file.about.plan.as_ref().is_some_and(|plan| *plan != stored.hash()) {
             return Err(at(bad("the trace is of another plan")));
         }
-        let mut run = Run::of(file).map_err(at)?;
+        let mut run = TraceTimes::of(file).map_err(at)?;
         let mut rows = vec![];
         for (function, calls, item) in each(stored, p) {
             let launch = (function.to_string(), item.node);
@@ -259,9 +259,9 @@ mod tests {
         )
     }
 
-    fn run(events: &[String]) -> Result<Run> {
+    fn run(events: &[String]) -> Result<TraceTimes> {
         let text = format!(r#"{{"traceEvents":[{}]}}"#, events.join(","));
-        Run::of(serde_json::from_str(&text).expect("JSON"))
+        TraceTimes::of(serde_json::from_str(&text).expect("JSON"))
     }
 
     #[test]

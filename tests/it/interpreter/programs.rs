@@ -5,7 +5,7 @@
 use crate::fixture::{interpret, options};
 use shardc::proof::{self, Texts};
 use shardc_ir::func::{Role, RoleKind};
-use shardc_ir::interp::State;
+use shardc_ir::interp::StepState;
 use shardc_ir::phase::Phase;
 use shardc_ir::rng::Stream;
 use shardc_ir::tensor::Tensor;
@@ -355,7 +355,7 @@ pub fn parameters(p: &Program, seed: u64) -> Vec<Tensor> {
 /// The loss, and the gradients by number of their parameter.
 pub fn step(p: &Program, c: &Compiled, values: &[Tensor], batch: usize) -> (f64, Vec<Vec<f64>>) {
     let m = &c.plan.module;
-    let mut state = State::default();
+    let mut state = StepState::default();
     for (f, a) in m.funcs.iter().flat_map(|f| f.args.iter().map(move |a| (f, a))) {
         let (role, ty) = (a.role.clone().expect("roles"), f.ty(a.value));
         let whole = match role.kind {

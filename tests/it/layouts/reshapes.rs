@@ -5,7 +5,7 @@
 use crate::fixture::{interpret_plan, options};
 use crate::programs::Draw;
 use shardc_ir::func::RoleKind;
-use shardc_ir::interp::State;
+use shardc_ir::interp::StepState;
 use shardc_ir::rng::Stream;
 use shardc_ir::tensor::Tensor;
 use shardc_passes::memory::replay::replay;
@@ -126,7 +126,7 @@ fn numbers(dir: &Path, text: &str) -> Vec<Tensor> {
     let plan = done.stored.plan;
     replay(&plan).unwrap_or_else(|e| panic!("{e}"));
     let mesh = &plan.module.mesh;
-    let mut state = State::default();
+    let mut state = StepState::default();
     for f in &plan.module.funcs {
         for a in &f.args {
             let (role, ty) = (a.role.clone().expect("roles"), f.ty(a.value));

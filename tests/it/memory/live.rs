@@ -11,7 +11,7 @@
 use super::*;
 use shardc_ir::func::{Role, RoleKind, Value};
 use shardc_ir::group::launches;
-use shardc_ir::plan::{Call, Instr, Place, RankClass, Transfer};
+use shardc_ir::plan::{Call, FramePlace, Instr, RankClass, Transfer};
 use shardc_ir::types::DType;
 use shardc_testing::taken;
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -119,7 +119,7 @@ impl<'a> Count<'a> {
         }
     }
 
-    fn place(&self, func: usize, v: Value) -> Place {
+    fn place(&self, func: usize, v: Value) -> FramePlace {
         self.class.memory.places[func][v]
     }
 

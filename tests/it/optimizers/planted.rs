@@ -6,7 +6,7 @@ use crate::fixture::*;
 use crate::proofs::planted::{apart, spread};
 use shardc::proof::Texts;
 use shardc_ir::func::{Func, FuncKind, Module, Node, RoleKind, Value};
-use shardc_ir::interp::{Precision, State, run_step};
+use shardc_ir::interp::{Precision, StepState, run_step};
 use shardc_ir::ops::*;
 use shardc_ir::phase::Phase;
 use shardc_ir::plan::{Instr, Plan};
@@ -277,8 +277,8 @@ struct Bench {
     o: Options,
     plan: Plan,
     texts: Texts,
-    before: State,
-    want: State,
+    before: StepState,
+    want: StepState,
     judged: usize,
     /// Whether it can be made smaller, and is then proved by evaluation.
     evaluates: bool,
@@ -294,7 +294,7 @@ fn lists(plan: &Plan, behind: bool) -> Vec<Vec<Instr>> {
     plan.classes.iter().map(|c| cut(&c.step)).collect()
 }
 
-fn run(plan: &Plan, m: &Module, behind: bool, state: &mut State) -> Result<(), String> {
+fn run(plan: &Plan, m: &Module, behind: bool, state: &mut StepState) -> Result<(), String> {
     let lists = lists(plan, behind);
     let lists: Vec<&[Instr]> = lists.iter().map(|l| &l[..]).collect();
     run_step(m, &lists, state, Precision::F64).map_err(|d| d.to_string())

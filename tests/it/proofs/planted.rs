@@ -8,7 +8,7 @@ mod types;
 use super::{BALANCE, Case, DP2_TP2, grid, ring};
 use crate::fixture::*;
 use shardc_ir::func::{Func, Module, Name, Node, RoleKind, Value};
-use shardc_ir::interp::State;
+use shardc_ir::interp::StepState;
 use shardc_ir::mesh::Mesh;
 use shardc_ir::ops::draw::StreamName;
 use shardc_ir::ops::rope::Pairs;
@@ -61,7 +61,7 @@ fn exchanged(m: &Module, dice: &mut Dice) -> Option<(Module, String)> {
 }
 
 /// Largest difference of two states relative to the size of a tensor.
-pub fn apart(a: &State, b: &State) -> f64 {
+pub fn apart(a: &StepState, b: &StepState) -> f64 {
     let mut worst = 0.0f64;
     let mut pair = |x: &[f64], y: &[f64]| {
         let norm = x.iter().map(|v| v * v).sum::<f64>().sqrt().max(1e-30);
@@ -85,7 +85,7 @@ pub fn apart(a: &State, b: &State) -> f64 {
 fn same_numbers(
     case: &mut Case,
     plain: &Module,
-    want: &mut Option<State>,
+    want: &mut Option<StepState>,
     mutant: &Module,
     place: &str,
 ) {

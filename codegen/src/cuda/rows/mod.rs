@@ -14,7 +14,7 @@ mod text;
 use super::grid;
 use cut::{Shape, THREADS};
 use shardc_ir::kernel::{HorizontalFusion, Rows};
-use shardc_ir::launch::{Launch, Source, Word};
+use shardc_ir::launch::{DeviceLaunch, KernelSource, Word};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use text::Writer;
@@ -35,14 +35,14 @@ const PARAMETERS: usize = 4096;
 
 /// What runs for kernels over rows of one launch of a program: those without folds as one, or as few as
 /// parameters let them be; a fold may need several by itself.
-pub(super) fn several(k: &HorizontalFusion) -> Vec<Launch> {
+pub(super) fn several(k: &HorizontalFusion) -> Vec<DeviceLaunch> {
     let all = k.kernels.iter().zip(&k.operands).filter(|(k, _)| !k.outer.contains(&0));
     let (each, folds): (Vec<Member>, Vec<Member>) = all
         .map(|(k, operands)| Member { w: Writer::new(k), operands })
         .partition(|p| p.w.cut.shape == Shape::Each);
     // Without elements there is nothing to do.
     let each: Vec<Member> = each.into_iter().filter(|p| p.w.cut.packs > 0).collect();
-    let mut out: Vec<Launch> = folds.into_iter().flat_map(Member::alone).collect();
+    let mut out: Vec<DeviceLaunch> = folds.into_iter().flat_map(Member::alone).collect();
     let words = each.iter().map(|p| p.w.words().len()).max().unwrap_or(0);
     let most = (PARAMETERS / 8 / (words + 2)).max(1);
     let mut each = each.into_iter().peekable();
@@ -72,7 +72,7 @@ impl Member<'_> {
         })
     }
 
-    fn alone(self) -> Vec<Launch> {
+    fn alone(self) -> Vec<DeviceLaunch> {
         let mut made = launches(self.w.k);
         made.iter_mut().for_each(|l| l.words = self.words().collect());
         made
@@ -81,7 +81,7 @@ impl Member<'_> {
 
 /// One launch of kernels without folds: a block finds its kernel in a table of `most` parts, whose
 /// parameters are so many words. The text is the same for any number of them, and any order.
-fn together(mut parts: Vec<Member>, words: usize, most: usize) -> Launch {
+fn together(mut parts: Vec<Member>, words: usize, most: usize) -> DeviceLaunch {
     let mut texts: BTreeMap<String, String> = BTreeMap::new();
     let mut blocks = vec![];
     for p in &mut parts {
@@ -116,20 +116,27 @@ fn together(mut parts: Vec<Member>, words: usize, most: usize) -> Launch {
         table.resize((i + 1) * (words + 2), int(0));
     }
     table.resize(most * (words + 2), int(0));
-    let (source, threads) = (Arc::new(Source { file: FILE, text }), THREADS as u32);
-    Launch { source, entry: name.into(), grid: grid([end, 1, 1]), threads, shared: 0, words: table }
+    let (source, threads) = (Arc::new(KernelSource { file: FILE, text }), THREADS as u32);
+    DeviceLaunch {
+        source,
+        entry: name.into(),
+        grid: grid([end, 1, 1]),
+        threads,
+        shared: 0,
+        words: table,
+    }
 }
 
 /// What runs for a kernel over rows, in order.
-pub(super) fn launches(k: &Rows) -> Vec<Launch> {
+pub(super) fn launches(k: &Rows) -> Vec<DeviceLaunch> {
     if k.outer.contains(&0) {
         return vec![];
     }
     let mut w = Writer::new(k);
     let entries = w.entries();
     let text = format!("#include \"rows.cuh\"\n\n{}{}", w.params(), w.out);
-    let source = Arc::new(Source { file: FILE, text });
-    let launch = |e: Entry| Launch {
+    let source = Arc::new(KernelSource { file: FILE, text });
+    let launch = |e: Entry| DeviceLaunch {
         source: source.clone(),
         entry: e.name.into(),
         grid: grid(e.grid),

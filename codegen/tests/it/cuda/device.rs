@@ -4,7 +4,7 @@ use super::emulator::AS_SM_90A;
 use cudarc::driver::{result, sys};
 use shardc_codegen::cuda::limits::Limits;
 use shardc_codegen::nvrtc;
-use shardc_ir::launch::{Launch, SCRATCH, Source, Word};
+use shardc_ir::launch::{DeviceLaunch, KernelSource, SCRATCH, Word};
 use std::collections::HashMap;
 use std::ffi::{CString, c_void};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -19,7 +19,7 @@ pub struct Device {
     /// The architecture of its own instructions, and of those that it shares with its generation.
     archs: [String; 2],
     /// Loaded texts; never unloaded.
-    modules: Mutex<HashMap<Arc<Source>, usize>>,
+    modules: Mutex<HashMap<Arc<KernelSource>, usize>>,
 }
 
 // SAFETY: a context may be current in several threads.
@@ -87,13 +87,13 @@ impl Drop for Memory {
 
 impl Device {
     /// Whether it can run these launches: it has their shared memory, and groups of warps if they are to multiply.
-    pub fn can(&self, launches: &[Launch]) -> bool {
+    pub fn can(&self, launches: &[DeviceLaunch]) -> bool {
         let limits = Limits::of(&self.archs[0]);
-        let groups = |l: &Launch| l.source.text.starts_with(AS_SM_90A);
+        let groups = |l: &DeviceLaunch| l.source.text.starts_with(AS_SM_90A);
         launches.iter().all(|l| limits.check(l).is_ok() && (limits.groups || !groups(l)))
     }
 
-    fn module(&self, source: &Arc<Source>) -> sys::CUmodule {
+    fn module(&self, source: &Arc<KernelSource>) -> sys::CUmodule {
         let mut known = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
         let made = *known.entry(source.clone()).or_insert_with(|| {
             // Texts that are to be those of groups of warps say so; all others show what older ones do.
@@ -108,7 +108,7 @@ impl Device {
     }
 
     /// Runs launches on memory of operands; returns the status that kernels set.
-    pub fn run(&self, launches: &[Launch], memory: &mut [Vec<u8>]) -> u64 {
+    pub fn run(&self, launches: &[DeviceLaunch], memory: &mut [Vec<u8>]) -> u64 {
         // SAFETY: the context lives as long as the process.
         unsafe { result::ctx::set_current(self.context) }.expect("a context");
         let own: Vec<Memory> = memory.iter().map(|m| Memory::of(m)).collect();
@@ -132,7 +132,7 @@ impl Device {
         u64::from_le_bytes(told)
     }
 
-    fn launch(&self, l: &Launch, words: &mut [u64]) {
+    fn launch(&self, l: &DeviceLaunch, words: &mut [u64]) {
         use sys::CUfunction_attribute_enum as Is;
         let mut bytes = words.len() * 8;
         let mut buffer: [*mut c_void; 5] = [

@@ -7,7 +7,7 @@ use libloading::Library;
 use libloading::os::unix;
 use shardc_codegen::cuda::HEADERS;
 use shardc_codegen::cuda::limits::Limits;
-use shardc_ir::launch::{Launch, SCRATCH, Source, Word};
+use shardc_ir::launch::{DeviceLaunch, KernelSource, SCRATCH, Word};
 use shardc_testing::{standin, taken};
 use std::ffi::{CString, c_char};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -58,18 +58,19 @@ fn entry(rest: &str) -> &str {
 }
 
 /// Runs launches whose operands have these memories.
-pub fn run_at(launches: &[Launch], operands: &[usize], memory: &mut [Vec<u8>], mode: Mode) {
+pub fn run_at(launches: &[DeviceLaunch], operands: &[usize], memory: &mut [Vec<u8>], mode: Mode) {
     let at = |w: &Word| match *w {
         Word::Address { operand, byte } => Word::Address { operand: operands[operand], byte },
         other => other,
     };
-    let moved = |l: &Launch| Launch { words: l.words.iter().map(at).collect(), ..l.clone() };
-    let all: Vec<Launch> = launches.iter().map(moved).collect();
+    let moved =
+        |l: &DeviceLaunch| DeviceLaunch { words: l.words.iter().map(at).collect(), ..l.clone() };
+    let all: Vec<DeviceLaunch> = launches.iter().map(moved).collect();
     assert_eq!(run(&all, memory, mode), 0);
 }
 
 /// Runs launches on memory of operands; returns the status that kernels set.
-pub fn run(launches: &[Launch], memory: &mut [Vec<u8>], mode: Mode) -> u64 {
+pub fn run(launches: &[DeviceLaunch], memory: &mut [Vec<u8>], mode: Mode) -> u64 {
     let mut status = 0u64.to_le_bytes().to_vec();
     let mut scratch = vec![0xff; SCRATCH];
     for l in launches {
@@ -119,7 +120,7 @@ struct Called {
 type Find = unsafe extern "C" fn(*const c_char) -> Option<unsafe extern "C" fn(&Called)>;
 
 /// Runs launches in this process, whose end is that of a kernel that does what it may not.
-fn here(launches: &[Launch], operands: &mut [&mut [u8]], reversed: bool) {
+fn here(launches: &[DeviceLaunch], operands: &mut [&mut [u8]], reversed: bool) {
     // Memory of devices is aligned so.
     const ALIGNED: usize = 256;
     let mut memory: Vec<Vec<u8>> = operands.iter().map(|m| vec![0; m.len() + ALIGNED]).collect();
@@ -154,7 +155,7 @@ fn here(launches: &[Launch], operands: &mut [&mut [u8]], reversed: bool) {
 }
 
 /// Runs a launch as a process.
-fn apart(l: &Launch, operands: &mut [&mut [u8]]) {
+fn apart(l: &DeviceLaunch, operands: &mut [&mut [u8]]) {
     let program = build(&l.source, true);
     let file = unique("launch");
     let (given, made) = (file.with_extension("in"), file.with_extension("out"));
@@ -175,7 +176,7 @@ fn apart(l: &Launch, operands: &mut [&mut [u8]]) {
 }
 
 /// The file that `run.cpp` reads.
-fn image(l: &Launch, operands: &[&mut [u8]]) -> Vec<u8> {
+fn image(l: &DeviceLaunch, operands: &[&mut [u8]]) -> Vec<u8> {
     let mut out: Vec<u8> = vec![];
     let number = |out: &mut Vec<u8>, x: usize| out.extend((x as u64).to_le_bytes());
     let padded = |out: &mut Vec<u8>, bytes: &[u8]| {
@@ -199,7 +200,7 @@ fn image(l: &Launch, operands: &[&mut [u8]]) -> Vec<u8> {
 }
 
 /// The library of a text, or its program; made once, and kept for the next run of the tests.
-fn build(source: &Source, sanitize: bool) -> PathBuf {
+fn build(source: &KernelSource, sanitize: bool) -> PathBuf {
     let here = standin::sources();
     let ours = ["emulate.h", "emulate.cpp", "run.cpp", "half.h"];
     let ours = ours.map(|f| std::fs::read_to_string(here.join(f)).unwrap());

@@ -10,7 +10,7 @@ use shardc_ir::group::launches;
 use shardc_ir::interp::{self, Precision, scatter};
 use shardc_ir::kernel::{Block, Collective, Exchange, Kernel};
 use shardc_ir::launch::regions::{self, Region};
-use shardc_ir::launch::{Launch, Word};
+use shardc_ir::launch::{DeviceLaunch, Word};
 use shardc_ir::mesh::Mesh;
 use shardc_ir::tensor::{Shape, Tensor, each_index};
 use shardc_ir::text;
@@ -41,7 +41,7 @@ fn region(b: &Block, operand: usize) -> Region {
 }
 
 /// All that is launched for one node on all ranks: the operand of rank r is number 2r, its result 2r + 1.
-fn all(mesh: &Mesh, f: &Func, limits: &Limits) -> Vec<Launch> {
+fn all(mesh: &Mesh, f: &Func, limits: &Limits) -> Vec<DeviceLaunch> {
     let [one] = &launches(f)[..] else { panic!("one node") };
     let kernels: Vec<Kernel> = (0..mesh.ranks())
         .map(|r| launch(mesh, f, one, &mesh.coords(r)).expect("a kernel"))
@@ -59,7 +59,7 @@ fn all(mesh: &Mesh, f: &Func, limits: &Limits) -> Vec<Launch> {
                 Word::Address { operand, byte } => Word::Address { operand: 2 * r + operand, byte },
                 other => other,
             };
-            made.push(Launch { words: l.words.iter().map(moved).collect(), ..l });
+            made.push(DeviceLaunch { words: l.words.iter().map(moved).collect(), ..l });
         }
     }
     for taker in 0..mesh.ranks() {

@@ -7,7 +7,7 @@ use super::emulator::{self, Mode};
 use shardc_codegen::cuda::launches;
 use shardc_codegen::cuda::limits::Limits;
 use shardc_ir::kernel::Kernel;
-use shardc_ir::launch::{Launch, Source, Word};
+use shardc_ir::launch::{DeviceLaunch, KernelSource, Word};
 use shardc_ir::tensor::Tensor;
 use shardc_ir::types::DType;
 use shardc_testing::{Tool, nightly, skip, taken};
@@ -25,7 +25,7 @@ fn run_as(
     text: &str,
     cases: &[Case],
     (modes, limits): (&[Mode], Limits),
-    change: fn(Launch, bool) -> Launch,
+    change: fn(DeviceLaunch, bool) -> DeviceLaunch,
 ) {
     if emulator::compiler().is_none() {
         skip(Tool::Cpp, &format!("{text} would have been run on the CPU"));
@@ -38,7 +38,7 @@ fn run_as(
     };
     for (i, case) in cases.iter().enumerate() {
         let launches = launches(&case.kernel, &limits).expect("a written kernel");
-        let launches: Vec<Launch> = launches.into_iter().map(|l| change(l, i == 0)).collect();
+        let launches: Vec<DeviceLaunch> = launches.into_iter().map(|l| change(l, i == 0)).collect();
         let turn = [[Mode::Plain, Mode::Reversed][i % 2]];
         for &mode in if i == 0 { modes } else { &turn } {
             let mut memory = case.memory.clone();
@@ -59,11 +59,11 @@ fn check_pieces(text: &str) {
 }
 
 /// As on sm_90a, where groups of four warps multiply together; those of the whole sample do.
-fn with_groups(l: Launch, whole: bool) -> Launch {
-    let Source { file, text } = &*l.source;
+fn with_groups(l: DeviceLaunch, whole: bool) -> DeviceLaunch {
+    let KernelSource { file, text } = &*l.source;
     let all = if whole { "static_assert(GROUPS);\n" } else { "" };
     let text = format!("{}{text}\n{all}", emulator::AS_SM_90A);
-    Launch { source: Arc::new(Source { file, text }), ..l }
+    DeviceLaunch { source: Arc::new(KernelSource { file, text }), ..l }
 }
 
 fn check_groups(text: &str) {
@@ -85,7 +85,7 @@ fn check_alone(text: &str) {
         |l, whole| {
             let l = with_groups(l, whole);
             let text = format!("{}\nstatic_assert(ALONE);\n", l.source.text);
-            Launch { source: Arc::new(Source { file: l.source.file, text }), ..l }
+            DeviceLaunch { source: Arc::new(KernelSource { file: l.source.file, text }), ..l }
         },
     );
 }
@@ -517,7 +517,7 @@ fn products_that_are_added() {
         memory[2] = 1f32.to_le_bytes().repeat(elements);
         let launches = launches(&case.kernel, &limits).expect("a written kernel");
         assert!(launches[0].source.text.contains(&format!("#define WIDTH {width}\n")), "{text}");
-        let launches: Vec<Launch> = launches
+        let launches: Vec<DeviceLaunch> = launches
             .into_iter()
             .map(|l| if limits.groups { with_groups(l, true) } else { l })
             .collect();
@@ -610,10 +610,16 @@ KERNEL void __launch_bounds__(32) leaves(const Params p) {
     x[threadIdx.x] = 5;
 }
 ";
-    let source = Arc::new(Source { file: "leaves.cu", text: text.into() });
+    let source = Arc::new(KernelSource { file: "leaves.cu", text: text.into() });
     let words = vec![Word::Address { operand: 0, byte: 0 }];
-    let l =
-        Launch { source, entry: "leaves".into(), grid: [3, 1, 1], threads: 32, shared: 0, words };
+    let l = DeviceLaunch {
+        source,
+        entry: "leaves".into(),
+        grid: [3, 1, 1],
+        threads: 32,
+        shared: 0,
+        words,
+    };
     for mode in [Mode::Reversed, Mode::Plain] {
         let mut memory = vec![vec![0; 3 * 32 * 4]];
         assert_eq!(emulator::run(std::slice::from_ref(&l), &mut memory, mode), 0);

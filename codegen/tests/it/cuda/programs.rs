@@ -8,7 +8,7 @@ use shardc_codegen::{cuda, launch};
 use shardc_ir::func::{Func, Module, Value};
 use shardc_ir::group::launches;
 use shardc_ir::interp::{self, Precision};
-use shardc_ir::launch::{Launch, Source};
+use shardc_ir::launch::{DeviceLaunch, KernelSource};
 use shardc_ir::mesh::Mesh;
 use shardc_ir::rng::Stream;
 use shardc_ir::tensor::Tensor;
@@ -101,18 +101,18 @@ struct Ready {
     args: Vec<Tensor>,
     want: Vec<Tensor>,
     /// By launch of the function.
-    launches: Vec<Vec<Launch>>,
+    launches: Vec<Vec<DeviceLaunch>>,
     /// By value, the one whose memory it has.
     home: Vec<usize>,
 }
 
 /// What products are launched as: for groups of warps, or by single ones.
-fn launched(limits: &Limits, all: Vec<Launch>) -> Vec<Launch> {
-    let of = |l: Launch| match limits.groups && l.source.file == "gemm.cu" {
+fn launched(limits: &Limits, all: Vec<DeviceLaunch>) -> Vec<DeviceLaunch> {
+    let of = |l: DeviceLaunch| match limits.groups && l.source.file == "gemm.cu" {
         true => {
-            let Source { file, text } = &*l.source;
+            let KernelSource { file, text } = &*l.source;
             let text = format!("{}{text}", emulator::AS_SM_90A);
-            Launch { source: Arc::new(Source { file, text }), ..l }
+            DeviceLaunch { source: Arc::new(KernelSource { file, text }), ..l }
         }
         false => l,
     };

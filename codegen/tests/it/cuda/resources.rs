@@ -8,7 +8,7 @@ use shardc_codegen::launch;
 use shardc_codegen::nvrtc::{self, Compiled};
 use shardc_ir::diag::{Exit, Result};
 use shardc_ir::group::launches as groups;
-use shardc_ir::launch::{Launch, Source};
+use shardc_ir::launch::{DeviceLaunch, KernelSource};
 use shardc_ir::mesh::Mesh;
 use shardc_testing::{Tool, skip, taken, taken_within};
 use std::collections::{BTreeMap, BTreeSet};
@@ -32,7 +32,12 @@ fn check_for(archs: &[&str], text: &str, most: u32) {
 /// Compiles what is launched on some architectures (every run takes one of several, by the text; some
 /// texts come from a sweep that takes half of them); every entry point takes at most so many
 /// registers.
-pub fn compile(text: &str, archs: &[&str], launches: impl Fn(&Limits) -> Vec<Launch>, most: u32) {
+pub fn compile(
+    text: &str,
+    archs: &[&str],
+    launches: impl Fn(&Limits) -> Vec<DeviceLaunch>,
+    most: u32,
+) {
     let first = text.bytes().map(usize::from).sum::<usize>();
     let of = archs.len().max(2);
     for (_, arch) in archs.iter().enumerate().filter(|(i, _)| taken_within(2, first + i, of)) {
@@ -82,8 +87,8 @@ pub fn compile(text: &str, archs: &[&str], launches: impl Fn(&Limits) -> Vec<Lau
 type Made = Arc<OnceLock<Result<Compiled>>>;
 
 /// What a text becomes for an architecture. Several tests have some texts: each is compiled once.
-fn compiled(source: &Arc<Source>, arch: &str) -> Made {
-    static ALL: Mutex<BTreeMap<(Arc<Source>, String), Made>> = Mutex::new(BTreeMap::new());
+fn compiled(source: &Arc<KernelSource>, arch: &str) -> Made {
+    static ALL: Mutex<BTreeMap<(Arc<KernelSource>, String), Made>> = Mutex::new(BTreeMap::new());
     let made = ALL.lock().unwrap().entry((source.clone(), arch.into())).or_default().clone();
     made.get_or_init(|| nvrtc::compile(source, arch));
     made
@@ -216,7 +221,7 @@ fn groups_multiply_on_hopper() {
 }
 
 /// Where a block has a multiprocessor to itself, which has 65536 registers.
-fn check_alone(text: &str, made: impl Fn(&Limits) -> Vec<Launch>) {
+fn check_alone(text: &str, made: impl Fn(&Limits) -> Vec<DeviceLaunch>) {
     let alone = |l: &Limits| made(&Limits { multiprocessors: 1, depth: 0, ..l.clone() });
     assert!(alone(&Limits::of("sm_90a"))[0].source.text.contains("#define BLOCKS 1\n"), "{text}");
     compile(text, &["sm_90a", "sm_90a"], alone, 255);
@@ -267,7 +272,7 @@ fn epilogues_fit() {
 
 #[test]
 fn collectives_fit() {
-    let one = |entry: &'static str| Launch {
+    let one = |entry: &'static str| DeviceLaunch {
         source: collective(),
         entry: entry.into(),
         grid: [1; 3],

@@ -7,7 +7,7 @@ use std::path::Path;
 
 /// A model on so many ranks, with a batch.
 struct Case {
-    form: Form,
+    form: ClosedForm,
     device: Device,
     all: Vec<Candidate>,
 }
@@ -21,7 +21,7 @@ fn case(model: &str, gpus: usize, batch: usize, ifs: Ifs) -> Case {
     let sizes = shardc_plans::machine::sizes(&f, &input.config);
     let all = candidates(&f, &sizes, &base, (gpus, 4));
     Case {
-        form: Form::of(&f, &input, &base, ifs, &device).expect("nothing is frozen"),
+        form: ClosedForm::of(&f, &input, &base, ifs, &device).expect("nothing is frozen"),
         device,
         all,
     }
@@ -37,7 +37,7 @@ impl Case {
         let closed = self.closed(c);
         let pieces = Pieces::of(&closed.question).expect("it has bf16");
         let loads = closed.loads(&pieces);
-        let ranks = closed.ranks(&pieces, &Cut::of(&loads));
+        let ranks = closed.ranks(&pieces, &StageLoads::of(&loads));
         let moved = self.form.ifs.moved(|| self.form.memory().host(c, ranks.params()));
         let seconds = closed.price().expect("it has bf16").total + moved;
         if c.layout.pp == 1 {

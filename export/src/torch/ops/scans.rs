@@ -1,7 +1,7 @@
 //! What recurrences take of memory: `_scan.py` walks over chunks of tokens.
 
 use crate::torch::seen::{Line, Seen};
-use shardc_ir::ops::scan::Behind;
+use shardc_ir::ops::scan::ScanOperands;
 
 /// Tokens of a chunk, as in `_scan.py`.
 const CHUNK: usize = 64;
@@ -26,7 +26,7 @@ pub(super) struct Walk {
 
 impl Walk {
     /// Of `scan(q, k, g, v, …)` or its gradient.
-    pub fn of(seen: &Seen, l: &Line, behind: Behind) -> Walk {
+    pub fn of(seen: &Seen, l: &Line, behind: ScanOperands) -> Walk {
         let f = seen.f;
         let of = |i: usize| l.ins.get(i).map_or(0, |v| seen.bytes(*v));
         let size = f.ty(l.ins[0]).dtype.bytes().max(1);

@@ -21,7 +21,7 @@ pub(super) struct Found {
 }
 
 /// A line of a pattern.
-struct Line {
+struct PatternLine {
     known: bool,
     also: bool,
     out: &'static str,
@@ -32,8 +32,8 @@ struct Line {
     ins: Vec<&'static str>,
 }
 
-impl Line {
-    fn of(text: &'static str) -> Option<Line> {
+impl PatternLine {
+    fn of(text: &'static str) -> Option<PatternLine> {
         let (out, made) = text.trim().split_once(" = ")?;
         let (known, also) = (out.starts_with("known "), out.starts_with("also "));
         let mut words = made.split(' ');
@@ -52,20 +52,29 @@ impl Line {
         }
         let out = out.trim_start_matches("known ").trim_start_matches("also ");
         let more = op.ends_with("..");
-        Some(Line { known, also, out, op: op.trim_end_matches('.'), more, number, shapes, ins })
+        Some(PatternLine {
+            known,
+            also,
+            out,
+            op: op.trim_end_matches('.'),
+            more,
+            number,
+            shapes,
+            ins,
+        })
     }
 }
 
 impl Pattern {
     /// Where its last op is this node.
     pub fn find(&self, g: &Graph, all: &[Graph], root: usize) -> Option<Found> {
-        let last = self.lines.rsplit('\n').next().and_then(Line::of)?;
+        let last = self.lines.rsplit('\n').next().and_then(PatternLine::of)?;
         if g.f.nodes[root].op.mnemonic() != last.op {
             return None;
         }
         let mut found = Found::default();
         found.values.insert(last.out, g.out(root));
-        let lines: Vec<Line> = self.lines.lines().filter_map(Line::of).collect();
+        let lines: Vec<PatternLine> = self.lines.lines().filter_map(PatternLine::of).collect();
         let found = Search { g, all, root, lines: &lines }.rest(lines.len(), found)?;
         let x = found.values.get("x");
         let width = || x.and_then(|x| g.width(*x)).map(|n| n as f64);
@@ -95,7 +104,7 @@ struct Search<'a> {
     g: &'a Graph<'a>,
     all: &'a [Graph<'a>],
     root: usize,
-    lines: &'a [Line],
+    lines: &'a [PatternLine],
 }
 
 impl Search<'_> {
@@ -175,7 +184,7 @@ impl Search<'_> {
         };
         let any_order = ["mul", "add"].contains(&l.op) || l.shapes == Some("outer");
         // A sum may have as many terms as there are parameters: those that no line can make are left out at once.
-        let makes = |m: &&Line| m.out == *name && !m.known;
+        let makes = |m: &&PatternLine| m.out == *name && !m.known;
         let maker = self.lines[..at].iter().find(makes).map(|m| m.op);
         let made = |v: Value| self.g.maker[v].map(|n| self.g.f.nodes[n].op.mnemonic());
         for i in 0..ins.len() {
@@ -201,7 +210,7 @@ impl Search<'_> {
     }
 
     /// Whether operands and result have the dims of a line.
-    fn fits(&self, l: &Line, node: usize, order: &[usize]) -> bool {
+    fn fits(&self, l: &PatternLine, node: usize, order: &[usize]) -> bool {
         let n = &self.g.f.nodes[node];
         let ranks: Vec<usize> = n.ins.iter().map(|v| self.g.f.ty(*v).rank()).collect();
         let rule: std::borrow::Cow<Rule> = n.op.def().rule(&ranks);

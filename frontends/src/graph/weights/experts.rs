@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::family::Stored;
-use crate::graph::experts::{Experts, Product, Shared};
+use crate::graph::experts::{ExpertParams, Product, SharedParams};
 
 impl Declare<'_, '_, '_> {
     /// The weights of one product of all experts, stacked: [e, output, input].
@@ -88,7 +88,7 @@ impl Declare<'_, '_, '_> {
         Product { weight, bias }
     }
 
-    pub(super) fn experts(&mut self, block: &str, e: &family::Experts) -> Result<Experts> {
+    pub(super) fn experts(&mut self, block: &str, e: &family::Experts) -> Result<ExpertParams> {
         let facts = self.arch.facts;
         let n = facts.experts.expect("a family with experts");
         let within = format!("{block}.{}", e.module);
@@ -136,11 +136,11 @@ impl Declare<'_, '_, '_> {
                     let tensor = format!("{name}.weight");
                     (self.weight(module, tensor, shape, None, normal, None), scope)
                 });
-                Some(Shared { mlp, gate })
+                Some(SharedParams { mlp, gate })
             }
         };
         let under_root = |s: &str| format!("{}.{s}", self.f.root);
-        Ok(Experts {
+        Ok(ExpertParams {
             scope: under_root(&within),
             router_scope,
             list_scope: under_root(&list),

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::family::{Mixer, Recurrent};
-use crate::graph::mamba2::Mamba2;
+use crate::graph::mamba2::Mamba2Params;
 use crate::graph::recurrent::{self, DeltaNet};
 
 /// The norm behind a scan, whatever the family's others are.
@@ -10,11 +10,15 @@ const GATED: family::Norm = family::Norm { around_one: false, ..family::Norm::RM
 
 impl Declare<'_, '_, '_> {
     /// The parameters of the module `within` a block, but the product behind its heads.
-    pub(super) fn recurrent(&mut self, r: &Recurrent, block: &str) -> Result<recurrent::Recurrent> {
+    pub(super) fn recurrent(
+        &mut self,
+        r: &Recurrent,
+        block: &str,
+    ) -> Result<recurrent::RecurrentParams> {
         let within = format!("{block}.{}", r.module);
         Ok(match &r.mixer {
-            Mixer::DeltaNet => recurrent::Recurrent::DeltaNet(self.delta_net(&within)?),
-            Mixer::Mamba2(m) => recurrent::Recurrent::Mamba2(self.mamba2(m, &within)?),
+            Mixer::DeltaNet => recurrent::RecurrentParams::DeltaNet(self.delta_net(&within)?),
+            Mixer::Mamba2(m) => recurrent::RecurrentParams::Mamba2(self.mamba2(m, &within)?),
         })
     }
 
@@ -37,7 +41,7 @@ impl Declare<'_, '_, '_> {
         Ok(DeltaNet { qkvz, ba, conv_scope, conv: conv.map(|c| c.0), decay, decay_bias, norm })
     }
 
-    fn mamba2(&mut self, m: &family::Mamba2, within: &str) -> Result<Mamba2> {
+    fn mamba2(&mut self, m: &family::Mamba2, within: &str) -> Result<Mamba2Params> {
         let sizes = self.arch.recurrent.expect("a family with Mamba-2");
         let hidden = self.arch.facts.hidden;
         let (keys, values, n) = (sizes.keys(), sizes.values(), sizes.value_heads());
@@ -49,7 +53,7 @@ impl Declare<'_, '_, '_> {
         let mut start = 0;
         let mut slice = |d: &mut Self, part, out, split| {
             let l = family::Linear::torch("in_proj", m.bias).slice(part);
-            let fused = Fused { start, total: 2 * (values + keys) + n };
+            let fused = FusedSlice { start, total: 2 * (values + keys) + n };
             start += out;
             d.linear(within, &l, [hidden, out], split, Some(fused))
         };
@@ -69,7 +73,7 @@ impl Declare<'_, '_, '_> {
         // Its channels are those of heads.
         self.weights.last_mut().expect("the norm's").tp_dim = Some(0);
         let mixed = [x, written, read];
-        Ok(Mamba2 { z, mixed, steps, conv_scope, conv, decay, step_bias, beside, norm })
+        Ok(Mamba2Params { z, mixed, steps, conv_scope, conv, decay, step_bias, beside, norm })
     }
 
     /// A number of each head of values.

@@ -56,7 +56,7 @@ fn changes(mesh: &Mesh, a: Atom, from: State, to: State) -> Result<(), TypeError
     }
 }
 
-impl Change for Exchange {
+impl LayoutOp for Exchange {
     fn change(&self, mesh: &Mesh, t: &mut Type, declared: Option<&Type>) -> Result<(), TypeError> {
         let along = self.along(t.rank());
         let same = |to: &Type| {
@@ -139,7 +139,7 @@ impl Change for Exchange {
     }
     /// The same ways back, with indices shifted back: what was the same everywhere comes from one of those that
     /// have it, and the mirror of what was replicated is a sum of which each element is with one rank.
-    fn mirrored(&self, b: &mut Builder, (ins, _): Ends, d: &[Option<Value>]) -> Grads {
+    fn mirrored(&self, b: &mut Builder, (ins, _): GradEnds, d: &[Option<Value>]) -> Grads {
         let like = b.ty(ins[0]).cotangent();
         noted(b, d, "mirror of an exchange", |b, d| {
             let start = Offset(self.start.0.map(|s| -s));

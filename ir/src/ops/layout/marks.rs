@@ -3,7 +3,7 @@
 use super::*;
 use crate::mesh::PIPELINE;
 
-impl Change for FanOut {
+impl LayoutOp for FanOut {
     fn change(&self, mesh: &Mesh, t: &mut Type, _: Option<&Type>) -> Result<(), TypeError> {
         if t.marked().meets(self.axes) {
             return wrong(mesh, self.axes, "invariant");
@@ -11,14 +11,14 @@ impl Change for FanOut {
         t.replicated = t.replicated.union(self.axes);
         Ok(())
     }
-    fn mirrored(&self, b: &mut Builder, (ins, _): Ends, d: &[Option<Value>]) -> Grads {
+    fn mirrored(&self, b: &mut Builder, (ins, _): GradEnds, d: &[Option<Value>]) -> Grads {
         let like = b.ty(ins[0]).cotangent();
         let op = AllReduce { axes: self.axes };
         noted(b, d, "mirror of a fan_out", |b, d| b.push_as("sum", op, &[d], &like))
     }
 }
 
-impl Change for ToPartial {
+impl LayoutOp for ToPartial {
     fn change(&self, mesh: &Mesh, t: &mut Type, _: Option<&Type>) -> Result<(), TypeError> {
         if mesh.axis(PIPELINE) != Some(self.axes) {
             return infer::err(
@@ -33,7 +33,7 @@ impl Change for ToPartial {
         t.sum = t.sum.union(self.axes);
         Ok(())
     }
-    fn mirrored(&self, _: &mut Builder, _: Ends, _: &[Option<Value>]) -> Grads {
+    fn mirrored(&self, _: &mut Builder, _: GradEnds, _: &[Option<Value>]) -> Grads {
         smallvec::smallvec![None]
     }
 }

@@ -15,7 +15,7 @@ use crate::boxes::{Boxes, Halo};
 use crate::types::State;
 
 /// An op of [`Kind::Layout`].
-pub trait Collective {
+pub trait LayoutChange {
     /// The atoms whose ranks form the groups.
     fn atoms(&self) -> AtomSet;
     /// Name in summaries and `--format json`: that of the op.
@@ -92,7 +92,7 @@ pub enum Sends {
 }
 
 /// What the table does not say of an op.
-trait Change {
+trait LayoutOp {
     /// The type of a result, from that of the operand, in whose place it is.
     fn change(&self, mesh: &Mesh, t: &mut Type, declared: Option<&Type>) -> Result<(), TypeError>;
     /// Types of all results; a result for each operand.
@@ -113,19 +113,19 @@ trait Change {
     fn letters(&self, ranks: &[usize]) -> Cow<'_, Rule> {
         Rule::same(ranks.len(), ranks.len(), ranks[0])
     }
-    fn mirrored(&self, b: &mut Builder, ends: Ends, d: &[Option<Value>]) -> Grads;
+    fn mirrored(&self, b: &mut Builder, ends: GradEnds, d: &[Option<Value>]) -> Grads;
     /// What a rank has of its own operands, without its group.
     fn alone(&self, _: &EvalCx, ins: &[&Tensor]) -> Vec<Tensor> {
         ins.iter().map(|&t| t.clone()).collect()
     }
-    /// What the ranks of a group have; operands as in [`Collective::eval_group`].
+    /// What the ranks of a group have; operands as in [`LayoutChange::eval_group`].
     fn group(&self, cx: &[EvalCx], ins: &[Vec<&Tensor>]) -> Vec<Vec<Tensor>> {
         cx.iter().zip(ins).map(|(c, ins)| self.alone(c, ins)).collect()
     }
 }
 
 /// Operands and results of the op whose gradient is made.
-type Ends<'a> = (&'a [Value], &'a [Value]);
+type GradEnds<'a> = (&'a [Value], &'a [Value]);
 
 /// Declares ops of ranks. `takes` says what is wrong with operands, `dim` names one.
 macro_rules! layouts {
@@ -174,11 +174,11 @@ macro_rules! layouts {
             fn eval(&self, cx: &EvalCx, ins: &[&Tensor]) -> Vec<Tensor> {
                 self.alone(cx, ins)
             }
-            fn layout(&self) -> Option<&dyn Collective> {
+            fn layout(&self) -> Option<&dyn LayoutChange> {
                 Some(self)
             }
         }
-        impl Collective for $op {
+        impl LayoutChange for $op {
             fn atoms(&self) -> AtomSet {
                 self.axes
             }

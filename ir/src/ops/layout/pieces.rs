@@ -77,14 +77,14 @@ pub(super) fn join(cx: &[EvalCx], dim: usize, parts: &[&Tensor]) -> Tensor {
     Tensor::concat(dim, &order.iter().map(|&p| parts[p]).collect::<Vec<_>>())
 }
 
-impl Change for AllGather {
+impl LayoutOp for AllGather {
     fn change(&self, mesh: &Mesh, t: &mut Type, declared: Option<&Type>) -> Result<(), TypeError> {
         unsplit(mesh, t, self.axes, self.dim)?;
         let r = declared.map_or(self.axes, |d| d.replicated.and(self.axes));
         t.replicated = t.replicated.union(r);
         Ok(())
     }
-    fn mirrored(&self, b: &mut Builder, (ins, outs): Ends, d: &[Option<Value>]) -> Grads {
+    fn mirrored(&self, b: &mut Builder, (ins, outs): GradEnds, d: &[Option<Value>]) -> Grads {
         let r = b.ty(outs[0]).replicated.and(self.axes);
         assert!(r == self.axes || r.is_empty(), "a gather to part R, part I is two gathers");
         let (axes, dim) = (self.axes, self.dim);
@@ -121,7 +121,7 @@ pub(super) fn holder<'a>(
     cx.iter().position(holds).expect("every piece has a holder")
 }
 
-impl Change for Broadcast {
+impl LayoutOp for Broadcast {
     fn change(&self, mesh: &Mesh, t: &mut Type, _: Option<&Type>) -> Result<(), TypeError> {
         let ways = mesh.ways(self.axes);
         let Some(d) =
@@ -140,7 +140,7 @@ impl Change for Broadcast {
         t.replicated = t.replicated.union(self.axes);
         Ok(())
     }
-    fn mirrored(&self, b: &mut Builder, (ins, _): Ends, d: &[Option<Value>]) -> Grads {
+    fn mirrored(&self, b: &mut Builder, (ins, _): GradEnds, d: &[Option<Value>]) -> Grads {
         let like = b.ty(ins[0]).cotangent();
         let op = Reduce { axes: self.axes, dim: self.dim, to: self.from };
         noted(b, d, "mirror of a broadcast", |b, d| b.push_as("reduced", op, &[d], &like))
@@ -172,7 +172,7 @@ pub(super) fn nested(mesh: &Mesh, coarse: &Type, fine: &Type, dim: usize) -> Res
     )
 }
 
-impl Change for Slice {
+impl LayoutOp for Slice {
     fn change(&self, mesh: &Mesh, t: &mut Type, declared: Option<&Type>) -> Result<(), TypeError> {
         if !self.axes.within(t.replicated) && t.marked().meets(self.axes) {
             return wrong(mesh, self.axes, "replicated, or invariant,");
@@ -180,7 +180,7 @@ impl Change for Slice {
         t.replicated = t.replicated.minus(self.axes);
         split(mesh, t, self.axes, self.dim, declared)
     }
-    fn mirrored(&self, b: &mut Builder, (ins, _): Ends, d: &[Option<Value>]) -> Grads {
+    fn mirrored(&self, b: &mut Builder, (ins, _): GradEnds, d: &[Option<Value>]) -> Grads {
         let like = b.ty(ins[0]).cotangent();
         let (axes, dim) = (self.axes, self.dim);
         let replicated = axes.within(b.ty(ins[0]).replicated);
@@ -197,13 +197,13 @@ impl Change for Slice {
     }
 }
 
-impl Change for PadToPartial {
+impl LayoutOp for PadToPartial {
     fn change(&self, mesh: &Mesh, t: &mut Type, _: Option<&Type>) -> Result<(), TypeError> {
         unsplit(mesh, t, self.axes, self.dim)?;
         t.sum = t.sum.union(self.axes);
         Ok(())
     }
-    fn mirrored(&self, b: &mut Builder, (ins, _): Ends, d: &[Option<Value>]) -> Grads {
+    fn mirrored(&self, b: &mut Builder, (ins, _): GradEnds, d: &[Option<Value>]) -> Grads {
         let like = b.ty(ins[0]).cotangent();
         grads_of(d, |d| b.push_as("piece", Slice { axes: self.axes, dim: self.dim }, &[d], &like))
     }
@@ -223,7 +223,7 @@ impl Change for PadToPartial {
     }
 }
 
-impl Change for AllToAll {
+impl LayoutOp for AllToAll {
     fn change(&self, mesh: &Mesh, t: &mut Type, declared: Option<&Type>) -> Result<(), TypeError> {
         if self.from == self.to {
             return infer::err(
@@ -235,7 +235,7 @@ impl Change for AllToAll {
         unsplit(mesh, t, self.axes, self.from)?;
         split(mesh, t, self.axes, self.to, declared)
     }
-    fn mirrored(&self, b: &mut Builder, (ins, _): Ends, d: &[Option<Value>]) -> Grads {
+    fn mirrored(&self, b: &mut Builder, (ins, _): GradEnds, d: &[Option<Value>]) -> Grads {
         let like = b.ty(ins[0]).cotangent();
         let op = AllToAll { axes: self.axes, from: self.to, to: self.from };
         grads_of(d, |d| b.push_as("all_to_all_grad", op, &[d], &like))

@@ -11,14 +11,14 @@ pub(super) fn takes_indices(ins: &[&Type]) -> Result<(), String> {
     }
 }
 
-impl Change for Permute {
+impl LayoutOp for Permute {
     fn change(&self, mesh: &Mesh, t: &mut Type, _: Option<&Type>) -> Result<(), TypeError> {
         if !self.axes.within(t.varying) {
             return wrong(mesh, self.axes, "varying");
         }
         Ok(())
     }
-    fn mirrored(&self, b: &mut Builder, _: Ends, d: &[Option<Value>]) -> Grads {
+    fn mirrored(&self, b: &mut Builder, _: GradEnds, d: &[Option<Value>]) -> Grads {
         let ways = b.mesh.ways(self.axes);
         let back = (ways - self.shift % ways) % ways;
         grads_of(d, |d| b.push("permute_grad", Permute { axes: self.axes, shift: back }, &[d]))
@@ -42,7 +42,7 @@ pub(super) fn even(mesh: &Mesh, axes: AtomSet, size: usize) -> Result<usize, Typ
     )
 }
 
-impl Change for ToVarying {
+impl LayoutOp for ToVarying {
     fn change(&self, mesh: &Mesh, t: &mut Type, _: Option<&Type>) -> Result<(), TypeError> {
         // In mesh order, which is the order of a group: so `from_varying` finds the pieces in their places.
         let cut = AtomList::collect(self.axes.iter());
@@ -53,12 +53,12 @@ impl Change for ToVarying {
         t.varying = t.varying.union(self.axes);
         Ok(())
     }
-    fn mirrored(&self, b: &mut Builder, _: Ends, d: &[Option<Value>]) -> Grads {
+    fn mirrored(&self, b: &mut Builder, _: GradEnds, d: &[Option<Value>]) -> Grads {
         grads_of(d, |d| b.push("joined", FromVarying { axes: self.axes, dim: self.dim }, &[d]))
     }
 }
 
-impl Change for FromVarying {
+impl LayoutOp for FromVarying {
     fn change(&self, mesh: &Mesh, t: &mut Type, _: Option<&Type>) -> Result<(), TypeError> {
         if !self.axes.within(t.varying) {
             return wrong(mesh, self.axes, "varying");
@@ -72,7 +72,7 @@ impl Change for FromVarying {
         t.varying = t.varying.minus(self.axes);
         Ok(())
     }
-    fn mirrored(&self, b: &mut Builder, _: Ends, d: &[Option<Value>]) -> Grads {
+    fn mirrored(&self, b: &mut Builder, _: GradEnds, d: &[Option<Value>]) -> Grads {
         grads_of(d, |d| b.push("own", ToVarying { axes: self.axes, dim: self.dim }, &[d]))
     }
 }
@@ -85,7 +85,7 @@ impl RingShard {
     }
 }
 
-impl Change for RingShard {
+impl LayoutOp for RingShard {
     fn change(&self, mesh: &Mesh, t: &mut Type, _: Option<&Type>) -> Result<(), TypeError> {
         if !self.axes.within(t.replicated) {
             return wrong(mesh, self.axes, "replicated");
@@ -98,7 +98,7 @@ impl Change for RingShard {
         t.varying = t.varying.union(self.axes);
         Ok(())
     }
-    fn mirrored(&self, _: &mut Builder, _: Ends, _: &[Option<Value>]) -> Grads {
+    fn mirrored(&self, _: &mut Builder, _: GradEnds, _: &[Option<Value>]) -> Grads {
         smallvec::smallvec![None]
     }
     fn alone(&self, cx: &EvalCx, ins: &[&Tensor]) -> Vec<Tensor> {

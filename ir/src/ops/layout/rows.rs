@@ -48,7 +48,7 @@ fn defined(mut rows: Tensor, counts: &Tensor) -> Tensor {
     rows
 }
 
-impl Change for AllToAllV {
+impl LayoutOp for AllToAllV {
     fn change(&self, mesh: &Mesh, t: &mut Type, declared: Option<&Type>) -> Result<(), TypeError> {
         self.dense().change(mesh, t, declared)
     }
@@ -77,7 +77,7 @@ impl Change for AllToAllV {
     fn letters(&self, _: &[usize]) -> Cow<'_, Rule> {
         Rule::known("gzch,gez,gez->gzch", &[4, 3, 3])
     }
-    fn mirrored(&self, b: &mut Builder, (ins, _): Ends, d: &[Option<Value>]) -> Grads {
+    fn mirrored(&self, b: &mut Builder, (ins, _): GradEnds, d: &[Option<Value>]) -> Grads {
         let like = b.ty(ins[0]).cotangent();
         let op = AllToAllV { from: self.to, to: self.from, ..self.clone() };
         let back = |d| b.push_as("all_to_all_grad", op, &[d, ins[2], ins[1]], &like);

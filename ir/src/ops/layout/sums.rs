@@ -10,7 +10,7 @@ pub(super) fn fold_group(t: &Type, axes: AtomSet, parts: &[&Tensor]) -> Tensor {
     parts[1..].iter().fold(first, |a, b| a.zip(b, |x, y| by.of(x, y)))
 }
 
-impl Change for AllReduce {
+impl LayoutOp for AllReduce {
     fn change(&self, mesh: &Mesh, t: &mut Type, declared: Option<&Type>) -> Result<(), TypeError> {
         let Some(by) = t.reduction(self.axes) else {
             return wrong(mesh, self.axes, "a sum still to be taken");
@@ -22,7 +22,7 @@ impl Change for AllReduce {
         }
         Ok(())
     }
-    fn mirrored(&self, b: &mut Builder, (ins, outs): Ends, d: &[Option<Value>]) -> Grads {
+    fn mirrored(&self, b: &mut Builder, (ins, outs): GradEnds, d: &[Option<Value>]) -> Grads {
         // P→I: fan_out. P→R: the cotangent is a P, to be reduced to an R. Mixed: both.
         let one = |(i, d): (usize, &Option<Value>)| {
             let mut d = (*d)?;
@@ -56,7 +56,7 @@ impl Change for AllReduce {
     }
 }
 
-impl Change for ReduceScatter {
+impl LayoutOp for ReduceScatter {
     fn change(&self, mesh: &Mesh, t: &mut Type, declared: Option<&Type>) -> Result<(), TypeError> {
         if !self.axes.within(t.sum) {
             return wrong(mesh, self.axes, "a sum still to be taken");
@@ -64,7 +64,7 @@ impl Change for ReduceScatter {
         t.sum = t.sum.minus(self.axes);
         split(mesh, t, self.axes, self.dim, declared)
     }
-    fn mirrored(&self, b: &mut Builder, _: Ends, d: &[Option<Value>]) -> Grads {
+    fn mirrored(&self, b: &mut Builder, _: GradEnds, d: &[Option<Value>]) -> Grads {
         noted(b, d, "mirror of a reduce_scatter", |b, d| {
             b.push("gathered", AllGather { axes: self.axes, dim: self.dim }, &[d])
         })
@@ -76,7 +76,7 @@ impl Change for ReduceScatter {
     }
 }
 
-impl Change for Reduce {
+impl LayoutOp for Reduce {
     fn change(&self, mesh: &Mesh, t: &mut Type, declared: Option<&Type>) -> Result<(), TypeError> {
         let ways = mesh.ways(self.axes);
         if !self.axes.within(t.sum) {
@@ -100,7 +100,7 @@ impl Change for Reduce {
         t.sum = t.sum.minus(self.axes);
         split(mesh, t, self.axes, self.dim, declared)
     }
-    fn mirrored(&self, b: &mut Builder, _: Ends, d: &[Option<Value>]) -> Grads {
+    fn mirrored(&self, b: &mut Builder, _: GradEnds, d: &[Option<Value>]) -> Grads {
         let op = Broadcast { axes: self.axes, dim: self.dim, from: self.to };
         noted(b, d, "mirror of a reduce", |b, d| b.push("sent", op, &[d]))
     }

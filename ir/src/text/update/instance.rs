@@ -13,7 +13,7 @@ use crate::ops::Op;
 use crate::text::cursor::{Fail, Res};
 use crate::types::Type;
 
-impl Rule {
+impl UpdateRule {
     /// Whether it is for parameters of this shape.
     pub fn fits(&self, shape: &[usize]) -> bool {
         let Some(sizes) = self.letters(shape) else { return false };
@@ -24,11 +24,11 @@ impl Rule {
     /// What its letters stand for, if its parameter may have this shape.
     fn letters(&self, shape: &[usize]) -> Option<Vec<(char, usize)>> {
         match &self.args.iter().find(|a| a.kind == ArgKind::Param)?.dims {
-            Dims::Any => Some(vec![]),
-            Dims::Letters(l) if l.len() == shape.len() => {
+            UpdateDims::Any => Some(vec![]),
+            UpdateDims::Letters(l) if l.len() == shape.len() => {
                 Some(l.iter().copied().zip(shape.iter().copied()).collect())
             }
-            Dims::Letters(_) => None,
+            UpdateDims::Letters(_) => None,
         }
     }
 
@@ -52,14 +52,17 @@ impl Rule {
         }
         let mut all = Attrs::new();
         for (name, n) in ["fan_out", "fan_in"].into_iter().zip(fans) {
-            all.insert(name.into(), Attr::Numbers(vec![n as f64]));
+            all.insert(name.into(), AttrValue::Numbers(vec![n as f64]));
         }
         if let Some(n) = heads {
-            all.insert("heads".into(), Attr::Numbers(vec![n as f64]));
+            all.insert("heads".into(), AttrValue::Numbers(vec![n as f64]));
         }
-        all.insert("elements".into(), Attr::Numbers(vec![shape.iter().product::<usize>() as f64]));
+        all.insert(
+            "elements".into(),
+            AttrValue::Numbers(vec![shape.iter().product::<usize>() as f64]),
+        );
         for (letter, n) in self.letters(shape).unwrap_or_default() {
-            all.insert(letter.into(), Attr::Numbers(vec![n as f64]));
+            all.insert(letter.into(), AttrValue::Numbers(vec![n as f64]));
         }
         for (at, name, default) in &self.with {
             let word = given.get(name);
@@ -78,7 +81,10 @@ impl Rule {
             };
             let is = |text: &str| read(text, &all);
             if let (Preset::Plain(own), Some(word)) = (default, word)
-                && matches!((is(own), is(word)), (Ok(Attr::Numbers(_)), Ok(Attr::Word(_))))
+                && matches!(
+                    (is(own), is(word)),
+                    (Ok(AttrValue::Numbers(_)), Ok(AttrValue::Word(_)))
+                )
             {
                 let what = format!("`{word}` is no {name} of `@{}`: it is a word", self.name);
                 return Err([what, format!("give a number: the rule has {name}={own}")]);
@@ -98,15 +104,15 @@ impl Rule {
 
     /// Whether its parameters may have any shape.
     pub fn of_any_shape(&self) -> bool {
-        self.args.iter().any(|a| a.kind == ArgKind::Param && a.dims == Dims::Any)
+        self.args.iter().any(|a| a.kind == ArgKind::Param && a.dims == UpdateDims::Any)
     }
 
     /// The dims of the parameters of rules of one name, as their texts have them, with what must hold of them. What
     /// holds for one of two rules of the same dims or else for the other holds.
-    pub fn dims_of_all(all: &[Arc<Rule>]) -> String {
-        let dims = |r: &Rule| match r.args.iter().find(|a| a.kind == ArgKind::Param)?.dims {
-            Dims::Letters(ref l) => Some(l.clone()),
-            Dims::Any => None,
+    pub fn dims_of_all(all: &[Arc<UpdateRule>]) -> String {
+        let dims = |r: &UpdateRule| match r.args.iter().find(|a| a.kind == ArgKind::Param)?.dims {
+            UpdateDims::Letters(ref l) => Some(l.clone()),
+            UpdateDims::Any => None,
         };
         let mut out: Vec<String> = vec![];
         for r in all {
@@ -144,10 +150,10 @@ impl Rule {
 }
 
 /// An attribute's text: numbers separated by commas, or a word.
-fn read(text: &str, known: &Attrs) -> Result<Attr, String> {
+fn read(text: &str, known: &Attrs) -> Result<AttrValue, String> {
     let plain = text.bytes().all(|c| c.is_ascii_alphanumeric() || c == b'_');
     if plain && text.starts_with(|c: char| c.is_ascii_alphabetic()) && text != "inf" {
-        return Ok(Attr::Word(text.into()));
+        return Ok(AttrValue::Word(text.into()));
     }
     let names = |name: &str, at| number_of(known, name, at);
     // Commas of functions stand in parentheses.
@@ -160,17 +166,17 @@ fn read(text: &str, known: &Attrs) -> Result<Attr, String> {
         }
     }
     let all: Result<Vec<f64>, String> = parts.iter().map(|p| evaluate(p, &names)).collect();
-    Ok(Attr::Numbers(all?))
+    Ok(AttrValue::Numbers(all?))
 }
 
 pub(super) fn number_of(attrs: &Attrs, name: &str, at: Option<f64>) -> Result<f64, String> {
     match attrs.get(name) {
-        Some(Attr::Numbers(all)) => match (&all[..], at) {
+        Some(AttrValue::Numbers(all)) => match (&all[..], at) {
             ([one], None) => Ok(*one),
             (all, Some(i)) if !all.is_empty() && i >= 0.0 => Ok(all[i as usize % all.len()]),
             _other => Err(format!("`${name}` is a list: write `${name}[0]`")),
         },
-        Some(Attr::Word(word)) => Err(format!("`${name}` is the word {word}, not a number")),
+        Some(AttrValue::Word(word)) => Err(format!("`${name}` is the word {word}, not a number")),
         None => Err(format!("`${name}` is no attribute of this rule")),
     }
 }
@@ -189,10 +195,10 @@ impl Update {
                 }
             }
         }
-        fn line(l: &Line) -> bool {
+        fn line(l: &BodyLine) -> bool {
             match l {
-                Line::Define { expr, .. } => any(expr),
-                Line::Repeat { body, .. } => body.iter().any(line),
+                BodyLine::Define { expr, .. } => any(expr),
+                BodyLine::Repeat { body, .. } => body.iter().any(line),
             }
         }
         self.rule.body.iter().any(line) || self.rule.results.iter().any(any)
@@ -201,7 +207,7 @@ impl Update {
     /// The numbers of an attribute; none of a word, or of what is no attribute.
     pub fn numbers_of(&self, name: &str) -> &[f64] {
         match self.attrs.get(name) {
-            Some(Attr::Numbers(all)) => all,
+            Some(AttrValue::Numbers(all)) => all,
             _other => &[],
         }
     }
@@ -210,26 +216,26 @@ impl Update {
     ///
     /// # Errors
     /// `update-rule` if its types are none.
-    pub fn kept(&self, rank: usize) -> Result<Vec<Kept>, Diag> {
+    pub fn kept(&self, rank: usize) -> Result<Vec<KeptState>, Diag> {
         let rule = &self.rule;
         let own = rule.args.iter().find(|a| a.kind == ArgKind::Param).map(|a| &a.dims);
         let first = usize::from(self.stack);
         let dims = |a: &Arg| match (&a.dims, own) {
-            (Dims::Letters(l), Some(Dims::Letters(of))) => {
+            (UpdateDims::Letters(l), Some(UpdateDims::Letters(of))) => {
                 let at = |l: &char| of.iter().position(|o| o == l).map(|d| d + first);
                 let own: Option<Vec<usize>> = l.iter().map(at).collect();
                 let once = |d: &Vec<usize>| (1..d.len()).all(|k| !d[..k].contains(&d[k]));
                 own.filter(once).map(|d| (0..first).chain(d).collect())
             }
-            (Dims::Letters(l), _) => l.is_empty().then(|| (0..first).collect()),
-            (Dims::Any, _) => Some((0..rank).collect()),
+            (UpdateDims::Letters(l), _) => l.is_empty().then(|| (0..first).collect()),
+            (UpdateDims::Any, _) => Some((0..rank).collect()),
         };
         let one = |a: &Arg, name, init| {
             let dims = dims(a).ok_or_else(|| {
                 let m = "a state has dims that its parameter has not";
                 rule.diag(*wrong(a.at, 1, m).help("use letters of the parameter's dims, each once"))
             })?;
-            Ok(Kept { name, dtype: self.dtype(a).map_err(|f| rule.diag(*f))?, init, dims })
+            Ok(KeptState { name, dtype: self.dtype(a).map_err(|f| rule.diag(*f))?, init, dims })
         };
         let mut names = HashSet::default();
         let mut one = |a: &Arg, name, init| match names.insert(name) {
@@ -249,7 +255,7 @@ impl Update {
     fn dtype(&self, a: &Arg) -> Res<DType> {
         let word = match a.dtype.strip_prefix('$') {
             Some(name) => match self.attrs.get(name) {
-                Some(Attr::Word(word)) => word,
+                Some(AttrValue::Word(word)) => word,
                 _other => "",
             },
             None => &a.dtype,
@@ -294,7 +300,7 @@ impl Update {
         let states = op.def().states();
         let known = |n: &&str| SCALARS.contains(n) || ["g_scale", "applies"].contains(n);
         let scalars = op.operands().get(2 + states.len()..).unwrap_or_default();
-        let whole = rule.args.iter().all(|a| a.kind.state().is_none() || a.dims == Dims::Any);
+        let whole = rule.args.iter().all(|a| a.kind.state().is_none() || a.dims == UpdateDims::Any);
         if !whole || *states != own || scalars.is_empty() || !scalars.iter().all(known) {
             let m = format!("`{}` is no update of a parameter with these states", op.mnemonic());
             let help = "leave `fused` out: the rule's own lines are run";
@@ -316,7 +322,7 @@ impl Update {
             };
             let value = value.trim();
             let word = value.strip_prefix('$').and_then(|n| match self.attrs.get(n) {
-                Some(Attr::Word(word)) => Some(word.clone()),
+                Some(AttrValue::Word(word)) => Some(word.clone()),
                 _other => None,
             });
             let value = match word {
@@ -353,8 +359,8 @@ impl Update {
         let mut known: HashMap<String, Made> = HashMap::default();
         for a in &rule.args {
             let sizes: Option<Vec<usize>> = match &a.dims {
-                Dims::Any => Some(inner.to_vec()),
-                Dims::Letters(l) => {
+                UpdateDims::Any => Some(inner.to_vec()),
+                UpdateDims::Letters(l) => {
                     let size = |l: &char| letters.iter().find(|s| s.0 == *l).map(|s| s.1);
                     l.iter().map(size).collect()
                 }

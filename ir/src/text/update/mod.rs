@@ -52,17 +52,17 @@ pub fn built_in() -> &'static Rules {
 /// The update rules of a text.
 #[derive(Clone, Debug, Default)]
 pub struct Rules {
-    all: Vec<Arc<Rule>>,
+    all: Vec<Arc<UpdateRule>>,
 }
 
 impl Rules {
     /// Those of a name, in the order in which they are tried.
-    pub fn named<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a Arc<Rule>> + 'a {
+    pub fn named<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a Arc<UpdateRule>> + 'a {
         self.all.iter().filter(move |r| r.name == name)
     }
 
     /// All of them, in the order of their text.
-    pub fn all(&self) -> impl Iterator<Item = &Arc<Rule>> {
+    pub fn all(&self) -> impl Iterator<Item = &Arc<UpdateRule>> {
         self.all.iter()
     }
 
@@ -84,7 +84,7 @@ struct Origin {
 
 /// An update rule.
 #[derive(Debug)]
-pub struct Rule {
+pub struct UpdateRule {
     pub name: String,
     origin: Arc<Origin>,
     /// Its text.
@@ -97,11 +97,11 @@ pub struct Rule {
     with: Vec<(usize, String, Preset)>,
     /// The op that does all of it, and where that is said.
     fused: Option<(usize, String)>,
-    body: Vec<Line>,
+    body: Vec<BodyLine>,
     results: Vec<Expr>,
 }
 
-impl Rule {
+impl UpdateRule {
     /// Its text, from `update` to the end of its body.
     pub fn text(&self) -> &str {
         &self.origin.text[self.span.clone()]
@@ -120,12 +120,12 @@ struct Arg {
     at: usize,
     /// An element type, or `$name`.
     dtype: String,
-    dims: Dims,
+    dims: UpdateDims,
     kind: ArgKind,
 }
 
 #[derive(Clone, PartialEq, Debug)]
-enum Dims {
+enum UpdateDims {
     /// Those of the parameter, as many as it has.
     Any,
     Letters(Vec<char>),
@@ -147,9 +147,19 @@ impl ArgKind {
 
 /// A line of a body; `at`: where in the text.
 #[derive(Debug)]
-enum Line {
-    Define { at: usize, name: String, expr: Expr },
-    Repeat { at: usize, first: String, end: String, begins: Vec<(String, String)>, body: Vec<Line> },
+enum BodyLine {
+    Define {
+        at: usize,
+        name: String,
+        expr: Expr,
+    },
+    Repeat {
+        at: usize,
+        first: String,
+        end: String,
+        begins: Vec<(String, String)>,
+        body: Vec<BodyLine>,
+    },
 }
 
 #[derive(Debug)]
@@ -181,18 +191,18 @@ impl Preset {
 
 /// The value of an attribute.
 #[derive(Clone, PartialEq, Debug)]
-pub enum Attr {
+pub enum AttrValue {
     Numbers(Vec<f64>),
     Word(String),
 }
 
 /// The attributes of a rule, by name.
-pub type Attrs = BTreeMap<String, Attr>;
+pub type Attrs = BTreeMap<String, AttrValue>;
 
 /// How a parameter is updated.
 #[derive(Clone, Debug)]
 pub struct Update {
-    pub rule: Arc<Rule>,
+    pub rule: Arc<UpdateRule>,
     pub attrs: Attrs,
     /// The parameter is a stack of what the rule updates.
     pub stack: bool,
@@ -204,7 +214,7 @@ pub struct Update {
 
 /// What a rule keeps of a parameter.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Kept {
+pub struct KeptState {
     pub name: StateName,
     pub dtype: DType,
     pub init: f64,

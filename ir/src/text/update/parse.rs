@@ -54,7 +54,7 @@ pub(super) fn wrong(at: usize, len: usize, what: impl Into<String>) -> Box<Fail>
 }
 
 impl<'t> Reader<'t> {
-    fn rule(&mut self, origin: &Arc<Origin>) -> Res<Rule> {
+    fn rule(&mut self, origin: &Arc<Origin>) -> Res<UpdateRule> {
         self.name.clear();
         let begin = self.c.at;
         if !self.c.eat("update") {
@@ -89,7 +89,7 @@ impl<'t> Reader<'t> {
             Ok(())
         })?;
         check_ports(at, self.name.len() + 1, &args, &results)?;
-        let mut rule = Rule {
+        let mut rule = UpdateRule {
             name: self.name.clone(),
             origin: origin.clone(),
             span: begin..begin,
@@ -108,7 +108,7 @@ impl<'t> Reader<'t> {
     }
 
     /// What stands between the results and the body.
-    fn clauses(&mut self, rule: &mut Rule) -> Res<()> {
+    fn clauses(&mut self, rule: &mut UpdateRule) -> Res<()> {
         loop {
             self.c.blank();
             let at = self.c.at;
@@ -160,7 +160,7 @@ impl<'t> Reader<'t> {
         line.trim()
     }
 
-    fn body(&mut self, rule: &mut Rule) -> Res<()> {
+    fn body(&mut self, rule: &mut UpdateRule) -> Res<()> {
         loop {
             self.c.blank();
             let at = self.c.at;
@@ -187,18 +187,18 @@ impl<'t> Reader<'t> {
         }
     }
 
-    fn define(&mut self) -> Res<Line> {
+    fn define(&mut self) -> Res<BodyLine> {
         let (at, name) = self.value()?;
         self.c.spaces();
         self.c.must("=")?;
         self.c.spaces();
         let expr = self.expr()?;
         self.end()?;
-        Ok(Line::Define { at, name, expr })
+        Ok(BodyLine::Define { at, name, expr })
     }
 
     /// `repeat i in 0..$steps, %x{i} at 0 is %x {`
-    fn repeat(&mut self, at: usize) -> Res<Line> {
+    fn repeat(&mut self, at: usize) -> Res<BodyLine> {
         let head = self.line();
         let mut parts = head.split(',');
         let range = parts.next().unwrap_or("").strip_prefix("i in ");
@@ -229,7 +229,7 @@ impl<'t> Reader<'t> {
         loop {
             self.c.blank();
             if self.c.eat("}") {
-                return Ok(Line::Repeat { at, first, end, begins, body });
+                return Ok(BodyLine::Repeat { at, first, end, begins, body });
             }
             if self.c.peek() != Some(b'%') {
                 let f = self.c.needs("a value or `}`");
@@ -351,7 +351,7 @@ impl<'t> Reader<'t> {
     }
 
     /// An element type, be it an attribute, and dims.
-    fn ty(&mut self) -> Res<(String, Dims)> {
+    fn ty(&mut self) -> Res<(String, UpdateDims)> {
         let at = self.c.at;
         let dollar = if self.c.eat("$") { "$" } else { "" };
         let dtype = format!("{dollar}{}", self.c.word());
@@ -362,9 +362,9 @@ impl<'t> Reader<'t> {
         let all: Vec<&str> = line[..end].split(',').map(str::trim).collect();
         let letter = |t: &&str| t.len() == 1 && t.bytes().all(|c| c.is_ascii_lowercase());
         let dims = match &all[..] {
-            ["*"] => Dims::Any,
-            [""] => Dims::Letters(vec![]),
-            all if all.iter().all(letter) => Dims::Letters(all.concat().chars().collect()),
+            ["*"] => UpdateDims::Any,
+            [""] => UpdateDims::Letters(vec![]),
+            all if all.iter().all(letter) => UpdateDims::Letters(all.concat().chars().collect()),
             _other => {
                 let m = format!("`{}` are no dims of a rule", &line[..end]);
                 return Err(wrong(at, 1, m).help("give a letter to each dim, or `*` for any shape"));

@@ -225,8 +225,8 @@ fn attributes_are_those_of_the_rule() {
         rule.attributes(&one, [8, 2], None, &[2, 8])
     };
     let number = |k: &str, v: &str, of: &str| match &given(k, v).expect("it is known")[of] {
-        Attr::Numbers(all) => all[0],
-        Attr::Word(word) => panic!("{word}"),
+        AttrValue::Numbers(all) => all[0],
+        AttrValue::Word(word) => panic!("{word}"),
     };
     assert_eq!(number("scale", "original", "scale"), 2.0);
     assert_eq!(number("scale", "match_rms_adamw", "scale"), 0.2 * 8f64.sqrt());

@@ -60,11 +60,11 @@ impl Writer<'_> {
         Ok(out + rest)
     }
 
-    pub fn lines_of(&mut self, lines: &[Line]) -> Res<()> {
+    pub fn lines_of(&mut self, lines: &[BodyLine]) -> Res<()> {
         for line in lines {
             self.lines += 1;
             match line {
-                Line::Define { at, name, expr } => {
+                BodyLine::Define { at, name, expr } => {
                     let name = self.name(name, *at)?;
                     let made = self.expr(expr)?;
                     if self.known.insert(name.clone(), made).is_some() {
@@ -76,7 +76,7 @@ impl Writer<'_> {
                         self.b.f.rename(made.value, Name::parse(&name));
                     }
                 }
-                Line::Repeat { at, first, end, begins, body } => {
+                BodyLine::Repeat { at, first, end, begins, body } => {
                     let [first, end] = [first, end].map(|t| self.number(t, *at));
                     let (first, end) = (first?, end?);
                     let count = end - first;

@@ -133,7 +133,8 @@ fn state(i: usize, d: &mut Dice) -> StateDecl {
 fn layout(i: usize, mesh: &Mesh, d: &mut Dice) -> ParamLayout {
     let ty = |d: &mut Dice| d.marked(mesh, Type::new(DType::F32, &[4, 6]));
     let many = if mesh.atoms.is_empty() { 0 } else { d.roll(3) };
-    let steps: Vec<Step> = (0..many).map(|_| Step { op: d.collective(mesh), ty: ty(d) }).collect();
+    let steps: Vec<LayoutStep> =
+        (0..many).map(|_| LayoutStep { op: d.collective(mesh), ty: ty(d) }).collect();
     let names = ["w", "a \"b\" : c", "model.layers.0.q.weight", "{i} // x"];
     ParamLayout {
         param: Role::new(RoleKind::Param, format!("{}{i}", names[d.roll(names.len())])),

@@ -17,7 +17,7 @@ use super::arena::{Slots, Span, Spans};
 use shardc_ir::func::{Func, Value, ValueMap};
 use shardc_ir::group::{Launch, Roles, launches};
 use shardc_ir::maps::HashMap;
-use shardc_ir::plan::{ALIGN, Call, Memory, Place};
+use shardc_ir::plan::{ALIGN, Call, FramePlace, Memory};
 use smallvec::SmallVec;
 use std::ops::Range;
 
@@ -44,9 +44,9 @@ pub(super) struct Function<'a> {
     pub f: &'a Func,
     roles: Roles<'a>,
     steps: Vec<Step>,
-    places: &'a ValueMap<Place>,
+    places: &'a ValueMap<FramePlace>,
     /// Places that are used, each once: those of most layers are the same.
-    used: Vec<Place>,
+    used: Vec<FramePlace>,
     /// By value, if it is used, and by node of its workspace: the number of its place among these.
     of_value: ValueMap<Option<u32>>,
     of_work: Vec<u32>,
@@ -151,8 +151,8 @@ impl<'a> Function<'a> {
         let (places, workspaces) = (&memory.places[number], &memory.workspaces[number][..]);
         let values = steps.iter().flat_map(|s| s.launch.ins.iter().chain(&s.launch.outs));
         let mut used = vec![];
-        let mut numbers: HashMap<Place, u32> = HashMap::default();
-        let mut number = |p: Place| {
+        let mut numbers: HashMap<FramePlace, u32> = HashMap::default();
+        let mut number = |p: FramePlace| {
             *numbers.entry(p).or_insert_with(|| {
                 used.push(p);
                 used.len() as u32 - 1
@@ -211,13 +211,13 @@ impl<'a> Function<'a> {
 }
 
 /// Where a place lies in a call.
-fn span(c: &Call, p: Place) -> Span {
+fn span(c: &Call, p: FramePlace) -> Span {
     let from = c.frames.get(p.frame as usize).copied().unwrap_or(0) + p.offset;
     (from, from + p.bytes)
 }
 
 /// Places by frame, those next to each other joined.
-fn pieces(mut used: Vec<Place>) -> Vec<Piece> {
+fn pieces(mut used: Vec<FramePlace>) -> Vec<Piece> {
     used.sort_unstable_by_key(|p| (p.frame, p.offset));
     let mut out: Vec<Piece> = vec![];
     for p in used {

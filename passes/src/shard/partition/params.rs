@@ -3,7 +3,7 @@
 use super::Partition;
 use crate::shard::ways::Stored;
 use crate::shard::zero::{Zero, stored_over};
-use shardc_ir::func::{ParamLayout, Role, RoleKind, Step};
+use shardc_ir::func::{LayoutStep, ParamLayout, Role, RoleKind};
 use shardc_ir::mesh::AtomSet;
 use shardc_ir::ops::Cast;
 use shardc_ir::types::{DType, Type};
@@ -34,7 +34,7 @@ impl Partition<'_> {
                 if held.dtype != DType::F32 && trained(&param.name) {
                     held.dtype = DType::F32;
                     let op = Cast { to: stored.dtype }.into();
-                    steps.push(Step { op, ty: stored.clone() });
+                    steps.push(LayoutStep { op, ty: stored.clone() });
                 }
                 self.walk(&stored, &piece, &mut steps);
                 let before = steps.len();
@@ -73,7 +73,7 @@ impl Partition<'_> {
     }
 
     /// Adds the steps from one layout of a parameter to another.
-    fn walk(&mut self, from: &Type, to: &Type, steps: &mut Vec<Step>) {
+    fn walk(&mut self, from: &Type, to: &Type, steps: &mut Vec<LayoutStep>) {
         let path = self.resharder.path(self.mesh, from, to);
         steps.extend(path.unwrap_or_else(|| panic!("partition: {from:?} to {to:?}")));
     }

@@ -28,7 +28,7 @@ use shardc_ir::maps::HashMap;
 use shardc_ir::mesh::{AtomSet, Mesh, PIPELINE};
 use shardc_ir::ops::cast::in_f32;
 use shardc_ir::ops::*;
-use shardc_ir::text::update::{Kept, Update};
+use shardc_ir::text::update::{KeptState, Update};
 use shardc_ir::types::{AtomList, Type};
 use std::sync::Arc;
 
@@ -335,12 +335,12 @@ fn kind(a: &Port) -> Option<RoleKind> {
     a.role.as_ref().map(|r| r.kind)
 }
 
-fn kept(u: &Update, rank: usize) -> Vec<Kept> {
+fn kept(u: &Update, rank: usize) -> Vec<KeptState> {
     u.kept(rank).expect("it was checked")
 }
 
 /// The type of a state of a parameter that is stored so.
-fn state(k: &Kept, stored: &Type) -> Type {
+fn state(k: &KeptState, stored: &Type) -> Type {
     let mut ty = Type::new(k.dtype, &[]);
     ty.dims = k.dims.iter().map(|&d| stored.dims[d]).collect();
     ty

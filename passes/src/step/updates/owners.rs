@@ -12,7 +12,7 @@ use super::{Given, Made, Scalars, Updates, kind, program};
 use crate::shard::reshard::path;
 use shardc_ir::attr::{RuleAttr, Sizes};
 use shardc_ir::builder::Builder;
-use shardc_ir::func::{Func, Name, Node, ParamLayout, Port, RoleKind, Step, Value, ValueMap};
+use shardc_ir::func::{Func, LayoutStep, Name, Node, ParamLayout, Port, RoleKind, Value, ValueMap};
 use shardc_ir::hardware::Hardware;
 use shardc_ir::mesh::{Atom, AtomSet, Mesh};
 use shardc_ir::ops::*;
@@ -50,7 +50,7 @@ struct Moved {
     value: Value,
     /// A parameter's, in pieces.
     piece: Type,
-    steps: Vec<Step>,
+    steps: Vec<LayoutStep>,
 }
 
 /// Which lines of a rule make matrices as a whole, what they read and what they make.

@@ -2,7 +2,7 @@
 
 use super::module;
 use shardc_ir::func::Func;
-use shardc_ir::group::{HorizontalFusion, Launch, Roles, launches};
+use shardc_ir::group::{FusionBuilder, Launch, Roles, launches};
 use shardc_ir::rng::Stream;
 use std::fmt::Write as _;
 
@@ -67,16 +67,16 @@ fn what_is_known_of_launches_is_what_each_is_by_itself() {
     let mut counts = [0; 3];
     for seed in 0..80 {
         let f = program(seed);
-        let (all, mut among) = (launches(&f), HorizontalFusion::of(&f));
+        let (all, mut among) = (launches(&f), FusionBuilder::of(&f));
         let several = |x: &&Launch| x.nodes.len() > 1;
         let right: Vec<&Launch> = all
             .iter()
-            .filter(|x| !several(x) || x.form(&mut HorizontalFusion::of(&f)).is_some())
+            .filter(|x| !several(x) || x.form(&mut FusionBuilder::of(&f)).is_some())
             .collect();
         for x in all.iter().filter(several) {
             assert_eq!(
                 x.has_form(&mut among),
-                x.form(&mut HorizontalFusion::of(&f)).is_some(),
+                x.form(&mut FusionBuilder::of(&f)).is_some(),
                 "{seed}: {x:?}"
             );
         }

@@ -2,7 +2,7 @@
 
 use super::{grouped, module};
 use shardc_ir::func::Func;
-use shardc_ir::group::{HorizontalFusion, KernelKind, Launch, launches};
+use shardc_ir::group::{FusionBuilder, KernelKind, Launch, launches};
 use shardc_ir::phase::Phase;
 use shardc_ir::verify::verify;
 use shardc_passes::options::Fuse;
@@ -10,8 +10,8 @@ use std::fmt::Write as _;
 
 /// How many kernels each launch has.
 fn kernels(f: &Func, all: &[Launch]) -> Vec<usize> {
-    let one = |x: &Launch| match x.form(&mut HorizontalFusion::of(f)) {
-        Some(KernelKind::HorizontalFusion(kernels)) => kernels.len(),
+    let one = |x: &Launch| match x.form(&mut FusionBuilder::of(f)) {
+        Some(KernelKind::FusionBuilder(kernels)) => kernels.len(),
         _one => 1,
     };
     all.iter().map(one).collect()

@@ -1,7 +1,7 @@
 //! Which products are launches with what becomes of them, and where results may lie then.
 
 use super::{grouped, module};
-use shardc_ir::group::{HorizontalFusion, KernelKind};
+use shardc_ir::group::{FusionBuilder, KernelKind};
 use shardc_ir::phase::Phase;
 use shardc_ir::verify::verify;
 use shardc_passes::options::Fuse;
@@ -24,11 +24,11 @@ const BIAS: &str = "(%x: f32[8,4], %w: f32[4,6], %b: f32[6], %r: f32[8,6]) -> f3
 fn products_join_work_on_their_results() {
     let (f, all) = grouped(BIAS, Fuse::Yes);
     assert!(
-        matches!(all[..], [ref x] if matches!(x.form(&mut HorizontalFusion::of(&f)), Some(KernelKind::Epilogue(_))))
+        matches!(all[..], [ref x] if matches!(x.form(&mut FusionBuilder::of(&f)), Some(KernelKind::Epilogue(_))))
     );
     let (f, all) = grouped(BIAS, Fuse::Rows);
     assert!(
-        matches!(all[..], [_, ref x] if matches!(x.form(&mut HorizontalFusion::of(&f)), Some(KernelKind::Rows(_))))
+        matches!(all[..], [_, ref x] if matches!(x.form(&mut FusionBuilder::of(&f)), Some(KernelKind::Rows(_))))
     );
     assert_eq!(grouped(BIAS, Fuse::No).1.len(), 3);
 }
@@ -60,7 +60,7 @@ fn sums_over_arguments() {
     let alone = sum("(f32[4,4] grad \"w\")", "%s");
     let (f, all) = grouped(&alone, Fuse::Yes);
     assert!(
-        matches!(all[..], [ref x] if matches!(x.form(&mut HorizontalFusion::of(&f)), Some(KernelKind::Sum)))
+        matches!(all[..], [ref x] if matches!(x.form(&mut FusionBuilder::of(&f)), Some(KernelKind::Sum)))
     );
     assert_eq!(over(&alone), ["%a"]);
     let seen = sum("(f32[4,4] grad \"w\", f32[4,4])", "%s, %d");

@@ -2,7 +2,7 @@
 
 use super::module;
 use shardc_ir::func::{Func, Node, Value};
-use shardc_ir::group::{IterationSpace, Loops};
+use shardc_ir::group::{IterationSpace, LoopSpace};
 use shardc_ir::ops::FusionClass;
 use shardc_ir::rng::Stream;
 use std::fmt::Write as _;
@@ -55,8 +55,8 @@ fn those_of_two_groups_are_those_of_all_their_nodes() {
         let f = program(seed);
         let values: Vec<Value> = (0..f.values.len() as u32).map(Value).collect();
         let s = Stream::new(6, "pairs", seed);
-        let mut groups: Vec<(Vec<usize>, Option<Loops>)> = (0..f.nodes.len())
-            .map(|i| (vec![i], Loops::of(&f, std::iter::once((i, &f.nodes[i])))))
+        let mut groups: Vec<(Vec<usize>, Option<LoopSpace>)> = (0..f.nodes.len())
+            .map(|i| (vec![i], LoopSpace::of(&f, std::iter::once((i, &f.nodes[i])))))
             .collect();
         for k in 0..60 {
             let [a, b] = [0, 1].map(|i| (s.uniform(2 * k + i) * groups.len() as f64) as usize);

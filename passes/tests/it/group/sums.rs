@@ -1,7 +1,7 @@
 //! What is written over what it is added to: gradients of several contributions.
 
 use super::{grouped, module};
-use shardc_ir::group::{HorizontalFusion, KernelKind};
+use shardc_ir::group::{FusionBuilder, KernelKind};
 use shardc_ir::text::print;
 use shardc_passes::options::Fuse;
 use shardc_passes::step::elide_accumulators::accumulate_rows;
@@ -13,9 +13,8 @@ fn sums(text: &str) -> Vec<String> {
     let text = print(&m);
     let (_, text) = text.split_once("func @f").expect("it has one function");
     let (f, all) = grouped(text, Fuse::Yes);
-    let sums = all
-        .iter()
-        .filter(|x| matches!(x.form(&mut HorizontalFusion::of(&f)), Some(KernelKind::Sum)));
+    let sums =
+        all.iter().filter(|x| matches!(x.form(&mut FusionBuilder::of(&f)), Some(KernelKind::Sum)));
     sums.map(|x| x.over(&f, 0).iter().map(|&v| f.name(v).to_string()).collect()).collect()
 }
 

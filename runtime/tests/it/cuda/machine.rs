@@ -4,7 +4,7 @@
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use shardc_codegen::nvrtc;
 use shardc_ir::diag::Result;
-use shardc_ir::launch::Source;
+use shardc_ir::launch::KernelSource;
 use shardc_runtime::cuda::{Code, Device};
 use shardc_testing::{Tool, skip, standin};
 use std::path::Path;
@@ -19,7 +19,7 @@ pub struct Machine {
 
 impl Machine {
     /// The code of these texts, each compiled once.
-    pub fn code(&self, sources: impl Iterator<Item = Arc<Source>>) -> Result<Code> {
+    pub fn code(&self, sources: impl Iterator<Item = Arc<KernelSource>>) -> Result<Code> {
         let mut known = self.code.lock().unwrap_or_else(PoisonError::into_inner);
         let mut code = Code::new();
         for source in sources {

@@ -166,7 +166,8 @@ impl Coder {
         empty.iter_mut().filter(|m| none(m)).for_each(|m| m["content"] = "".into());
         let text = |messages: &[Json]| {
             let (tools, kwargs) = (&c.tools, &c.kwargs);
-            t.render(&template::Chat { messages, tools, kwargs, prompt: false }).map(|r| r.text)
+            t.render(&template::TemplateInput { messages, tools, kwargs, prompt: false })
+                .map(|r| r.text)
         };
         let nones = |messages: &[Json]| text(messages).map(|text| text.matches("None").count());
         matches!((nones(&c.messages), nones(&empty)), (Ok(null), Ok(empty)) if null > empty)

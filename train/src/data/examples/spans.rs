@@ -270,6 +270,6 @@ fn render(
     prompt: bool,
 ) -> std::result::Result<template::Rendered, No> {
     let messages: &[Json] = &c.messages[..n];
-    t.render(&template::Chat { messages, tools: &c.tools, kwargs: &c.kwargs, prompt })
+    t.render(&template::TemplateInput { messages, tools: &c.tools, kwargs: &c.kwargs, prompt })
         .map_err(No::Refused)
 }

@@ -46,7 +46,7 @@ pub struct Rendered {
 }
 
 /// What a template is given.
-pub struct Chat<'a> {
+pub struct TemplateInput<'a> {
     pub messages: &'a [Json],
     pub tools: &'a Json,
     pub kwargs: &'a Map<String, Json>,
@@ -108,7 +108,7 @@ impl Template {
     ///
     /// # Errors
     /// What the template or the engine says.
-    pub fn render(&self, chat: &Chat) -> Result<Rendered, String> {
+    pub fn render(&self, chat: &TemplateInput) -> Result<Rendered, String> {
         let mut all = self.globals.clone();
         all.extend(chat.kwargs.iter().map(|(k, v)| (k.clone(), v.clone())));
         all.insert("messages".into(), chat.messages.iter().map(aliased).collect());

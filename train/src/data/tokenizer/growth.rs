@@ -185,12 +185,12 @@ struct Parts {
     #[serde(default)]
     decoder: Json,
     #[serde(default)]
-    model: Names,
+    model: GrowthNames,
 }
 
 #[derive(Deserialize, Default)]
 #[serde(default)]
-struct Names {
+struct GrowthNames {
     unk_token: Json,
     continuing_subword_prefix: Json,
     end_of_word_suffix: Json,

@@ -86,7 +86,7 @@ impl Prompts {
         let t = self.0.template_of(!c.tools.is_null());
         let t = t.ok_or_else(|| no_template(&self.0.model()))?;
         let (messages, tools, kwargs) = (&c.messages[..], &c.tools, &c.kwargs);
-        let done = t.render(&template::Chat { messages, tools, kwargs, prompt: true });
+        let done = t.render(&template::TemplateInput { messages, tools, kwargs, prompt: true });
         let text = done.map_err(|why| {
             Diag::new("data", format!("the template refuses the chat: {why}"))
                 .at(place)
@@ -121,7 +121,7 @@ impl Prompts {
         let chat = ["user", "assistant"].map(|role| json!({ "role": role, "content": SAID }));
         let t = self.0.template.as_ref()?;
         let (tools, kwargs) = (&Json::Null, &Map::new());
-        let chat = template::Chat { messages: &chat, tools, kwargs, prompt: false };
+        let chat = template::TemplateInput { messages: &chat, tools, kwargs, prompt: false };
         let text = roomy(|| Ok(t.render(&chat).ok())).ok()??.text;
         let (_, behind) = text.rsplit_once(SAID)?;
         let specials = &self.0.tokenizer.specials;

@@ -131,8 +131,12 @@ fn templates_render_as_transformers_does() {
             let none = Json::Null;
             let tools = if with { &cases["tools"] } else { &none };
             let kwargs = Map::new();
-            let got =
-                t.render(&Chat { messages, tools, kwargs: &kwargs, prompt: chat == "prompt" });
+            let got = t.render(&TemplateInput {
+                messages,
+                tools,
+                kwargs: &kwargs,
+                prompt: chat == "prompt",
+            });
             match (got, want["text"].as_str()) {
                 (Err(_), None) => n.both_refuse += 1,
                 (Err(e), Some(_)) => {
@@ -193,7 +197,7 @@ fn joined_values_are_as_python_prints_them() {
         let kwargs = chat.as_object().unwrap();
         let (messages, tools) = (&[][..], &Json::Null);
         let t = template(source, &Json::Null);
-        let made = t.render(&Chat { messages, tools, kwargs, prompt: false });
+        let made = t.render(&TemplateInput { messages, tools, kwargs, prompt: false });
         assert_eq!(made.unwrap().text, want, "{source}");
     }
 }

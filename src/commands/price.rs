@@ -144,7 +144,15 @@ fn human(stored: &Stored, d: &Device, p: &PlanPrice) -> String {
     let with = Chosen::of(&stored.options).line();
     let step = format!("step {} on {}   {tokens:.0} tokens/s{mfu}\n", time(p.total), d.name);
     let head = step + &elsewhere(stored, d) + &format!("{with}\n");
-    head + &lines(&p.parts) + "\n" + &prose(&(computed(p) + &assumed(stored, d)))
+    head + &lines(&p.parts) + "\n" + &prose(&(of(p) + &computed(p) + &assumed(stored, d)))
+}
+
+/// Whose parts are shown of several ranks of the pipeline.
+fn of(p: &PlanPrice) -> String {
+    match p.flops.len() {
+        0 | 1 => String::new(),
+        _ => format!("these are the parts of ranks of pp {}, which wait least\n", p.class),
+    }
 }
 
 /// FLOPs of a step by class.

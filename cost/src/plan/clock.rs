@@ -19,13 +19,16 @@ struct Offers {
 /// When an instruction of a step begins and ends, in seconds since the step began.
 pub type Moments = (f64, f64);
 
+/// Waiting of ranks of the pipeline that differs by less of a step is alike.
+const AS_LITTLE: f64 = 0.01;
+
 /// A step that was run against the clock.
 pub(super) struct ClockedStep {
     /// Seconds until all ranks have ended.
     pub total: f64,
-    /// The class that ends last.
+    /// The class that waits least, which the others wait for: of those that wait as little, the one that ends last.
     pub class: usize,
-    /// What that class does in the time.
+    /// What that class does in the time, waiting behind its end too.
     pub parts: Parts,
     /// By class and instruction. What is waited for is in none of them.
     pub moments: Vec<Vec<Moments>>,
@@ -95,8 +98,13 @@ pub(super) fn run(plan: &Plan, device: &Device, funcs: &[FuncPrice]) -> ClockedS
             }
         }
     }
+    let total = clock.iter().copied().fold(0.0, f64::max);
+    let waits = |c: usize| parts[c].bubble + total - clock[c];
+    let least = (0..n).map(waits).fold(f64::INFINITY, f64::min);
     let last = |a: &usize, b: &usize| clock[*a].total_cmp(&clock[*b]).then(b.cmp(a));
-    let class = (0..n).max_by(last).unwrap_or(0);
-    let parts = parts.get(class).copied().unwrap_or_default();
+    let some = (0..n).filter(|&c| waits(c) <= least + AS_LITTLE * total);
+    let class = some.max_by(last).unwrap_or(0);
+    let mut parts = parts.get(class).copied().unwrap_or_default();
+    parts.bubble += total - clock.get(class).copied().unwrap_or(total);
     ClockedStep { total: parts.total(), class, parts, moments }
 }

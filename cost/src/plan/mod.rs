@@ -53,7 +53,7 @@ pub struct FuncPrice {
 pub struct PlanPrice {
     /// Seconds of a step.
     pub total: f64,
-    /// Of the rank of the pipeline that ends last; they sum to the total.
+    /// Of the rank of the pipeline that waits least; they sum to the total.
     pub parts: Parts,
     /// That rank.
     pub class: usize,

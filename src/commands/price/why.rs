@@ -67,7 +67,7 @@ fn place(kind: FuncKind, s: &ScopeInfo) -> String {
     if s.path.is_empty() { "-".into() } else { out.join(".") }
 }
 
-/// Launches of the class that ends last, with how often a step calls them and the scope that they stand in.
+/// Launches of the class that waits least, with how often a step calls them and the scope that they stand in.
 fn of_class<'a>(
     plan: &'a Plan,
     p: &'a PlanPrice,
@@ -80,7 +80,7 @@ fn of_class<'a>(
     })
 }
 
-/// Tables by part and by scope, of the pipeline rank that ends last.
+/// Tables by part and by scope, of the pipeline rank that waits least.
 pub fn tables(plan: &Plan, p: &PlanPrice) -> String {
     let names: Vec<&str> = p.parts.list().iter().map(|x| x.0).collect();
     let mut parts = vec![Sum::default(); names.len()];

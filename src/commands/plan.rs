@@ -143,7 +143,7 @@ impl Plan {
     }
 
     fn asked(&self) -> Result<Asked> {
-        let (device, ifs) = self.machine()?;
+        let (machine, (device, ifs)) = (device(&self.machine)?, self.machine()?);
         let budget = self.budget.unwrap_or(BUDGET.max(EACH * self.top));
         let counts = [("--gpus", self.gpus, MOST.0), ("--top", self.top, MOST.1)];
         for (flag, n, most) in counts.into_iter().chain([("--budget", budget, MOST.0)]) {
@@ -178,10 +178,22 @@ impl Plan {
         let node = (self.gpus > domain && self.gpus.is_multiple_of(domain)).then_some(domain);
         let options = Options { node, ..flags.options_for(&self.model)? };
         let of_device = self.memory.is_none() && device.is_gpu();
-        let (gpus, top, target) = (self.gpus, self.top, self.target);
         let seconds = |n: usize| Instant::now().checked_add(Duration::from_secs(n as u64));
         let end = self.for_seconds.and_then(seconds);
-        Ok(Asked { gpus, device, options, memory, of_device, target, top, budget, end, fixed, ifs })
+        Ok(Asked {
+            gpus: self.gpus,
+            device,
+            machine,
+            options,
+            memory,
+            of_device,
+            target: self.target,
+            top: self.top,
+            budget,
+            end,
+            fixed,
+            ifs,
+        })
     }
 }
 
@@ -381,7 +393,8 @@ fn table(asked: &Asked, found: &PlannedLayouts) -> String {
     all.extend(found.beyond.iter().map(|b| lines::beyond(found, b, target.is_some())));
     let rows = lines::rows(all, 1..5 + usize::from(target.is_some()));
     let counted = format!(
-        "a step: {} of {}, in {}\n{} legal, {} may fit in {}, all priced in closed form; {} \
+        "a step: {} of {}, in {}\n{} legal, of {} states and what enters layers alone are within {}, all priced in \
+         closed form; {} \
          compiled, {} refused, {} passed over (a plan that needs less does not fit), {} not compiled that may be as \
          fast; the last {} brought nothing faster",
         count(asked.options.global_batch, "sequence", "sequences"),

@@ -271,6 +271,18 @@ fn clocks_are_the_replay_of_the_schedule() {
     }
 }
 
+/// Where stages are not alike the parts are those of the rank for which the others wait, not of the one that ends last.
+#[test]
+fn parts_are_those_of_the_rank_that_waits_least() {
+    for (layers, class) in [("1,7", 1), ("7,1", 0)] {
+        let o = Options { layers: layers.into(), ..options(&[("pp", 2)], false, 1) };
+        let p = price(&compiled("llama_deep", &o), &h100(), &[]).expect("a price");
+        assert_eq!(p.class, class, "{layers}");
+        assert!((p.parts.total() / p.total - 1.0).abs() < 1e-9, "{layers}");
+        assert!(p.parts.bubble < 0.3 * p.total, "{layers}: {:?}", p.parts);
+    }
+}
+
 fn planned(lab: &Lab, args: &[&str]) -> Json {
     let out = lab.ok(&[&["plan", "m", "--machine", "h100-sxm", "--format", "json"], args].concat());
     serde_json::from_slice(&out.stdout).expect("JSON")
@@ -720,7 +732,13 @@ fn plans_that_cannot_be_are_refused() {
         "{fixed}"
     );
     let both = lab.refuses(&with(&["--fix", "tp=4,dp=4"]), 3, "no-layout");
-    assert!(both.contains("none has all that --fix says together"), "{both}");
+    assert!(both.contains("tp=4, dp=4 are 16 ranks, and there are 4 ranks"), "{both}");
+    let pair = lab.refuses(&with(&["--fix", "mb=1,zero=3,tp=4"]), 3, "no-layout");
+    assert!(
+        pair.contains("none has zero=3, tp=4 together")
+            && pair.contains("with zero=3 fix tp at one of 1, 2\n"),
+        "{pair}"
+    );
     let long =
         lab.refuses(&plan(&["--gpus", "4", "--global-batch", "8", "--seq", "512"]), 3, "no-layout");
     assert!(long.contains("seq") && !long.contains("--global-batch that"), "{long}");

@@ -33,6 +33,7 @@ use shardc_plans::machine::{precision, sizes};
 use shardc_plans::rules;
 use shardc_process::signals;
 use space::Candidate;
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::Instant;
 use target::LeftOut;
@@ -52,6 +53,8 @@ const MOST_OF_A_ROW: usize = 64;
 pub struct Asked {
     pub gpus: usize,
     pub device: Device,
+    /// That machine without changed numbers: what plans are compiled for, as the printed command says it.
+    pub machine: Device,
     /// Batch, sequence and element type; the layout is not looked at.
     pub options: Options,
     /// Bytes that a rank may need.
@@ -202,20 +205,53 @@ fn nothing_legal(f: &Facts, base: &Options, asked: &Asked, all: &[Candidate]) ->
             own.help.into_iter().fold(d, Diag::help)
         }
         (Some((name, v)), None) if !all.is_empty() => {
-            let mut there: Vec<usize> = all.iter().filter_map(|c| c.number(name)).collect();
-            there.sort_unstable();
-            there.dedup();
+            let there: BTreeSet<usize> = all.iter().filter_map(|c| c.number(name)).collect();
             let there: Vec<String> = there.iter().map(usize::to_string).collect();
             d.why(format!("none has {name}={v}"))
                 .help(format!("fix {name} at one of {}, or leave it open", there.join(", ")))
         }
-        (None, None) if !all.is_empty() => {
-            d.why("none has all that --fix says together").help("fix less")
-        }
+        (None, None) if !all.is_empty() => not_together(d, asked, all),
         _ => d
             .rule("ranks of dp divide the sequences of a batch")
             .help(format!("give a --global-batch that {} divides", asked.gpus)),
     }
+}
+
+/// Numbers of `--fix` that layouts have, and none of them together.
+fn not_together(d: Diag, asked: &Asked, all: &[Candidate]) -> Diag {
+    let words = |some: &[&(String, usize)]| {
+        some.iter().map(|(n, v)| format!("{n}={v}")).collect::<Vec<_>>().join(", ")
+    };
+    let axes = |f: &&(String, usize)| ["tp", "cp", "pp", "dp"].contains(&f.0.as_str());
+    let axes: Vec<_> = asked.fixed.iter().filter(axes).collect();
+    let ranks = axes.iter().fold(1usize, |n, f| n.saturating_mul(f.1));
+    if ranks == 0 || !asked.gpus.is_multiple_of(ranks) {
+        let there = count(asked.gpus, "rank", "ranks");
+        return d
+            .why(format!(
+                "{} are {}, and there are {there}",
+                words(&axes),
+                count(ranks, "rank", "ranks")
+            ))
+            .help(format!("fix numbers whose product divides {}", asked.gpus));
+    }
+    let has = |c: &Candidate, f: &(String, usize)| c.number(&f.0) == Some(f.1);
+    for (i, a) in asked.fixed.iter().enumerate() {
+        for b in &asked.fixed[i + 1..] {
+            let with: Vec<&Candidate> = all.iter().filter(|c| has(c, a)).collect();
+            if with.iter().all(|c| !has(c, b)) {
+                let there: BTreeSet<usize> = with.iter().filter_map(|c| c.number(&b.0)).collect();
+                let there: Vec<String> = there.iter().map(usize::to_string).collect();
+                return d.why(format!("none has {} together", words(&[a, b]))).help(format!(
+                    "with {} fix {} at one of {}",
+                    words(&[a]),
+                    b.0,
+                    there.join(", ")
+                ));
+            }
+        }
+    }
+    d.why("none has all that --fix says together").help("fix less")
 }
 
 /// All layouts, and the best of them compiled; `say` hears how far it is. A signal ends the search, and not the process.
@@ -262,6 +298,8 @@ pub fn plan(model: &Path, asked: &Asked, say: &mut dyn FnMut(Progress)) -> Resul
     let put_off = search.run(&mut guesses, say);
     let since_best = search.since_best();
     let narrower = narrower(&search, &facts, &legal, say);
+    // What ended the look at narrower gradients ended the search.
+    search.cut = search.cut.or(signals::asked().map(Cut::Signal));
     signals::save_no_more();
     let narrower = narrower?;
     let Search { refused, mut fits, least, compiled, passed_over, cut, .. } = search;

@@ -402,7 +402,8 @@ impl<'a> Search<'a> {
         let mut options = Options { transport, ..g.candidate.options(base) };
         if device.epilogue.is_some() {
             // Whether products and what follows them are one kernel is chosen by the speeds of both.
-            options.hardware = device.hardware(&options.mesh, precision(&options))?;
+            let machine = &self.asked.machine;
+            options.hardware = machine.hardware(&options.mesh, precision(&options))?;
         }
         let room = self.asked.room_of(&g.candidate);
         let Steady { plan, seconds, parts } =

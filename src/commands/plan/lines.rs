@@ -89,9 +89,12 @@ pub(super) fn within(found: &PlannedLayouts) -> String {
     let Some(band) = found.band else {
         return "how far it is off is not known (guess): no published runs of such models on such a machine are known".into();
     };
-    let ties = found.fits.iter().filter(|c| is_tie(found, c)).count();
+    let ties = match found.fits.iter().filter(|c| is_tie(found, c)).count() {
+        1 => "no other is".into(),
+        n => format!("{n} are"),
+    };
     format!(
-        "{ties} within {:.0} % of it are a tie (~): so far off are four of five published runs of {}",
+        "{ties} within {:.0} % of it, a tie (~): so far off are four of five published runs of {}",
         100.0 * band.width,
         band.class
     )

@@ -147,32 +147,30 @@ fn what_is_frozen_needs_no_state() {
     assert!(found["plans"][0]["peak_bytes"].as_u64() < Some(79 << 30), "{found}");
 }
 
-/// The first signal ends a search with what was found by then.
+/// The first signal ends a search with what was found by then, be it that of narrower gradients, its last part.
 #[test]
 fn a_signal_ends_a_search_with_its_table() {
+    let long = ["--gpus", "64", "--machine", "h100", "--budget", "4000", "--top", "100"];
+    ended(&long, "best so far");
+    let tight = ["--gpus", "8", "--machine", "rtx-4090", "--seq", "4096", "--global-batch", "64"];
+    ended(&[&tight[..], &["--top", "3"]].concat(), "looking at --grad-dtype bf16");
+}
+
+/// Ends a search of 8B by SIGTERM when it has said these words.
+fn ended(args: &[&str], when: &str) {
     use std::io::{BufRead, BufReader, Read};
     use std::process::{Command, Stdio};
     let model = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/configs/llama-3.1-8b.json");
     let mut search = Command::new(env!("CARGO_BIN_EXE_shardc"))
-        .args([
-            "plan",
-            model,
-            "--gpus",
-            "64",
-            "--machine",
-            "h100",
-            "--budget",
-            "4000",
-            "--top",
-            "100",
-        ])
+        .args(["plan", model])
+        .args(args)
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
         .expect("it starts");
     let mut said = BufReader::new(search.stderr.take().expect("a pipe")).lines();
-    let best = said.find(|l| l.as_ref().is_ok_and(|l| l.contains("best so far")));
-    assert!(best.is_some(), "nothing was found");
+    let best = said.find(|l| l.as_ref().is_ok_and(|l| l.contains(when)));
+    assert!(best.is_some(), "{when}: not said");
     let sent = Command::new("kill").args(["-TERM", &search.id().to_string()]).status();
     assert!(sent.expect("kill runs").success());
     std::thread::spawn(move || said.for_each(drop));
@@ -242,6 +240,12 @@ fn plans_have_the_hardware_of_their_machine() {
     let price = json(&["price", "b.plan", "--machine", "b200", "--format", "json"]);
     let own = price["step_s"].as_f64().unwrap_or_else(|| panic!("{price}"));
     assert!((own / b200 - 1.0).abs() < 1e-9, "{own} s, {b200} s");
+    // Changed numbers price plans, and the printed command makes the plan that was priced.
+    let args = ["plan", model, "--gpus", "16", "--machine", "b200", "--fix", "tp=1,pp=1,cp=1"];
+    let if_so = ["--what-if", "hbm=100", "--budget", "2", "--top", "1", "-o", "w.plan"];
+    lab.ok(&[&args[..], &if_so].concat());
+    let made = |plan: &str| std::fs::read(lab.path(plan).join("programs/all.ir")).expect("read");
+    assert!(made("w.plan") == made("b.plan"), "another plan than the command's");
 }
 
 /// Where most layouts do not fit, a plan of a tp and pp tells of the others of these: the budget reaches the pipelines that

@@ -294,7 +294,7 @@ fn examples_that_lose_something_are_named() {
     let at = |n: &[usize]| n.iter().map(|n| format!("c.jsonl:{n}")).collect::<Vec<_>>();
     let how = ["--chat-template", "t.jinja", "--seq", "32"];
     let said = shown(&lab, "c.jsonl", &how);
-    let want = json!({ "cut": at(&[2, 3, 8]), "too_long": [], "unscored": at(&[3, 4, 5]), "empty": at(&[4]), "none": at(&[7]) });
+    let want = json!({ "cut": at(&[2, 3, 8]), "too_long": [], "unscored": at(&[3, 4, 5]), "empty": at(&[4]), "none": at(&[7]), "parts": [] });
     assert_eq!(said["places"], want);
     assert_eq!(
         (&said["cut"], &said["unscored"], &said["empty"], &said["none"]),
@@ -325,6 +325,17 @@ fn examples_that_lose_something_are_named() {
     );
     let said = shown(&lab, "c.jsonl", &["--chat-template", "null.jinja", "--loss-on", "all"]);
     assert_eq!((&said["none"], &said["empty"]), (&json!(0), &json!(2)));
+    // Nor are parts a list where the template takes them apart.
+    let part =
+        |text: &str| json!({ "role": "user", "content": [{ "type": "text", "text": text }] });
+    let parts = json!({ "messages": [part("say 'type': 'text'"), says("b")] }).to_string();
+    lab.write("parts.jsonl", [parts.clone(), chat("a", says("b")), parts].join("\n"));
+    lab.write("apart.jinja", "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}{{ p.text }}{% endfor %}{% endif %}{% endfor %}");
+    let said = shown(&lab, "parts.jsonl", &["--chat-template", "t.jinja"]);
+    let want = (json!(2), json!(["parts.jsonl:1", "parts.jsonl:3"]));
+    assert_eq!((said["parts"].clone(), said["places"]["parts"].clone()), want);
+    let said = shown(&lab, "parts.jsonl", &["--chat-template", "apart.jinja", "--loss-on", "all"]);
+    assert_eq!(said["parts"], json!(0));
     // Of several answers one that is empty counts where it is scored.
     let two = json!({ "messages": [{ "role": "user", "content": "a" }, says(""), { "role": "user", "content": "a" }, says("b")] });
     lab.write("two.jsonl", two.to_string());

@@ -156,21 +156,40 @@ impl Coder {
 
     /// Whether a template writes a content of null as the word that Python has for it.
     pub fn writes_none(&self, e: &Example) -> bool {
+        let is = |content: &Json| content.is_null().then(String::new);
+        self.writes(e, &is, "None")
+    }
+
+    /// Whether a template writes the parts of a content as the list that Python has for them.
+    pub fn writes_parts(&self, e: &Example) -> bool {
+        let is = |content: &Json| {
+            let parts = content.as_array()?;
+            Some(parts.iter().filter_map(|p| p["text"].as_str()).collect())
+        };
+        self.writes(e, &is, "'type': 'text'")
+    }
+
+    /// Whether words are in the text of a chat that are not there with other contents in place of some.
+    fn writes(&self, e: &Example, other: &dyn Fn(&Json) -> Option<String>, words: &str) -> bool {
         let Example::Chat(c) = e else { return false };
-        let none = |m: &Json| m.get("content").is_some_and(Json::is_null);
         let Some(t) = self.template_of(!c.tools.is_null()) else { return false };
-        if !c.messages.iter().any(none) {
+        let mut plain = c.messages.clone();
+        let mut some = false;
+        for content in plain.iter_mut().filter_map(|m| m.get_mut("content")) {
+            if let Some(text) = other(content) {
+                (*content, some) = (text.into(), true);
+            }
+        }
+        if !some {
             return false;
         }
-        let mut empty = c.messages.clone();
-        empty.iter_mut().filter(|m| none(m)).for_each(|m| m["content"] = "".into());
         let text = |messages: &[Json]| {
             let (tools, kwargs) = (&c.tools, &c.kwargs);
             t.render(&template::TemplateInput { messages, tools, kwargs, prompt: false })
                 .map(|r| r.text)
         };
-        let nones = |messages: &[Json]| text(messages).map(|text| text.matches("None").count());
-        matches!((nones(&c.messages), nones(&empty)), (Ok(null), Ok(empty)) if null > empty)
+        let times = |messages: &[Json]| text(messages).map(|text| text.matches(words).count());
+        matches!((times(&c.messages), times(&plain)), (Ok(own), Ok(plain)) if own > plain)
     }
 
     /// The texts of an example of a line.

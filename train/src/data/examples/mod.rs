@@ -97,6 +97,7 @@ impl Examples {
             let [empty, none] = [coder.says_nothing(&example), coder.writes_none(&example)];
             pass.stats.example(&example, empty, place);
             pass.stats.none.add(none, place);
+            pass.stats.parts.add(coder.writes_parts(&example), place);
             reader.leaves(coder.unnamed(&example));
             let line = place.rsplit(':').next().unwrap_or_default();
             group.add(spot, place, coder.texts(&example, line).map_err(at)?);

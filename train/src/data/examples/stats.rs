@@ -65,6 +65,8 @@ pub struct Stats {
     pub empty: Found,
     /// Those of which a template writes a content of null as a word.
     pub none: Found,
+    /// Those of which a template writes the parts of a content as a list.
+    pub parts: Found,
     /// Chats that say of each turn of an assistant that it is not scored.
     pub barred: usize,
     /// Tokens on both sides of a border of what is scored.
@@ -138,6 +140,7 @@ impl Stats {
             (&self.unscored, "without a scored token left out"),
             (&self.empty, "with an empty answer"),
             (&self.none, "with the word None, as which the template writes a content of null"),
+            (&self.parts, "with a list of parts, which the template writes as Python does"),
         ];
         out.extend(found.iter().filter_map(|(of, what)| of.line(what, self.examples)));
         if self.straddling > 0 {
@@ -166,12 +169,14 @@ impl Stats {
             "unscored": self.unscored.count,
             "empty": self.empty.count,
             "none": self.none.count,
+            "parts": self.parts.count,
             "places": {
                 "cut": self.cut.places,
                 "too_long": self.long.places,
                 "unscored": self.unscored.places,
                 "empty": self.empty.places,
                 "none": self.none.places,
+                "parts": self.parts.places,
             },
             "straddling": self.straddling,
             "unused": self.unused,

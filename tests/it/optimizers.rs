@@ -501,6 +501,55 @@ fn no_other_rule_is_an_op() {
     lab.ok(&args);
 }
 
+/// A rule of one's own that is called as a built-in one has attributes of its own: those of flags that nobody gave are its
+/// to say.
+#[test]
+fn a_rule_of_ones_own_may_be_called_adamw() {
+    let lab = Lab::new("own-adamw");
+    let model = format!("{FIXTURES}/llama_gqa");
+    let rule = |name: &str, with: &str| {
+        format!(
+            "update @{name}(\n  %p: f32[*] param, %g: f32[*] grad, %m: f32[*] state[momentum] = 0,\n  %lr: f32[] scalar \
+             \"lr\",\n) -> (f32[*] param, f32[*] state[momentum])\n  with {with} = 0.7\n{{\n  %m2 = lerp[1 - ${with}] \
+             %m, %g\n  return sub %p, mul[*,->*] %m2, %lr; %m2\n}}\n"
+        )
+    };
+    let compile = |name: &str, more: &[&str]| {
+        let args = ["compile", &model, "--seq", "16", "--optim-file", "rules.ir", "-o", name];
+        lab.ok(&[&args[..], more].concat());
+        let text = std::fs::read_to_string(lab.path(name).join("programs/all.ir")).expect("read");
+        text.lines().filter(|l| l.contains("_scale = scale[")).map(String::from).collect::<Vec<_>>()
+    };
+    lab.write("rules.ir", rule("mine", "beta1"));
+    let want = compile("mine", &["--optim", "*=mine"]);
+    assert!(!want.is_empty());
+    lab.write("rules.ir", rule("adamw", "beta1"));
+    assert_eq!(compile("own", &["--optim", "*=adamw"]), want);
+    assert_eq!(compile("all", &[]), want);
+    assert_ne!(compile("said", &["--optim", "*=adamw,beta1=0.9"]), want);
+    assert_ne!(
+        compile(
+            "given",
+            &[
+                "--betas",
+                "0.9,0.999",
+                "--eps",
+                "1e-8",
+                "--optimizer",
+                "sgd",
+                "--optim",
+                "*=adamw,beta1=0.9"
+            ]
+        ),
+        want
+    );
+    lab.write("rules.ir", rule("adamw", "mu"));
+    compile("other", &[]);
+    let typed = ["compile", &model, "--seq", "16", "--optim-file", "rules.ir", "-o", "p"];
+    let said = lab.refuses(&[&typed[..], &["--betas", "0.9,0.95"]].concat(), 2, "update-rule");
+    assert!(said.contains("`@adamw` has no attribute `beta1`"), "{said}");
+}
+
 /// A rule may read what a state was in what it makes of the parameter, though a view of it is what it reads.
 #[test]
 fn old_values_of_states_are_read_before_they_are_written_over() {

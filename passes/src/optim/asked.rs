@@ -3,6 +3,7 @@
 use super::{Group, Spread};
 use crate::options::{Optimizer, Options};
 use shardc_ir::diag::{Diag, Result};
+use shardc_ir::text::update::Rules;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Names of the rules that parameters are updated by: those of groups, and of `*` where no later
@@ -40,11 +41,24 @@ pub(super) fn base(o: &Options) -> Group {
     let (rule, given) = match o.optimizer {
         Optimizer::AdamW { beta1, beta2, eps } => {
             let all = [("beta1", beta1), ("beta2", beta2), ("eps", eps)];
-            ("adamw", all.map(|(k, x)| (k.to_string(), format!("{x:?}"))).into())
+            let all = all.into_iter().filter(|(key, x)| says(o, key, *x));
+            ("adamw", all.map(|(k, x)| (k.to_string(), format!("{x:?}"))).collect())
         }
         Optimizer::Sgd => ("sgd", BTreeMap::new()),
     };
     Group { on: "*".into(), rule: rule.into(), given, lr: 1.0, spread: Spread::Auto }
+}
+
+/// Whether the flags of AdamW say a number: one that nobody gave is left to a rule of the user's of that name.
+fn says(o: &Options, key: &str, x: f64) -> bool {
+    let flag = if key == "eps" { "eps" } else { "betas" };
+    let Optimizer::AdamW { beta1, beta2, eps } = Options::default().optimizer else { return true };
+    let plain = [("beta1", beta1), ("beta2", beta2), ("eps", eps)].contains(&(key, x));
+    if o.optim_file.is_empty() || !plain || o.given.iter().any(|g| g == flag) {
+        return true;
+    }
+    let own = Rules::parse(&o.optim_file, place(o));
+    !own.is_ok_and(|r| r.named("adamw").next().is_some())
 }
 
 pub(super) fn wrong(text: &str, what: impl Into<String>) -> Diag {

@@ -1,6 +1,7 @@
 //! Where a model is cut into stages, and what crosses the cuts.
 
 use crate::fixture::*;
+use crate::lab::Lab;
 use shardc_ir::diag::Diag;
 use shardc_ir::func::{Func, RoleKind};
 use shardc_ir::plan::{Instr, Mode, Plan, Transfer};
@@ -98,6 +99,15 @@ fn cuts_by_hand_that_do_not_fit_are_refused() {
     assert!(d.message.contains("model.layers.99") && d.help[1].contains("model."), "{d}");
     let d = code("E|t*8||L");
     assert!(d.message.contains("stage 2 is empty"), "{d}");
+    // A text without layers is cut by its parts.
+    let lab = Lab::new("cuts-of-a-text");
+    let text = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/mlp.ir");
+    let args = |layers| ["compile", text, "--mesh", "pp=2", "-o", "p", "--layers", layers];
+    for given in ["up,loss", "a", "2,2", "equal", "Et|tL"] {
+        let said = lab.refuses(&args(given), 2, "layers");
+        assert!(said.contains("for example --layers down\n"), "{given}: {said}");
+    }
+    lab.ok(&args("down"));
     // Equal layers need 8 % stages == 0; otherwise any number will do.
     let three = |layers: &str| {
         let mut o = options(&[("pp", 3)], false, 2);

@@ -34,10 +34,15 @@ pub enum LayoutItem {
 const MAX_PARTS: usize = 1 << 16;
 
 fn bad(text: &str, what: impl Into<String>) -> Diag {
-    Diag::new("layers", what)
-        .at(format!("--layers {text}"))
-        .rule("balanced, equal, layers per stage (8,8,9,7), scopes that begin a stage, or E t L | *n ()")
+    wrong(text, what)
         .help("for example --layers 'Et*3|(tt|)*2,tL' for 4 stages of 3, 2, 2 and 1 layers")
+}
+
+/// The same of a model, which has an example of its own.
+fn wrong(text: &str, what: impl Into<String>) -> Diag {
+    Diag::new("layers", what).at(format!("--layers {text}")).rule(
+        "balanced, equal, layers per stage (8,8,9,7), scopes that begin a stage, or E t L | *n ()",
+    )
 }
 
 impl StageLayout {
@@ -62,6 +67,13 @@ impl StageLayout {
 
     /// Where stages begin among the units, and the end.
     pub(super) fn cuts(&self, units: &[Unit], stages: usize, text: &str) -> Result<Vec<usize>> {
+        self.asked(units, stages, text).map_err(|mut d| {
+            d.help.splice(..0, example(units, stages));
+            d
+        })
+    }
+
+    fn asked(&self, units: &[Unit], stages: usize, text: &str) -> Result<Vec<usize>> {
         let is_layer = |u: &Unit| u.layer.is_some();
         let layers = units.iter().filter(|u| is_layer(u)).count();
         let first = units.iter().position(is_layer).unwrap_or(0);
@@ -72,7 +84,7 @@ impl StageLayout {
                     let near = |s: usize| s.max(1);
                     let fits = (1..=layers).filter(|s| layers % s == 0);
                     let near = fits.min_by_key(|s| s.abs_diff(near(stages))).unwrap_or(1);
-                    return Err(bad(
+                    return Err(wrong(
                         text,
                         format!("{} in {stages} equal stages", count(layers, "layer", "layers")),
                     )
@@ -93,7 +105,7 @@ impl StageLayout {
         let total = counts.iter().fold(0usize, |n, &c| n.saturating_add(c));
         if counts.len() != stages || total != layers {
             let what = stages_of(counts.len(), total);
-            return Err(not_here(bad(text, what), stages, layers));
+            return Err(wrong(text, what).rule(here(stages, layers)));
         }
         let mut cuts = vec![0];
         let mut at = first;
@@ -110,7 +122,7 @@ impl StageLayout {
 fn check(cuts: Vec<usize>, text: &str) -> Result<Vec<usize>> {
     match cuts.windows(2).position(|w| w[0] >= w[1]) {
         None => Ok(cuts),
-        Some(i) => Err(bad(text, format!("stage {i} is empty"))),
+        Some(i) => Err(wrong(text, format!("stage {i} is empty"))),
     }
 }
 
@@ -119,13 +131,25 @@ fn stages_of(stages: usize, layers: usize) -> String {
     format!("{} of {}", count(stages, "stage", "stages"), count(layers, "layer", "layers"))
 }
 
-/// Other numbers than those of the model, with an example of its own.
-fn not_here(d: Diag, stages: usize, layers: usize) -> Diag {
-    let each = |i: usize| layers / stages + usize::from(i < layers % stages);
-    let even: Vec<String> = (0..stages).map(|i| each(i).to_string()).collect();
-    let d = Diag { help: vec![], ..d };
-    d.rule(format!("here: {}", stages_of(stages, layers)))
-        .help(format!("for example --layers {}", even.join(",")))
+/// What there is in place of other numbers.
+fn here(stages: usize, layers: usize) -> String {
+    format!("here: {}", stages_of(stages, layers))
+}
+
+/// Stages of a model that are legal, as the flag says them; none if there are too many.
+fn example(units: &[Unit], stages: usize) -> Option<String> {
+    let layers = units.iter().filter(|u| u.layer.is_some()).count();
+    let all: Vec<String> = match stages {
+        _ if layers >= stages => {
+            let each = |i: usize| layers / stages + usize::from(i < layers % stages);
+            (0..stages).map(|i| each(i).to_string()).collect()
+        }
+        _ if units.len() >= stages => {
+            (1..stages).map(|i| units[i * units.len() / stages].name.clone()).collect()
+        }
+        _too_many => return None,
+    };
+    Some(format!("for example --layers {}", all.join(",")))
 }
 
 fn by_name(names: &[String], units: &[Unit], stages: usize, text: &str) -> Result<Vec<usize>> {
@@ -133,7 +157,7 @@ fn by_name(names: &[String], units: &[Unit], stages: usize, text: &str) -> Resul
     for name in names {
         let Some(at) = units.iter().position(|u| u.name == *name) else {
             let known: Vec<&str> = units.iter().map(|u| &*u.name).take(6).collect();
-            return Err(bad(text, format!("no part of the model is called `{name}`"))
+            return Err(wrong(text, format!("no part of the model is called `{name}`"))
                 .help(format!("the first {} are {}", known.len(), known.join(", "))));
         };
         cuts.push(at);
@@ -142,7 +166,7 @@ fn by_name(names: &[String], units: &[Unit], stages: usize, text: &str) -> Resul
     if cuts.len() != stages + 1 {
         let cuts = |n: usize| count(n, "cut", "cuts");
         let (given, makes) = (cuts(names.len()), if names.len() == 1 { "makes" } else { "make" });
-        return Err(bad(
+        return Err(wrong(
             text,
             format!("{given} {makes} {}", count(names.len() + 1, "stage", "stages")),
         )
@@ -163,12 +187,12 @@ fn by_parts(
     let of = |p: LayoutItem| all.iter().filter(|x| **x == p).count();
     if parts.len() != stages || of(LayoutItem::Layer) != layers {
         let what = stages_of(parts.len(), of(LayoutItem::Layer));
-        return Err(not_here(bad(text, what), stages, layers));
+        return Err(wrong(text, what).rule(here(stages, layers)));
     }
     let order =
         all.first() == Some(&LayoutItem::Embedding) && all.last() == Some(&LayoutItem::Loss);
     if !order || of(LayoutItem::Embedding) != 1 || of(LayoutItem::Loss) != 1 {
-        return Err(bad(text, "there is one E, at the beginning, and one L, at the end"));
+        return Err(wrong(text, "there is one E, at the beginning, and one L, at the end"));
     }
     let mut cuts = vec![0];
     let mut at = 0;

@@ -6,6 +6,7 @@ use shardc_ir::plan::TokenOrder;
 use shardc_ir::schedule::write_csv;
 use shardc_passes::autodiff::recompute::Recompute;
 use shardc_passes::options::CpMode;
+use shardc_passes::shard::zero::Accumulate;
 
 /// Schedules that it makes itself, by our names.
 const SCHEDULES: [(&str, &str); 6] = [
@@ -45,11 +46,19 @@ pub(super) fn files(e: &mut Export) -> Result<Vec<File>> {
     let zigzag = matches!(o.tokens(), TokenOrder::Zigzag { .. });
     put("context_parallel_load_balancer", if zigzag { "\"headtail\"" } else { "None" }.into());
     put("expert_parallel_degree", o.ep.to_string());
-    let policy = if o.reshard_after_forward { "always" } else { "never" };
+    let whole = o.zero_accumulate == Accumulate::Both || !o.reshard_after_forward;
+    let policy = if whole { "never" } else { "always" };
     put("fsdp_reshard_after_forward", format!("\"{policy}\""));
     put("pipeline_parallel_degree", pp.to_string());
     let mut files = vec![];
     if pp > 1 {
+        if o.zero >= 2 && o.zero_accumulate == Accumulate::None {
+            e.notes.push(
+                "plan: gradients are reduced for each microbatch; pipelines of PyTorch keep them whole and reduce them \
+                 once, which needs more memory (shardc compile --zero-accumulate gradients says how much)"
+                    .into(),
+            );
+        }
         match named {
             Some((_, theirs)) => put("pipeline_parallel_schedule", format!("\"{theirs}\"")),
             None => {

@@ -463,7 +463,20 @@ fn targets_start_with_what_is_written() {
     let mesh = ["--mesh", "pp=2,dp=2", "--zero", "3", "--microbatch", "1", "--recompute", "none"];
     let schedule = ["--schedule", "1f1b", "--global-batch", "8", "-o", "t"];
     lab.ok(&[&base[..], &mesh, &schedule].concat());
-    assert!(said("torchtitan", "t").contains("disable_cuda_graphs = True"));
+    let module = said("torchtitan", "t");
+    assert!(module.contains("disable_cuda_graphs = True"), "{module}");
+    // Pipelines of PyTorch reduce gradients once: a plan that does so is written, and of another it is said.
+    assert!(module.contains("reduce them once"), "{module}");
+    for (keeps, policy) in [("gradients", "always"), ("both", "never")] {
+        let keeps = ["--zero-accumulate", keeps];
+        lab.ok(&[&base[..], &mesh, &schedule[..4], &["-o", "u"], &keeps].concat());
+        let module = said("torchtitan", "u");
+        let policy = format!("fsdp_reshard_after_forward=\"{policy}\"");
+        assert!(module.contains(&policy) && !module.contains("reduce them once"), "{module}");
+    }
+    let flat = ["--mesh", "dp=2", "--zero", "3", "--microbatch", "1", "--global-batch", "8"];
+    lab.ok(&[&base[..4], &flat, &["--zero-accumulate", "both", "-o", "v"]].concat());
+    lab.refuses(&["export", "v", "--to", "torchtitan"], 4, "export");
     let one =
         ["--mesh", "dp=2", "--zero", "1", "--dtype", "bf16", "--seed", "7", "--weight-decay", "0"];
     lab.ok(&[&["compile", &deep, "--seq", "16", "-o", "q"][..], &one].concat());

@@ -132,11 +132,23 @@ pub const OPTIONS: &[OptionSpec] = &[
         rows: &[row("Parallelism", "ZeRO accumulates", |s| {
             trained(s, s.options.zero_accumulate.name())
         })],
-        lacks: &[lack(
-            TRAINERS,
-            |o| o.zero_accumulate != Accumulate::None && o.zero >= 2,
-            "unsharded accumulation over microbatches (--zero-accumulate)",
-        )],
+        lacks: &[
+            lack(
+                &[Megatron, Deepspeed, Nanotron],
+                |o| o.zero_accumulate != Accumulate::None && o.zero >= 2,
+                "unsharded accumulation over microbatches (--zero-accumulate)",
+            ),
+            lack(
+                &[Torchtitan],
+                |o| match o.zero_accumulate {
+                    Accumulate::None => false,
+                    // PyTorch's pipelines do so.
+                    Accumulate::Gradients | Accumulate::Both => o.zero >= 2 && o.axis("pp") == 1,
+                    Accumulate::Weights => o.zero >= 2,
+                },
+                "unsharded accumulation over microbatches (--zero-accumulate)",
+            ),
+        ],
         ..LAYOUT
     },
     OptionSpec {

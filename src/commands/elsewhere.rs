@@ -220,7 +220,8 @@ fn of_another(flag: &str, command: &str) -> Option<Diag> {
             d.rule("a plan has what it was compiled with")
                 .help(format!("compile with it: shardc compile MODEL --{flag} …"))
         }
-        _other => d.help(format!("{} has it", of.join(", "))),
+        (_, [one]) => d.help(format!("{one} has it")),
+        _other => d.help(format!("{} have it", of.join(", "))),
     })
 }
 

@@ -163,6 +163,11 @@ fn flags_of_other_software() {
         (&["run", "p", "--lora", "r=8"], "--lora", "shardc compile MODEL --lora …"),
         (&["plan", "m", "--mesh", "tp=2"], "--mesh", "use --fix, as in --fix tp=8,dp=4"),
         (&["compile", "m", "--what-if", "nic=100"], "--what-if", "shardc plan has it"),
+        (
+            &["compile", "m", "--machine", "h100"],
+            "--machine",
+            "shardc price, shardc report have it",
+        ),
         (&["run", "p", "--fp8"], "--fp8", "compile with --dtype bf16"),
         (&["run", "p", "--output_dir", "x"], "--output_dir", "use shardc run --save DIR"),
     ] {

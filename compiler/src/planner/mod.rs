@@ -299,7 +299,7 @@ pub fn plan(model: &Path, asked: &Asked, say: &mut dyn FnMut(Progress)) -> Resul
     let since_best = search.since_best();
     let narrower = narrower(&search, &facts, &legal, say);
     // What ended the look at narrower gradients ended the search.
-    search.cut = search.cut.or(signals::asked().map(Cut::Signal));
+    search.cut = search.cut.or(signals::asked().map(CutShort::Signal));
     signals::save_no_more();
     let narrower = narrower?;
     let Search { refused, mut fits, least, compiled, passed_over, cut, .. } = search;

@@ -43,6 +43,8 @@ pub struct Ledger {
     pub refuted: Vec<Refuted>,
     pub unequal: Vec<Unequal>,
     pub gaps: Vec<Gap>,
+    /// Where the model makes the first value that nothing of the plan makes in its form.
+    pub first: Option<String>,
 }
 
 /// The texts that places are named in.

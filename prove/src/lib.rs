@@ -97,6 +97,8 @@ pub struct Report {
     pub refuted: Vec<Refuted>,
     /// Equations whose sides have other forms, and are too large to compute whether they differ.
     pub unsure: Vec<Refuted>,
+    /// Where something differs: where the model makes the first value that the plan makes nowhere in this form.
+    pub first: Option<String>,
     pub gaps: Vec<Gap>,
     /// How often which lemma was used.
     pub lemmas: BTreeMap<&'static str, usize>,
@@ -139,16 +141,18 @@ fn decide(subject: &Subject, lemmas: Lemmas, compute: bool) -> Report {
     if let Err(gap) = run(&mut w, subject) {
         w.ledger.gaps.push(gap);
     }
-    let Ledger { mut shown, mut refuted, mut unequal, mut gaps } = std::mem::take(&mut w.ledger);
+    let Ledger { mut shown, mut refuted, mut unequal, mut gaps, first } =
+        std::mem::take(&mut w.ledger);
     shown.append(&mut report.shown);
     let mut unsure = vec![];
+    unequal.sort_by_cached_key(|x| extent(&w.s, x.2));
+    let first = first.filter(|_| !unequal.is_empty());
     if compute && refuted.is_empty() {
         unequal = judged(&mut w, subject, unequal, &mut shown, &mut gaps, &mut unsure);
     }
-    unequal.sort_by_cached_key(|x| extent(&w.s, x.2));
     refuted.extend(unequal.into_iter().map(|x| x.1));
     let (lemmas, nodes, terms) = (w.s.used.clone(), w.nodes, w.s.len());
-    Report { shown, refuted, unsure, gaps, lemmas, nodes, terms }
+    Report { shown, refuted, unsure, first, gaps, lemmas, nodes, terms }
 }
 
 /// Most terms that are counted of a difference.

@@ -77,6 +77,7 @@ impl Textbook {
         microbatches: usize,
     ) -> Result<Textbook, Gap> {
         let values = forward(w, model)?;
+        w.ledger.first = w.of_model_alone(model, &values);
         let role = |r: &shardc_ir::func::Port| Some((r.role.clone()?, r.value));
         let named: Vec<(Role, Value)> = model.results.iter().filter_map(role).collect();
         let term = |v: Value| values[v.0 as usize].ok_or_else(|| missing(model));

@@ -414,6 +414,14 @@ impl<'a> Whole<'a> {
         ranks.map(|&rank| self.own[&(rank, role.clone())]).collect()
     }
 
+    /// Where the model makes the first value, of those of its nodes, that no function of the plan made in its form: these
+    /// were read before.
+    pub fn of_model_alone(&self, model: &Func, values: &[Option<Term>]) -> Option<String> {
+        let made = model.nodes.iter().flat_map(|n| &n.outs);
+        let mut made = made.filter_map(|v| self.s.origin(values[v.0 as usize]?));
+        made.find(|o| o.func.is_none()).and_then(|o| self.texts.place(o))
+    }
+
     /// After the microbatches: sums over the stages one after the other, since a later one may be of
     /// what an earlier one gave.
     pub fn finish(&mut self) -> Result<Results, Gap> {

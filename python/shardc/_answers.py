@@ -449,6 +449,8 @@ class ProofProofs:
     nodes: int
     terms: int
     refuted: List[ProofProofsRefuted]
+    #: Where the model makes the first value that a refuted plan makes nowhere.
+    first: Optional[str]
     not_understood: List[ProofProofsNotUnderstood]
 
 

@@ -135,7 +135,8 @@ pub fn found_again(s: &Stored) -> Option<Result<Option<String>>> {
                 Some(r) => {
                     let [has, should] = sides(r);
                     let what = format!("from.ir does not compute model.ir: {} differs", r.what);
-                    format!("{what}\n   in the plan  {has}\n   should be    {should}")
+                    let first = first(&report).map_or(String::new(), |f| format!("\n   {f}"));
+                    format!("{what}\n   in the plan  {has}\n   should be    {should}{first}")
                 }
                 None => {
                     format!("from.ir is not known to compute model.ir: {now}; see shardc prove")
@@ -158,6 +159,13 @@ impl std::fmt::Display for Outcome {
             Outcome::NotTried { why } => write!(f, "not proved: {why}"),
         }
     }
+}
+
+/// What of the model a plan that is refuted does not make, where terms tell, and its first difference is another.
+pub fn first(r: &Report) -> Option<String> {
+    let known = r.refuted.first().is_some_and(|x| x.textbook_place == r.first);
+    let (place, line) = r.first.as_deref().filter(|_| !known)?.split_once(": ")?;
+    Some(format!("the first value of the model that the plan makes nowhere: `{line}`, in {place}"))
 }
 
 /// What a plan computes somewhere, and what it should: lines of the programs and of the model, or where something has
@@ -196,7 +204,8 @@ pub fn of_compiled(s: &Stored, how: Prove) -> Result<Outcome> {
         let [has, should] = sides(r);
         let what = format!("the plan does not compute its model: {} differs", r.what);
         let d = Diag::new("refuted", what).why(format!("in the plan: {has}"));
-        return Err(d.why(format!("should be: {should}")).help(help));
+        let d = d.why(format!("should be: {should}"));
+        return Err(first(&report).into_iter().fold(d, Diag::why).help(help));
     }
     let unsure = report.unsure.into_iter().map(|r| Gap {
         op: "sum of products".into(),

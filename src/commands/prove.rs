@@ -85,6 +85,7 @@ fn for_people(by: &str, r: &Report) -> String {
         let [has, should] = proof::sides(first);
         let other = if r.refuted.is_empty() { "textbook " } else { "should be" };
         s += &format!("{}\n   in the plan  {has}\n   {other}    {should}\n", first.what);
+        s.extend(proof::first(r).map(|first| format!("   {first}\n")));
         let names: Vec<&str> = others.iter().take(SHOWN).map(|x| &*x.what).collect();
         let more = others.len() - names.len();
         let more = if more > 0 { format!(", and {more} more") } else { String::new() };
@@ -122,6 +123,7 @@ fn in_json(by: &str, r: &Report) -> Json {
         "nodes": r.nodes,
         "terms": r.terms,
         "refuted": refuted.collect::<Vec<_>>(),
+        "first": r.first,
         "not_understood": gaps.collect::<Vec<_>>(),
     })
 }

@@ -337,7 +337,15 @@ fn a_large_changed_program_is_refuted() {
     assert!(said.contains("the program of new.ir does not compute this model"), "{said}");
     assert!(!lab.path("plan").exists());
     lab.ok(&[&from("new.ir")[..], &["--prove", "no"]].concat());
-    assert_eq!(lab.shardc(&["prove", "plan"]).status.code(), Some(1));
+    let proved = lab.shardc(&["prove", "plan"]);
+    assert_eq!(proved.status.code(), Some(1));
+    // Where all layers differ, it is said of which line of the first one.
+    let verified = text(&lab.shardc(&["verify", "plan"]).stdout);
+    for said in [said, text(&proved.stdout), verified] {
+        let line = said.lines().find(|l| l.contains("that the plan makes nowhere"));
+        let line = line.unwrap_or_else(|| panic!("{said}"));
+        assert!(line.contains("= silu %l0.gate") && line.contains("model.layers.0.mlp"), "{line}");
+    }
     lab.ok(&from("same.ir"));
 }
 

@@ -348,12 +348,18 @@ fn narrower(
     say: &mut dyn FnMut(Progress),
 ) -> Result<Option<Compiled>> {
     let (asked, input) = (search.asked, search.input);
-    // No target takes them.
-    let may = search.cut.is_none() && asked.target.is_none();
-    let base = with_narrow_gradients(search.base).filter(|_| may);
+    let base = with_narrow_gradients(search.base).filter(|_| search.cut.is_none());
     let Some((best, base)) = search.best().zip(base) else { return Ok(None) };
+    let mut legal = legal.to_vec();
+    if let Some(to) = asked.target {
+        // It may take none of them.
+        let taken = target::retain(to, input, &base, &mut legal, &mut LeftOut::default());
+        if taken.is_err() {
+            return Ok(None);
+        }
+    }
     let form = ClosedForm::of(facts, input, &base, asked.ifs, &asked.device)?;
-    let guesses = || Guesses::of(&form, &asked.device, legal, &|c| asked.room_of(c));
+    let guesses = || Guesses::of(&form, &asked.device, &legal, &|c| asked.room_of(c));
     let mut all = guesses()?;
     let mut near = std::iter::from_fn(|| all.next()).take(MOST_LOOKED_AT);
     if !near.any(|g| search.time(&g) < MUCH * best && search.seems_to_fit(&g)) {

@@ -272,3 +272,22 @@ fn a_tight_job_finds_its_pipelines() {
     let said = narrow["step_s"].as_f64().expect("seconds");
     assert!(said < 0.75 * first && said <= 1.01 * own, "{said} s, {own} s of its own, {first} s");
 }
+
+/// What gradients in 16 bits would save is said of layouts of a target that takes them, and of no other target's.
+#[test]
+fn narrower_gradients_are_those_that_a_target_takes() {
+    let lab = Lab::new("plan-narrower-for");
+    let model = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/configs/llama-3.1-8b.json");
+    let found = |to: &str| -> Json {
+        let args = ["plan", model, "--gpus", "32", "--machine", "h100-sxm", "--memory", "12GiB"];
+        let job = ["--seq", "4096", "--global-batch", "64", "--top", "1", "--budget", "8"];
+        let out = lab.ok(&[&args[..], &job, &["--for", to, "--format", "json"]].concat());
+        serde_json::from_slice(&out.stdout).expect("JSON")
+    };
+    let all = found("deepspeed");
+    let narrow = &all["with_narrow_gradients"];
+    assert_eq!(narrow["grad_dtype"], "bf16", "{all}");
+    let seconds = |line: &Json| line["step_s"].as_f64().unwrap_or_else(|| panic!("{all}"));
+    assert!(seconds(narrow) < 0.75 * seconds(&all["plans"][0]), "{all}");
+    assert!(found("torchtitan")["with_narrow_gradients"].is_null());
+}

@@ -142,7 +142,15 @@ fn no_effect(mesh: &Mesh, params: &[ParamLayout], o: &Options) -> Vec<Diag> {
                 whole.len(),
                 p.param.name
             );
-            warn(what, format!("use a size of {axes} that divides one of their dims"));
+            let divides = (0..p.stored.rank()).any(|d| p.stored.dims[d].size.is_multiple_of(n));
+            warn(
+                what,
+                match divides {
+                    true => "leave it: ranks of another axis use pieces of what each of them holds"
+                        .into(),
+                    false => format!("use a size of {axes} that divides one of their dims"),
+                },
+            );
         }
         for p in params {
             let cut = (0..p.stored.rank()).find(|&d| p.stored.dims[d].atoms.set().meets(shard));

@@ -344,6 +344,24 @@ fn what_stays_whole_has_its_price() {
     }
 }
 
+/// A size is advised where one would help: norms of which ranks of tp use pieces are whole on each of them, whatever it is.
+#[test]
+fn what_zero_leaves_whole_is_told_with_a_way_that_works() {
+    let said = |name: &str, mesh: &[(&str, usize)]| -> String {
+        let path = Path::new(crate::lab::FIXTURES).join(name);
+        let o = Options { zero: 1, ..options(mesh, false, 1) };
+        let done = shardc::compile(&path, &o, &mut |_, _| {}).unwrap_or_else(|e| panic!("{e}"));
+        done.warnings
+            .iter()
+            .filter(|w| w.message.contains("not split over"))
+            .flat_map(|w| w.help.clone())
+            .collect()
+    };
+    assert_eq!(said("olmo2", &[("dp_shard", 2)]), "");
+    let pieces = said("olmo2", &[("dp_shard", 2), ("tp", 2)]);
+    assert_eq!(pieces, "leave it: ranks of another axis use pieces of what each of them holds");
+}
+
 /// Over NCCL the parameters of a block are gathered in one call per direction, and their gradients scattered in
 /// one: the same bytes and, run over threads, the same bits as tensor by tensor, on every kind of layout.
 #[test]

@@ -206,6 +206,10 @@ fn lines_that_are_no_examples_are_errors() {
             r#"{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}"#,
             "a part of type `image_url`",
         ),
+        (
+            r#"{"messages": [{"role": "assistant", "content": [{"type": "thinking"}]}]}"#,
+            "write it as \"reasoning_content\"",
+        ),
     ] {
         refuses(4, "not-built", line, words);
     }
@@ -373,9 +377,9 @@ fn examples_that_lose_something_are_named() {
     }
 }
 
-/// `system` beside `conversations` is their first message.
+/// `system` beside `conversations` and `messages` is their first message.
 #[test]
-fn conversations_have_a_system_column() {
+fn chats_have_a_system_column() {
     let lab = Lab::new("chats-system");
     lab.write("t.jinja", "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}");
     let turns = [json!({ "from": "human", "value": "a" }), json!({ "from": "gpt", "value": "b" })];
@@ -384,11 +388,19 @@ fn conversations_have_a_system_column() {
         (json!(""), "<user>a<assistant>[b]"),
         (Json::Null, "<user>a<assistant>[b]"),
     ] {
-        lab.write("c.jsonl", json!({ "system": system, "conversations": turns }).to_string());
-        let said = shown(&lab, "c.jsonl", &["--chat-template", "t.jinja"]);
-        assert_eq!(said["shown"][0]["shown"], want);
-        assert_eq!(said["unused"], json!([]));
+        let messages =
+            json!([{ "role": "user", "content": "a" }, { "role": "assistant", "content": "b" }]);
+        for (key, all) in [("conversations", json!(turns)), ("messages", messages)] {
+            lab.write("c.jsonl", json!({ "system": system, key: all }).to_string());
+            let said = shown(&lab, "c.jsonl", &["--chat-template", "t.jinja"]);
+            assert_eq!(said["shown"][0]["shown"], want, "{key}");
+            assert_eq!(said["unused"], json!([]), "{key}");
+        }
     }
+    let twice = json!([{ "from": "system", "value": "s" }, turns[0], turns[1]]);
+    lab.write("c.jsonl", json!({ "system": "s", "conversations": twice }).to_string());
+    let said = lab.refuses(&["data", "c.jsonl", "--tokenizer", &tokenizer()], 2, "data");
+    assert!(said.contains("beside a message of the role system"), "{said}");
     lab.write("c.jsonl", json!({ "system": 1, "conversations": turns }).to_string());
     let said = lab.refuses(&["data", "c.jsonl", "--tokenizer", &tokenizer()], 2, "data");
     assert!(said.contains("`system` is not a string"), "{said}");

@@ -31,8 +31,8 @@ impl Shape {
     fn more(self) -> &'static [&'static str] {
         match self {
             Shape::Texts => &[],
-            Shape::Conversations => &["tools", "chat_template_kwargs", "system"],
-            _chats => &["tools", "chat_template_kwargs"],
+            Shape::Pairs => &["tools", "chat_template_kwargs"],
+            Shape::Messages | Shape::Conversations => &["tools", "chat_template_kwargs", "system"],
         }
     }
 
@@ -277,10 +277,13 @@ fn example(shape: Shape, mut all: Map<String, Json>) -> Result<Example> {
     };
     let chat = |messages, prompt| Example::Chat(Chat { messages, prompt, tools, kwargs });
     match shape {
-        Shape::Messages => Ok(chat(messages("messages", take("messages"))?, None)),
+        Shape::Messages => {
+            let all = messages("messages", take("messages"))?;
+            Ok(chat(behind(take("system"), all)?, None))
+        }
         Shape::Conversations => {
-            let system = take("system");
-            Ok(chat(turns(system, take("conversations"))?, None))
+            let all = turns(take("conversations"))?;
+            Ok(chat(behind(take("system"), all)?, None))
         }
         Shape::Texts => match take("text") {
             Json::String(text) => Ok(Example::Text(text)),
@@ -369,9 +372,16 @@ fn messages(key: &str, v: Json) -> Result<Vec<Json>> {
                 let other = parts.iter().find(|p| p["type"] != "text" || !p["text"].is_string());
                 if let Some(part) = other {
                     let of = part["type"].as_str().unwrap_or("none");
+                    let help = match of {
+                        "thinking" | "reasoning" => {
+                            "write it as \"reasoning_content\" beside \"content\", where templates \
+                             of such models read it"
+                        }
+                        _other => "leave such chats out: only text is built",
+                    };
                     return Err(Diag::new("not-built", format!("{at} has a part of type `{of}`"))
                         .rule("parts of a content are {\"type\": \"text\", \"text\": \"…\"}")
-                        .help("leave such chats out: only text is built"));
+                        .help(help));
                 }
             }
             Some(_other) => {
@@ -388,15 +398,23 @@ fn message(role: &str, content: &str) -> Json {
     serde_json::json!({ "role": role, "content": content })
 }
 
-/// Turns of `conversations`, as messages, behind what `system` says beside them.
-fn turns(system: Json, v: Json) -> Result<Vec<Json>> {
+/// Messages behind what `system` says beside them.
+fn behind(system: Json, all: Vec<Json>) -> Result<Vec<Json>> {
+    let help = "write \"system\": \"…\", or a message of the role system, and not both";
+    match system {
+        Json::Null => Ok(all),
+        Json::String(text) if text.is_empty() => Ok(all),
+        Json::String(_) if all.first().is_some_and(|m| m["role"] == "system") => {
+            Err(wrong("`system` stands beside a message of the role system").help(help))
+        }
+        Json::String(text) => Ok([vec![message("system", &text)], all].concat()),
+        _other => Err(wrong("`system` is not a string").help(help)),
+    }
+}
+
+/// Turns of `conversations`, as messages.
+fn turns(v: Json) -> Result<Vec<Json>> {
     let help = "write {\"from\": \"human\", \"value\": \"…\"}";
-    let mut out = match &system {
-        Json::Null => vec![],
-        Json::String(text) if text.is_empty() => vec![],
-        Json::String(text) => vec![message("system", text)],
-        _other => return Err(wrong("`system` is not a string").help(help)),
-    };
     let Json::Array(all) = v else {
         return Err(wrong("`conversations` is not a list").help(help));
     };
@@ -426,8 +444,5 @@ fn turns(system: Json, v: Json) -> Result<Vec<Json>> {
         };
         Ok(message(role, value))
     };
-    for turn in all.into_iter().enumerate() {
-        out.push(one(turn)?);
-    }
-    Ok(out)
+    all.into_iter().enumerate().map(one).collect()
 }

@@ -92,6 +92,14 @@ pub(super) fn files(e: &mut Export) -> Result<Vec<File>> {
             }})
         };
     }
+    let [given, _default] = e.elsewhere();
+    if !given.is_empty() {
+        e.notes.push(format!(
+            "plan (given, and not written): {}; its config has no word for it, it belongs in the \
+             training script",
+            given.join(" ")
+        ));
+    }
     let text = serde_json::to_string_pretty(&config).expect("plain data") + "\n";
     Ok(vec![File::new("ds_config.json", text)])
 }

@@ -484,6 +484,18 @@ fn targets_start_with_what_is_written() {
     let config: Json = serde_json::from_str(&said("deepspeed", "q")).expect("JSON");
     assert_eq!(config["communication_data_type"], "fp32");
     assert!(config["seed"].is_null());
+    // What its config has no word for is told.
+    let told = |plan: &str| {
+        let said = lab.ok(&["export", plan, "--to", "deepspeed"]).stderr;
+        String::from_utf8_lossy(&said).into_owned()
+    };
+    assert!(told("q").contains("(given, and not written): --seed 7; "), "{}", told("q"));
+    let sparse = format!("{}/qwen3_moe", crate::lab::FIXTURES);
+    let routers = ["--moe-aux", "0.02", "--moe-z-loss", "0.001", "-o", "r"];
+    lab.ok(&[&["compile", &sparse, "--seq", "16"][..], &one[..4], &routers].concat());
+    let routers = told("r");
+    let all = "(given, and not written): --moe-aux 0.02 --moe-z-loss 0.001; ";
+    assert!(routers.contains(all), "{routers}");
     lab.ok(&[&["compile", &deep, "--seq", "16", "-o", "h"][..], &one, &["--grad-dtype", "bf16"]]
         .concat());
     let config: Json = serde_json::from_str(&said("deepspeed", "h")).expect("JSON");

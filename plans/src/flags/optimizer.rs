@@ -7,7 +7,7 @@ use super::options::{
 use super::shown::{lower, of_experts, trained, trains};
 use super::spec::{Idle, Key, Kind, OptionSpec, Seen, TRAINERS, idle, key, lack, row, word};
 use super::values::{not_negative, positive};
-use crate::flags::Target::Torchtitan;
+use crate::flags::Target::{Deepspeed, Torchtitan};
 use crate::seal::hash;
 use shardc_ir::loss_scale::LossScaling;
 use shardc_ir::text::update::{BUILT_IN, Rules};
@@ -89,14 +89,14 @@ pub const OPTIONS: &[OptionSpec] = &[
         help: "Coefficient of the auxiliary load-balancing loss; 0 turns it off",
         default: "the config's",
         rows: &[row("Numbers", "expert balancing", |s| of_experts(s, balance(&s.options)))],
-        elsewhere: &[Torchtitan],
+        elsewhere: &[Torchtitan, Deepspeed],
         ..BALANCING
     },
     OptionSpec {
         flag: "moe-z-loss",
         help: "Coefficient of the router z-loss, which keeps router logits small",
         default: "0",
-        elsewhere: &[Torchtitan],
+        elsewhere: &[Torchtitan, Deepspeed],
         ..BALANCING
     },
     OptionSpec {

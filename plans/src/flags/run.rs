@@ -4,7 +4,7 @@ use super::layout::MAX_COUNT;
 use super::options::{read_documents, read_dropout};
 use super::shown::{lower, trained, trains};
 use super::spec::{Kind, OptionSpec, TRAINERS, idle, key, lack, row, word};
-use crate::flags::Target::{Nanotron, Torchtitan};
+use crate::flags::Target::{Deepspeed, Nanotron, Torchtitan};
 use shardc_ir::documents::Documents;
 use shardc_ir::plan::{Dropout, Mode};
 use shardc_ir::types::DType;
@@ -108,7 +108,7 @@ pub const OPTIONS: &[OptionSpec] = &[
         keys: &[key("seed", "")],
         in_plan: true,
         rows: &[row("Numbers", "seed", |s| Some(s.options.seed.to_string()))],
-        elsewhere: &[Torchtitan],
+        elsewhere: &[Torchtitan, Deepspeed],
         ..RUN
     },
     OptionSpec {

@@ -179,7 +179,6 @@ impl Plan {
         let options = Options { node, ..flags.options_for(&self.model)? };
         let of_device = self.memory.is_none() && device.is_gpu();
         let seconds = |n: usize| Instant::now().checked_add(Duration::from_secs(n as u64));
-        let end = self.for_seconds.and_then(seconds);
         Ok(Asked {
             gpus: self.gpus,
             device,
@@ -190,7 +189,7 @@ impl Plan {
             target: self.target,
             top: self.top,
             budget,
-            end,
+            end: self.for_seconds.and_then(seconds),
             fixed,
             ifs,
         })

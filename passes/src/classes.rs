@@ -22,75 +22,51 @@ pub(crate) fn lists(m: &Module, s: &Schedule, mode: Mode) -> Result<(Index, Vec<
     Ok((index, lists))
 }
 
-/// Which arenas are as small as a search finds them.
-#[derive(Clone, Copy, PartialEq)]
-enum Smallest {
-    Each,
-    /// The fullest; no other is fuller.
-    Fullest,
-}
-
-/// Places everything in the memory of every rank of the pipeline. With `early`, receives are posted before the
-/// work that precedes them, where the rank that needs most memory does not come to need more for it.
+/// Places everything in the memory of every rank of the pipeline, if it needs no more than so many bytes at once. With
+/// `early`, receives are posted before the work that precedes them, where the rank that needs most memory does not come
+/// to need more for it.
 pub(crate) fn classes(
-    m: &Module,
-    s: &Schedule,
-    lists: (Index, Vec<Lists>),
-    early: bool,
-) -> Vec<RankClass> {
-    placed(m, s, lists, early, Smallest::Each)
-}
-
-/// Bytes of the fullest of these arenas, sooner known than all of them: there is no search for places in others.
-///
-/// # Errors
-/// As of [`rank_classes`].
-pub fn peak_bytes(m: &Module, s: &Schedule, mode: Mode, early: bool) -> Result<usize> {
-    let placed = placed(m, s, lists(m, s, mode)?, early, Smallest::Fullest);
-    Ok(placed.iter().map(|c| c.memory.peak_bytes).max().unwrap_or(0))
-}
-
-fn placed(
     m: &Module,
     s: &Schedule,
     (index, lists): (Index, Vec<Lists>),
     early: bool,
-    smallest: Smallest,
-) -> Vec<RankClass> {
+    most: usize,
+) -> Option<Vec<RankClass>> {
     let all: Vec<(usize, Lists)> = lists.into_iter().enumerate().collect();
-    let place = |rank: usize, lists: &Lists, enough: usize| {
-        memory(m, s.microbatches, s.stages_of(rank), index.funcs(s, rank), lists, enough)
+    let fitting = |rank: usize, lists: &Lists, enough: usize, most: usize| {
+        let (stages, funcs) = (s.stages_of(rank), index.funcs(s, rank));
+        memory(m, s.microbatches, stages, funcs, lists, enough, most)
     };
-    let early = early && all.len() > 1;
+    let place = |rank: usize, lists: &Lists, enough: usize| {
+        fitting(rank, lists, enough, usize::MAX).expect("as many bytes as it takes")
+    };
     // The arenas of two ranks have nothing to do with each other.
-    if smallest == Smallest::Each && !early {
-        return threads::all(&all, usize::MAX, |(rank, lists)| place(*rank, lists, 0));
+    let early = early && all.len() > 1;
+    let enough = if early { usize::MAX } else { 0 };
+    let first = threads::all(&all, usize::MAX, |(rank, lists)| fitting(*rank, lists, enough, most));
+    let first = first.into_iter().collect::<Option<Vec<RankClass>>>()?;
+    if !early {
+        return Some(first);
     }
-    let first = threads::all(&all, usize::MAX, |(rank, lists)| place(*rank, lists, usize::MAX));
     // The fullest arena has at least as many bytes as are alive at once in any.
     let least = first.iter().map(|c| c.memory.live_bytes).max().unwrap_or(0);
     let both: Vec<(RankClass, &(usize, Lists))> = first.into_iter().zip(&all).collect();
     let placed = threads::all(&both, usize::MAX, |(class, (rank, lists))| {
         if class.memory.peak_bytes <= least { class.clone() } else { place(*rank, lists, least) }
     });
-    if !early {
-        return placed;
-    }
     let limit = placed.iter().map(|c| c.memory.peak_bytes).max().unwrap_or(0);
     let both: Vec<(&RankClass, &(usize, Lists))> = placed.iter().zip(&all).collect();
-    let enough = if smallest == Smallest::Each { 0 } else { least };
-    threads::all(&both, usize::MAX, |(class, (rank, lists))| {
+    Some(threads::all(&both, usize::MAX, |(class, (rank, lists))| {
         let again = |step| {
             let lists = Lists { step, evaluation: lists.evaluation.clone() };
-            place(*rank, &lists, enough)
+            place(*rank, &lists, 0)
         };
         let posted = early::post(class, &lists.step, limit, again);
         let own = class.memory.peak_bytes;
-        let is_whole = smallest == Smallest::Fullest || own > least;
-        let searched = || (!is_whole).then(|| place(*rank, lists, 0));
+        let searched = || (own <= least).then(|| place(*rank, lists, 0));
         let searched = || searched().filter(|c| c.memory.peak_bytes <= own);
         posted.or_else(searched).unwrap_or_else(|| (*class).clone())
-    })
+    }))
 }
 
 /// What every rank runs, and its memory: of a module whose passes are done.
@@ -98,5 +74,6 @@ fn placed(
 /// # Errors
 /// `deadlock`, `schedule`, and `plan` if functions and schedule do not fit together.
 pub fn rank_classes(m: &Module, s: &Schedule, of: &Settings) -> Result<Vec<RankClass>> {
-    Ok(classes(m, s, lists(m, s, of.mode)?, of.early_receives))
+    let classes = classes(m, s, lists(m, s, of.mode)?, of.early_receives, usize::MAX);
+    Ok(classes.expect("as many bytes as it takes"))
 }

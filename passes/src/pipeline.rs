@@ -1,24 +1,23 @@
 //! The table of the passes, in their order, and what runs them.
 
 pub use crate::checks::computed;
-use crate::checks::{check_documents, check_source};
-use crate::experts::check_rows;
-use crate::globs::frozen;
+use crate::compilation::Compilation;
+use crate::group::group;
 use crate::options::Options;
-use crate::schedule;
+use crate::rows::{self, Changed, ModelFacts};
 use crate::shard::auto::{Choices, Price};
 use crate::shard::propagate::Cause;
-use crate::state::{Changed, State};
 use shardc_ir::diag::{Diag, Result, bytes, exact_bytes};
-use shardc_ir::func::Module;
+use shardc_ir::func::{Func, Module};
 use shardc_ir::mesh::Mesh;
 use shardc_ir::phase::Phase;
-use shardc_ir::plan::{Mode, Plan};
+use shardc_ir::plan::Plan;
+use shardc_ir::schedule::Schedule;
 pub use shardc_ir::source::Source;
-use std::time::Instant;
+use std::collections::BTreeSet;
 
 /// The model with propagated shardings, and why each stands.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Propagated {
     pub sharded: Module,
     pub causes: Vec<Cause>,
@@ -42,52 +41,125 @@ pub struct Pass {
     pub name: &'static str,
     pub from: Phase,
     pub to: Phase,
-    pub(crate) run: fn(&mut State) -> Changed,
+    /// Why it stands where it stands.
+    pub why: &'static str,
+    pub(crate) run: Run,
 }
 
-const fn pass(name: &'static str, from: Phase, to: Phase, run: fn(&mut State) -> Changed) -> Pass {
-    Pass { name, from, to, run }
+/// What a pass is. What it reads beside the module and the options is what its function takes.
+#[derive(Clone, Copy)]
+pub(crate) enum Run {
+    Plain(fn(&mut Module, &Options) -> Changed),
+    /// Of each function alone.
+    Each(fn(&Mesh, &mut Func, &Options)),
+    /// It may add to what is known of the model.
+    Facts(fn(&mut Module, &Options, &mut ModelFacts) -> Changed),
+    Scheduled(fn(&mut Module, &Options, &Schedule) -> Changed),
+    Both(fn(&mut Module, &Options, &mut ModelFacts, &Schedule) -> Changed),
+    /// Modules by number, as long as there are some, with the names of the functions that are others than before: the
+    /// first is kept whose plan needs no more memory than that of the module as it is.
+    NoLarger(fn(&Module, &Options, &Schedule, usize) -> Option<(Module, BTreeSet<String>)>),
+    /// A step of the back end, which leaves the module as it is.
+    BackEnd,
+}
+
+impl Pass {
+    const fn new(name: &'static str, [from, to]: [Phase; 2], run: Run) -> Pass {
+        Pass { name, from, to, why: "", run }
+    }
+
+    const fn since(self, why: &'static str) -> Pass {
+        Pass { why, ..self }
+    }
+
+    /// What it reads beside the module and the options.
+    pub fn reads(&self) -> &'static str {
+        match self.run {
+            Run::Plain(_) | Run::Each(_) => "",
+            Run::Facts(_) => "model",
+            Run::Scheduled(_) | Run::BackEnd => "schedule",
+            Run::Both(_) => "model, schedule",
+            Run::NoLarger(_) => "schedule, memory",
+        }
+    }
 }
 
 /// The passes, in order: the only list of them.
-pub static PASSES: [Pass; 24] = {
+pub static PASSES: [Pass; 20] = {
     use Phase::{Differentiated, Ranked, Sharded, Source, Staged, Step};
+    use Run::{Both, Each, Facts, NoLarger, Plain, Scheduled};
+    let (model, joint, whole) = ([Source; 2], [Differentiated; 2], [Step; 2]);
     [
-        pass("experts", Source, Source, |s| s.experts()),
-        pass("rewrite", Source, Source, |s| s.rewrite()),
-        pass("precision", Source, Source, |s| s.precision()),
-        pass("states", Source, Source, |s| s.states()),
-        pass("stages", Source, Source, |s| s.stages()),
-        pass("annotate", Source, Source, |s| s.annotate()),
-        pass("propagate", Source, Sharded, |s| s.propagate()),
-        pass("partition", Sharded, Ranked, |s| s.partition()),
-        pass("differentiate", Ranked, Differentiated, |s| s.differentiate()),
-        pass("chunk-loss", Differentiated, Differentiated, |s| s.chunk_loss()),
-        pass("summa", Differentiated, Differentiated, |s| s.summa()),
-        pass("ragged", Differentiated, Differentiated, |s| s.ragged()),
-        pass("split", Differentiated, Staged, |s| s.split()),
-        pass("rewrite-collectives", Staged, Staged, |s| s.rewrite_collectives()),
-        pass("ring", Staged, Staged, |s| s.ring()),
-        pass("step", Staged, Step, |s| s.step()),
-        pass("early-sums", Step, Step, |s| s.early_sums()),
-        pass("bucket-grads", Step, Step, |s| s.bucket_grads()),
-        pass("group", Step, Step, |s| s.group()),
-        pass("overlap", Step, Step, |s| s.overlap()),
-        pass("schedule", Step, Step, |s| s.lists()),
-        pass("memory", Step, Step, |s| s.memory()),
-        pass("verify", Step, Step, |s| s.verify()),
-        pass("replay", Step, Step, |s| s.replay()),
+        Pass::new("experts", model, Facts(rows::experts))
+            .since("it finds mixtures by ops and letters, which `rewrite` may change"),
+        Pass::new("rewrite", model, Plain(rows::rewrite))
+            .since("casts of `precision` would stand between the ops that rules join"),
+        Pass::new("precision", model, Plain(rows::precision))
+            .since("what is sent, and gradients, have the types that it gives"),
+        Pass::new("states", model, Plain(rows::states))
+            .since("only with pieces may `propagate` split the tokens of a recurrence"),
+        Pass::new("stages", model, Scheduled(rows::stages))
+            .since("what crosses stages is summed before it does, by `partition`"),
+        Pass::new("annotate", model, Facts(rows::annotate))
+            .since("it names values: those before it may still make others of them"),
+        Pass::new("propagate", [Source, Sharded], Facts(rows::propagate))
+            .since("it decides between all requests, so all of them have to be there"),
+        Pass::new("partition", [Sharded, Ranked], Facts(rows::partition))
+            .since("behind `differentiate` it would have to shard a backward, too"),
+        Pass::new("differentiate", [Ranked, Differentiated], Facts(rows::differentiate))
+            .since("the mirror of a collective is its gradient, as of any other op"),
+        Pass::new("chunk-loss", joint, Plain(rows::chunk_loss))
+            .since("a chunk of the loss and its gradients are made in one function"),
+        Pass::new("summa", joint, Plain(rows::summa))
+            .since("products of backward are cut as those of forward are"),
+        Pass::new("ragged", joint, Plain(rows::ragged))
+            .since("`split` decides what of the counts is saved for backward"),
+        Pass::new("split", [Differentiated, Staged], Scheduled(rows::split))
+            .since("what backward reads is saved: all that reads has to be there"),
+        Pass::new("rewrite-collectives", [Staged; 2], Plain(rows::rewrite_collectives))
+            .since("calls are joined within the functions that run"),
+        Pass::new("ring", [Staged; 2], Plain(rows::ring))
+            .since("`split` saves attention, or recomputes it, as one op"),
+        Pass::new("step", [Staged, Step], Both(rows::step))
+            .since("who owns a parameter depends on the functions of all stages"),
+        Pass::new("early-sums", whole, NoLarger(rows::early_sums))
+            .since("`bucket-grads` would join what may begin at different times"),
+        Pass::new("bucket-grads", whole, Each(rows::bucket_grads))
+            .since("for `group` a call is one launch, whatever its operands"),
+        Pass::new("group", whole, Each(group))
+            .since("who makes or moves ops behind it has to keep launches whole"),
+        Pass::new("overlap", whole, Each(rows::overlap))
+            .since("it moves launches, which `group` makes"),
     ]
 };
 
-/// The pass of this name.
-pub fn find(name: &str) -> Option<&'static Pass> {
-    PASSES.iter().find(|p| p.name == name)
+/// What is behind the passes, called as they are: `schedule` and `memory` make a plan of their module, `verify` and
+/// `replay` check it.
+pub static BACK_END: [Pass; 4] = {
+    const fn step(name: &'static str) -> Pass {
+        Pass::new(name, [Phase::Step; 2], Run::BackEnd)
+    }
+    [
+        step("schedule").since("lists name functions and values: there are no more to come"),
+        step("memory").since("from where to where a value lives is counted in instructions"),
+        step("verify").since("the module is now that of the plan"),
+        step("replay").since("lists and memory are checked by who did not make them"),
+    ]
+};
+
+/// All passes, and the steps behind them, in order.
+fn all() -> impl Iterator<Item = &'static Pass> {
+    PASSES.iter().chain(&BACK_END)
 }
 
-/// The names of all passes, in order.
+/// The pass, or the step behind them, of this name.
+pub fn find(name: &str) -> Option<&'static Pass> {
+    all().find(|p| p.name == name)
+}
+
+/// The names of all passes and of the steps behind them, in order.
 pub fn names() -> impl Iterator<Item = &'static str> {
-    PASSES.iter().map(|p| p.name)
+    all().map(|p| p.name)
 }
 
 /// Called after each pass with its name and the module as it then is.
@@ -104,8 +176,6 @@ pub struct Manager<'a> {
     pub without: Option<&'static str>,
     /// Begins in the middle, in place of with the source.
     pub from: Option<Begin>,
-    /// Ends behind the pass of this name.
-    pub last: Option<&'static str>,
 }
 
 /// Where a compilation begins that is not one of a source.
@@ -121,7 +191,7 @@ pub struct Begin {
 impl<'a> Manager<'a> {
     /// All passes, from the source on.
     pub fn new(watch: Watch<'a>) -> Manager<'a> {
-        Manager { watch, verify_each: false, trial: false, without: None, from: None, last: None }
+        Manager { watch, verify_each: false, trial: false, without: None, from: None }
     }
 }
 
@@ -138,83 +208,31 @@ pub fn compile(source: Source, o: &Options, watch: Watch) -> Result<Compiled> {
 /// # Errors
 /// Also `phase` for a module of another phase than its pass takes, and those of verifying it.
 pub fn compile_with(source: Source, o: &Options, manager: Manager) -> Result<Compiled> {
-    let (mut state, phases) = through(source, o, manager)?;
-    let plan = state.plan.take().expect("the last passes make it");
+    let (mut c, rows, module) = Compilation::begin(source, o, manager)?;
+    let plan = c.compile(rows, module)?;
     if let Some(limit) = o.memory.filter(|&l| plan.peak_bytes() > l) {
         return Err(too_large(&plan, limit));
     }
-    let warnings = std::mem::take(&mut state.warnings);
-    Ok(Compiled { plan, propagated: of_state(state), phases, warnings })
+    let ModelFacts { mut propagated, warnings, source, .. } = c.facts;
+    if propagated.sharded.funcs.is_empty() {
+        propagated.sharded = source.module;
+    }
+    Ok(Compiled { plan, propagated, phases: c.phases, warnings })
 }
 
 /// The module of a model as the passes up to one of them leave it.
 ///
 /// # Errors
 /// Those of these passes.
-pub fn up_to(last: &'static str, source: Source, o: &Options) -> Result<Module> {
+pub fn up_to(last: &str, source: Source, o: &Options) -> Result<Module> {
     let mut nobody = |_: &str, _: &Module| {};
-    let manager = Manager { trial: true, last: Some(last), ..Manager::new(&mut nobody) };
-    Ok(through(source, o, manager)?.0.into_module())
-}
-
-fn of_state(s: State) -> Propagated {
-    let State { sharded, causes, price, choices, source, .. } = s;
-    Propagated { sharded: sharded.unwrap_or(source.module), causes, price, choices }
-}
-
-/// What the passes make, and the milliseconds of each.
-fn through<'o>(
-    mut source: Source,
-    o: &'o Options,
-    mut manager: Manager,
-) -> Result<(State<'o>, Vec<(&'static str, f64)>)> {
-    check_source(&source.module.mesh, &source.module.funcs[0], o)?;
-    check_documents(o, source.vocab)?;
-    source = computed(source, o)?;
-    let still = frozen(&source.weights, o)?;
-    check_rows(&source.module.funcs[0], o.mode == Mode::Train, &still)?;
-    schedule::possible(o)?;
-    let given = manager.from.is_some();
-    let (begin, module) = match manager.from.take() {
-        Some(Begin { pass, module, .. }) => {
-            on_mesh(&module, o)?;
-            (pass.name, module)
-        }
-        None => (PASSES[0].name, std::mem::take(&mut source.module)),
-    };
-    let mut state = State::new(module, source, o)?;
-    (state.trial, state.given) = (manager.trial, given);
-    let mut phases = vec![];
-    for pass in PASSES.iter().skip_while(|p| p.name != begin) {
-        if manager.without == Some(pass.name) || state.is_done(pass.name) {
-            continue;
-        }
-        let since = Instant::now();
-        let changed = run(pass, &mut state)?;
-        phases.push((pass.name, since.elapsed().as_secs_f64() * 1e3));
-        if changed && (manager.verify_each || (cfg!(debug_assertions) && !manager.trial)) {
-            state.verified(pass.name)?;
-        }
-        (manager.watch)(pass.name, state.module());
-        if manager.last == Some(pass.name) {
-            break;
-        }
+    let manager = Manager { trial: true, ..Manager::new(&mut nobody) };
+    let (mut c, rows, mut module) = Compilation::begin(source, o, manager)?;
+    let end = rows.iter().position(|p| p.name == last).map_or(rows.len(), |i| i + 1);
+    for pass in &rows[..end] {
+        c.run(pass, &mut module)?;
     }
-    Ok((state, phases))
-}
-
-/// Runs a pass, if the module is of the phase that it takes; whether it may have changed it.
-fn run(pass: &Pass, state: &mut State) -> Changed {
-    let phase = state.module().phase;
-    if phase != pass.from {
-        let what = format!("`{}` takes modules of phase {}, not {phase}", pass.name, pass.from);
-        return Err(Diag::new("phase", what)
-            .rule("a pass takes what the passes before it leave")
-            .help(format!("give the program before `{}`: --dump-all writes it", pass.name)));
-    }
-    let changed = (pass.run)(state)?;
-    state.module_mut().phase = pass.to;
-    Ok(changed || pass.from != pass.to)
+    Ok(module)
 }
 
 /// Checks that a module has the mesh of the options.
@@ -237,17 +255,19 @@ pub fn on_mesh(m: &Module, o: &Options) -> Result<()> {
 ///
 /// # Errors
 /// `phase` if it is not, `syntax` of a text without a function, and those of verifying it and of the pass.
-pub fn run_pass(pass: &Pass, module: Module, source: Source, o: &Options) -> Result<Module> {
+pub fn run_pass(
+    pass: &'static Pass,
+    module: Module,
+    source: Source,
+    o: &Options,
+) -> Result<Module> {
     if module.funcs.is_empty() {
         return Err(Diag::new("syntax", "the text has no function")
             .rule("a pass takes a program")
             .help("begin with a text that --dump-all wrote"));
     }
-    let mut state = State::new(module, source, o)?;
-    state.given = true;
-    run(pass, &mut state)?;
-    state.verified(pass.name)?;
-    Ok(state.into_module())
+    let mut nobody = |_: &str, _: &Module| {};
+    Compilation::of_given(pass, &module, source, o, Manager::new(&mut nobody))?.only(pass, module)
 }
 
 /// Tensors of a size that are named.

@@ -4,13 +4,8 @@
 
 use libtest_mimic::{Arguments, Failed, Trial};
 use shardc_passes::cases::Case;
-use shardc_passes::pipeline::{find, names};
+use shardc_passes::pipeline::{PASSES, Pass, find};
 use std::path::{Path, PathBuf};
-
-/// Passes that leave the module as it is: what they make is lists and memory, or nothing.
-/// `schedules.rs` and `schedule_search.rs`, and `memory.rs` and `mutations.rs` of the driver, are
-/// about them.
-const NO_TEXT: [&str; 4] = ["schedule", "memory", "verify", "replay"];
 
 /// Runs a file; what is another result than it says is written into it, if that is asked for.
 fn run(file: &Path) -> Result<(), Failed> {
@@ -35,12 +30,12 @@ fn files(pass: &str) -> Vec<PathBuf> {
 }
 
 fn every_pass_has_two_cases() -> Result<(), Failed> {
-    for pass in names().filter(|p| !NO_TEXT.contains(p)) {
-        let n = files(pass).len();
-        assert!(n >= 2, "tests/cases/{pass} has {n} cases");
+    for Pass { name, .. } in &PASSES {
+        let n = files(name).len();
+        assert!(n >= 2, "tests/cases/{name} has {n} cases");
     }
     let all = files("");
-    let stray = all.iter().find(|d| !names().any(|p| d.ends_with(p)));
+    let stray = all.iter().find(|d| !PASSES.iter().any(|p| d.ends_with(p.name)));
     assert!(stray.is_none(), "no pass is called as {stray:?}");
     Ok(())
 }
@@ -51,7 +46,7 @@ fn main() {
         let name = format!("{}::{}", stem(file.parent().expect("a folder")), stem(&file));
         Trial::test(name, move || run(&file))
     };
-    let mut all: Vec<Trial> = names().flat_map(files).map(file).collect();
+    let mut all: Vec<Trial> = PASSES.iter().flat_map(|p| files(p.name)).map(file).collect();
     all.push(Trial::test("every_pass_has_two_cases", every_pass_has_two_cases));
     libtest_mimic::run(&Arguments::from_args(), all).exit();
 }

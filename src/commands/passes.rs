@@ -12,7 +12,7 @@ use shardc_ir::text;
 use shardc_ir::verify::verify;
 use shardc_ir::weights::Weight;
 use shardc_passes::options::Options;
-use shardc_passes::pipeline::{self, Begin, Manager, PASSES, Pass};
+use shardc_passes::pipeline::{self, BACK_END, Begin, Manager, PASSES, Pass};
 use shardc_plans::flags::Flags;
 use shardc_process::signals;
 use shardc_report::proof::Prove;
@@ -366,9 +366,14 @@ pub(super) fn carried(pass: &Pass, m: &Module, flags: &Flags, o: &Options) -> Re
 
 /// The table of the passes, as `docs/passes.md` has it.
 pub fn table() -> String {
-    let mut out = String::from("| pass | takes | leaves |\n|---|---|---|\n");
-    for Pass { name, from, to, .. } in &PASSES {
-        out += &format!("| [{name}](#{name}) | {from} | {to} |\n");
+    let mut out =
+        String::from("| pass | takes | leaves | reads | why there |\n|---|---|---|---|---|\n");
+    for p @ Pass { name, from, to, why, .. } in &PASSES {
+        out += &format!("| [{name}](#{name}) | {from} | {to} | {} | {why} |\n", p.reads());
+    }
+    out += "\n| behind the passes | why there |\n|---|---|\n";
+    for Pass { name, why, .. } in &BACK_END {
+        out += &format!("| [{name}](#{name}) | {why} |\n");
     }
     out
 }

@@ -49,17 +49,23 @@ struct Block {
 /// Most values that are listed at the peak.
 const LISTED: usize = 10;
 
-/// Fills in the offsets of both lists. There is no search for better ones in an arena of at most `enough` bytes.
+/// Fills in the offsets of both lists, unless more than `most` bytes are alive at once. There is no search for better
+/// ones in an arena of at most `enough` bytes.
 pub(super) fn arena(
     m: &Module,
     l: &Frames,
     lists: Lists,
     enough: usize,
-) -> (Vec<Instr>, Vec<Instr>, Found) {
+    most: usize,
+) -> Option<(Vec<Instr>, Vec<Instr>, Found)> {
     let Lists { mut step, mut evaluation } = lists;
     let base = padded(l.whole);
     let lists = [&step[..], &evaluation[..]];
     let mut blocks = lists.map(|list| blocks(l, list));
+    let live_bytes = live(l, &step, &blocks[0].all);
+    if live_bytes > most {
+        return None;
+    }
     let mut peak = (l.whole, None);
     for (which, all) in blocks.iter_mut().enumerate() {
         let placed = place(l, lists[which], all, base, peak.0.max(enough));
@@ -85,7 +91,6 @@ pub(super) fn arena(
         node: t % l.turn,
     };
     let peak_at = at.map(moment);
-    let live_bytes = live(l, &step, &blocks[0].all);
     let mut whole: BTreeMap<MemoryClass, usize> = BTreeMap::new();
     for o in l.objects.iter().filter(|o| !o.kind.is_framed()) {
         *whole.entry(o.class).or_default() += o.bytes;
@@ -103,7 +108,7 @@ pub(super) fn arena(
         whole,
         spans,
     };
-    (step, evaluation, found)
+    Some((step, evaluation, found))
 }
 
 fn span(l: &Frames, list: &[Instr], b: &Block) -> Span {

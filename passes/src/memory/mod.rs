@@ -27,7 +27,7 @@ use shardc_ir::plan::{Memory, RankClass};
 /// Plans the arena of a rank of the pipeline: its functions in the order in which they feed each
 /// other, and its lists, whose offsets it fills in. If the frames leave gaps, they are cut into smaller ones,
 /// more of them, which fit better: what a call needs for itself by layers, then everything by values. There is no
-/// search for better places in an arena of at most `enough` bytes.
+/// search for better places in an arena of at most `enough` bytes, and no plan if more than `most` are alive at once.
 pub fn memory(
     m: &Module,
     microbatches: usize,
@@ -35,11 +35,12 @@ pub fn memory(
     funcs: Vec<usize>,
     lists: &Lists,
     enough: usize,
-) -> RankClass {
+    most: usize,
+) -> Option<RankClass> {
     let mut lives = Lifetimes::of(m, microbatches, &funcs, lists);
     let mut lay = |way| layout::layout(&mut lives, way);
     let plan = |layout: Frames| {
-        let (step, evaluation, found) = arena::arena(m, &layout, lists.clone(), enough);
+        let (step, evaluation, found) = arena::arena(m, &layout, lists.clone(), enough, most)?;
         let memory = Memory {
             places: layout.places,
             workspaces: layout.workspaces,
@@ -54,20 +55,18 @@ pub fn memory(
             spans: found.spans,
         };
         let (stages, funcs) = (stages.clone(), funcs.clone());
-        RankClass { stages, funcs, step, evaluation, memory }
+        Some(RankClass { stages, funcs, step, evaluation, memory })
     };
-    let mut best = plan(lay(WAYS[0]));
+    let mut best = plan(lay(WAYS[0]))?;
     for way in &WAYS[1..] {
         let live = best.memory.live_bytes;
         if best.memory.peak_bytes <= enough.max(live + live * SLACK / 100) {
             break;
         }
-        let other = plan(lay(*way));
-        if other.memory.peak_bytes < best.memory.peak_bytes {
-            best = other;
-        }
+        let smaller = |c: &RankClass| c.memory.peak_bytes < best.memory.peak_bytes;
+        best = plan(lay(*way)).filter(smaller).unwrap_or(best);
     }
-    best
+    Some(best)
 }
 
 /// How frames are laid out, in the order in which it is tried.

@@ -28,6 +28,7 @@ use shardc_ir::maps::{HashMap, HashSet};
 use shardc_ir::mesh::AtomSet;
 use shardc_ir::ops::{Kind, Sends};
 use shardc_ir::schedule::{ActionKind, Schedule};
+use std::collections::BTreeSet;
 
 /// The first collective of a gradient.
 struct Sum {
@@ -41,12 +42,13 @@ struct Sum {
 const PARTS: usize = 8;
 
 /// How many of these parts start no sums, in the order in which it is tried.
-pub const TRIES: [usize; 4] = [0, 1, 2, PARTS / 2];
+const TRIES: [usize; 4] = [0, 1, 2, PARTS / 2];
 
-/// Moves the sums, but those of gradients that the first of `PARTS` of their function make, so many; whether there
-/// were some.
-pub fn early_sums(m: &mut Module, s: &Schedule, left: usize) -> bool {
-    let mut changed = false;
+/// Moves the sums, but those of gradients that the first parts of their function make, more of them in each try; the
+/// names of the functions that are new or others.
+pub fn early_sums(m: &mut Module, s: &Schedule, tried: usize) -> BTreeSet<String> {
+    let mut changed = BTreeSet::new();
+    let Some(left) = TRIES.get(tried) else { return changed };
     let ranks: Vec<(usize, usize)> = {
         let all = m.funcs.iter().enumerate().filter(|(_, f)| f.kind == FuncKind::OptimizerStep);
         all.map(|(i, f)| (i, f.stage)).collect()
@@ -65,12 +67,12 @@ pub fn early_sums(m: &mut Module, s: &Schedule, left: usize) -> bool {
         if found.is_empty() {
             continue;
         }
-        changed = true;
         let kind = own.kind.of_last().filter(|_| s.microbatches > 1).unwrap_or(own.kind);
         let mut f = own.clone();
         (f.kind, f.name) = (kind, kind.numbered(own.stage, s.owner.len()));
         start(&mut f, end, &found);
         take(&mut m.funcs[finish], &found);
+        changed.extend([f.name.clone(), m.funcs[finish].name.clone()]);
         match s.microbatches {
             1 => m.funcs[maker] = f,
             _several => m.funcs.insert(finish, f),

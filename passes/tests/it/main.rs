@@ -5,3 +5,4 @@ mod precision;
 mod rewrite;
 mod schedule_search;
 mod schedules;
+mod table;

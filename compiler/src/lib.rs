@@ -286,7 +286,7 @@ fn within_memory(source: &Source, o: &Options) -> Result<Options> {
     let Some(limit) = o.memory.filter(|_| o.auto) else { return Ok(o.clone()) };
     let mut last = Options { memory: None, ..o.clone() };
     for _ in 0..MOST_BUDGETS {
-        let made = pipeline::compile(source.clone(), &last, &mut |_, _| {})?;
+        let made = pipeline::trial(source.clone(), &last)?;
         let (peak, price) = (made.plan.peak_bytes(), made.propagated.price);
         let Some(price) = price.filter(|p| peak > limit && p.fits) else { break };
         // As much less as the plan needs more, and a little.
@@ -375,15 +375,13 @@ fn finish(
     let without = Options { zero_accumulate: Accumulate::None, memory: None, ..o.clone() };
     let without = match o.zero() == without.zero() {
         true => None,
-        false => Some(pipeline::compile(source.clone(), &without, &mut |_, _| {})?.plan),
+        false => Some(pipeline::trial(source.clone(), &without)?.plan),
     };
     let o = &within_memory(&source, o)?;
     // What the family's own layout would cost, if it has one that is legal.
     let own = Options { auto: false, memory: None, ..o.clone() };
     let families = facts.as_ref().filter(|f| o.auto && rules::violations(f, &own).is_empty());
-    let families = families
-        .map(|_| pipeline::compile(source.clone(), &own, &mut |_, _| {}))
-        .and_then(Result::ok);
+    let families = families.and_then(|_| pipeline::trial(source.clone(), &own).ok());
     let mut compiled = pipeline::compile_with(source, o, manager)?;
     let compared = families.map(|c| [&c.plan, &compiled.plan].map(|p| cost(p, o)));
     warnings.append(&mut compiled.warnings);

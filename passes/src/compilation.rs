@@ -12,13 +12,12 @@ use crate::schedule;
 use crate::stages::not_too_many;
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::func::{Func, Module};
-use shardc_ir::maps::HashMap;
 use shardc_ir::phase::Phase;
 use shardc_ir::plan::{Mode, Plan, RankClass};
 use shardc_ir::schedule::Schedule;
 use shardc_ir::source::Source;
 use shardc_ir::verify::verify;
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::time::Instant;
 
 /// What there is beside the module.
@@ -39,9 +38,10 @@ type Left = (&'static Pass, Module, bool, f64);
 /// What ranks run, and its memory, with the milliseconds that each took.
 type Lowered = (Vec<RankClass>, [f64; 2]);
 
-/// By name, the functions of a module that are none of these.
-fn same<'m>(m: &'m Module, changed: &BTreeSet<String>) -> HashMap<&'m str, &'m Func> {
-    m.funcs.iter().filter(|f| !changed.contains(&f.name)).map(|f| (&*f.name, f)).collect()
+/// Puts others in the place of functions.
+fn replace(m: &mut Module, mut others: BTreeMap<usize, Vec<Func>>) {
+    let own = std::mem::take(&mut m.funcs).into_iter().enumerate();
+    m.funcs = own.flat_map(|(i, f)| others.remove(&i).unwrap_or_else(|| vec![f])).collect();
 }
 
 fn timed<T>(work: impl FnOnce() -> Result<T>) -> Result<(T, f64)> {
@@ -124,26 +124,12 @@ impl<'o, 'w> Compilation<'o, 'w> {
 
     /// Runs a pass; whether it may have changed the module, and the milliseconds that it took.
     pub fn run(&mut self, pass: &Pass, m: &mut Module) -> Result<(bool, f64)> {
-        self.run_like(pass, m, &HashMap::default())
-    }
-
-    /// The same, where functions are known that the pass has left.
-    fn run_like(
-        &mut self,
-        pass: &Pass,
-        m: &mut Module,
-        known: &HashMap<&str, &Func>,
-    ) -> Result<(bool, f64)> {
         takes(pass, m)?;
         let (o, k, s) = (self.o, &mut self.facts, &self.schedule);
         let (changed, ms) = timed(|| match pass.run {
             Run::Plain(run) => run(m, o),
             Run::Each(run) => {
-                let Module { mesh, funcs, .. } = m;
-                funcs.iter_mut().for_each(|f| match known.get(&*f.name) {
-                    Some(&left) => *f = left.clone(),
-                    None => run(mesh, f, o),
-                });
+                m.funcs.iter_mut().for_each(|f| run(&m.mesh, f, o));
                 Ok(true)
             }
             Run::Facts(run) => run(m, o, k),
@@ -195,49 +181,42 @@ impl<'o, 'w> Compilation<'o, 'w> {
         m: &Module,
     ) -> Result<Option<(Vec<Left>, Lowered)>> {
         let (Run::NoLarger(of), since) = (pass.run, Instant::now()) else { return Ok(None) };
-        let Some((mut other, mut changed)) = of(m, self.o, &self.schedule, 0) else {
-            return Ok(None);
-        };
+        let Some(mut others) = of(m, self.o, &self.schedule, 0) else { return Ok(None) };
         takes(pass, m)?;
-        let kept = self.ahead((pass, m.clone(), false, 0.0), behind, usize::MAX, &[])?;
-        let mut kept = kept.expect("no plan needs more");
-        let most = peak(&kept.1.0);
+        let mut left: Vec<Left> = vec![(pass, m.clone(), false, 0.0)];
+        for pass in behind {
+            let mut m = left[left.len() - 1].1.clone();
+            let (changed, ms) = self.run(pass, &mut m)?;
+            left.push((pass, m, changed, ms));
+        }
+        let mut lowered =
+            self.lower(&left[behind.len()].1, usize::MAX)?.expect("no plan needs more");
+        let most = peak(&lowered.0);
         for number in 1.. {
-            let known: Vec<HashMap<&str, &Func>> =
-                kept.0[1..].iter().map(|x| same(&x.1, &changed)).collect();
-            let made = self.ahead((pass, other, true, 0.0), behind, most, &known)?;
-            if let Some(made) = made.filter(|made| peak(&made.1.0) <= most) {
-                kept = made;
+            let mut all = vec![others];
+            for pass in behind {
+                let Run::Each(run) = pass.run else { unreachable!("they are of functions") };
+                let mut others = all[all.len() - 1].clone();
+                others.values_mut().flatten().for_each(|f| run(&m.mesh, f, self.o));
+                all.push(others);
+            }
+            let mut made = left[behind.len()].1.clone();
+            replace(&mut made, all[behind.len()].clone());
+            let fits = self.lower(&made, most)?.filter(|l| peak(&l.0) <= most);
+            if let Some(fits) = fits {
+                lowered = fits;
+                left.iter_mut().zip(all).for_each(|(left, others)| replace(&mut left.1, others));
+                left[0].2 = true;
                 break;
             }
             match of(m, self.o, &self.schedule, number) {
-                Some(next) => (other, changed) = next,
+                Some(next) => others = next,
                 None => break,
             }
         }
-        let (left, (_, lowered)) = &mut kept;
-        let own = left.iter().map(|x| x.3).chain(*lowered).sum::<f64>();
+        let own = left.iter().map(|x| x.3).chain(lowered.1).sum::<f64>();
         left[0].3 = ms(since) - own;
-        Ok(Some(kept))
-    }
-
-    /// What passes leave behind one that has left this, and what is made of that if it needs at most so many bytes. Of
-    /// some functions it is known what each of them leaves.
-    fn ahead(
-        &mut self,
-        first: Left,
-        behind: &'static [Pass],
-        most: usize,
-        known: &[HashMap<&str, &Func>],
-    ) -> Result<Option<(Vec<Left>, Lowered)>> {
-        let mut m = first.1.clone();
-        let mut left = vec![first];
-        for (i, pass) in behind.iter().enumerate() {
-            let known = known.get(i).cloned().unwrap_or_default();
-            let (changed, ms) = self.run_like(pass, &mut m, &known)?;
-            left.push((pass, m.clone(), changed, ms));
-        }
-        Ok(self.lower(&m, most)?.map(|lowered| (left, lowered)))
+        Ok(Some((left, lowered)))
     }
 
     /// The module that one pass alone leaves.

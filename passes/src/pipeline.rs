@@ -14,7 +14,7 @@ use shardc_ir::phase::Phase;
 use shardc_ir::plan::Plan;
 use shardc_ir::schedule::Schedule;
 pub use shardc_ir::source::Source;
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 
 /// The model with propagated shardings, and why each stands.
 #[derive(Debug, Default)]
@@ -56,9 +56,9 @@ pub(crate) enum Run {
     Facts(fn(&mut Module, &Options, &mut ModelFacts) -> Changed),
     Scheduled(fn(&mut Module, &Options, &Schedule) -> Changed),
     Both(fn(&mut Module, &Options, &mut ModelFacts, &Schedule) -> Changed),
-    /// Modules by number, as long as there are some, with the names of the functions that are others than before: the
-    /// first is kept whose plan needs no more memory than that of the module as it is.
-    NoLarger(fn(&Module, &Options, &Schedule, usize) -> Option<(Module, BTreeSet<String>)>),
+    /// By number, as long as there are some: what may stand in the place of functions, by their index. The first is kept
+    /// whose plan needs no more memory than without; passes behind are of functions.
+    NoLarger(fn(&Module, &Options, &Schedule, usize) -> Option<BTreeMap<usize, Vec<Func>>>),
     /// A step of the back end, which leaves the module as it is.
     BackEnd,
 }
@@ -218,6 +218,15 @@ pub fn compile_with(source: Source, o: &Options, manager: Manager) -> Result<Com
         propagated.sharded = source.module;
     }
     Ok(Compiled { plan, propagated, phases: c.phases, warnings })
+}
+
+/// Compiles what is compared with others and thrown away: nothing is checked a second time.
+///
+/// # Errors
+/// As of [`compile`].
+pub fn trial(source: Source, o: &Options) -> Result<Compiled> {
+    let mut nobody = |_: &str, _: &Module| {};
+    compile_with(source, o, Manager { trial: true, ..Manager::new(&mut nobody) })
 }
 
 /// The module of a model as the passes up to one of them leave it.

@@ -31,7 +31,7 @@ use shardc_ir::plan::Mode;
 use shardc_ir::schedule::Schedule;
 use shardc_ir::source::Source;
 use shardc_ir::types::Type;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Whether a pass may have changed the module.
 pub(crate) type Changed = Result<bool>;
@@ -241,11 +241,9 @@ pub(crate) fn early_sums(
     o: &Options,
     s: &Schedule,
     tried: usize,
-) -> Option<(Module, BTreeSet<String>)> {
+) -> Option<BTreeMap<usize, Vec<Func>>> {
     let asked = o.transport.overlaps() && o.mode == Mode::Train;
-    let mut some = asked.then(|| m.clone())?;
-    let changed = begun_early(&mut some, s, tried);
-    (!changed.is_empty()).then_some((some, changed))
+    asked.then(|| begun_early(m, s, tried)).filter(|others| !others.is_empty())
 }
 
 pub(crate) fn bucket_grads(mesh: &Mesh, f: &mut Func, _: &Options) {

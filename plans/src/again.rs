@@ -4,7 +4,6 @@ use crate::input::{Input, PROGRAMS, adapted, from_model, from_text, shape};
 use crate::stored::Stored;
 use shardc_frontends::Model;
 use shardc_ir::diag::{Diag, Result};
-use shardc_ir::func::Module;
 use shardc_ir::mesh::Mesh;
 use shardc_ir::plan::Plan;
 use shardc_ir::text;
@@ -46,9 +45,7 @@ pub fn source_for(s: &Stored, o: &Options) -> Result<Source> {
 pub fn variant(s: &Stored, o: &Options) -> Result<Plan> {
     let source = source_for(s, o)?;
     let o = with_mesh(&source.module.mesh, o)?;
-    let mut nobody = |_: &str, _: &Module| {};
-    let manager = Manager { trial: true, ..Manager::new(&mut nobody) };
-    Ok(pipeline::compile_with(source, &o, manager)?.plan)
+    Ok(pipeline::trial(source, &o)?.plan)
 }
 
 /// The model that a plan was made of.

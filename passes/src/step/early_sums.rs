@@ -28,7 +28,7 @@ use shardc_ir::maps::{HashMap, HashSet};
 use shardc_ir::mesh::AtomSet;
 use shardc_ir::ops::{Kind, Sends};
 use shardc_ir::schedule::{ActionKind, Schedule};
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 
 /// The first collective of a gradient.
 struct Sum {
@@ -44,20 +44,16 @@ const PARTS: usize = 8;
 /// How many of these parts start no sums, in the order in which it is tried.
 const TRIES: [usize; 4] = [0, 1, 2, PARTS / 2];
 
-/// Moves the sums, but those of gradients that the first parts of their function make, more of them in each try; the
-/// names of the functions that are new or others.
-pub fn early_sums(m: &mut Module, s: &Schedule, tried: usize) -> BTreeSet<String> {
-    let mut changed = BTreeSet::new();
-    let Some(left) = TRIES.get(tried) else { return changed };
-    let ranks: Vec<(usize, usize)> = {
-        let all = m.funcs.iter().enumerate().filter(|(_, f)| f.kind == FuncKind::OptimizerStep);
-        all.map(|(i, f)| (i, f.stage)).collect()
-    };
-    // From the last one on, so that what is put before one moves no other.
-    for (finish, rank) in ranks.into_iter().rev() {
-        let Some(maker) = ends(m, s, rank) else { continue };
-        let alone = own_gradients(m, s, (finish, rank), maker);
-        let (own, end) = (&m.funcs[maker], &m.funcs[finish]);
+/// By function, what stands in its place where sums are moved, but those of gradients that the first parts of their
+/// function make: more of them stay in each try.
+pub fn early_sums(m: &Module, s: &Schedule, tried: usize) -> BTreeMap<usize, Vec<Func>> {
+    let mut others = BTreeMap::new();
+    let Some(left) = TRIES.get(tried) else { return others };
+    let ends_step = |f: &(usize, &Func)| f.1.kind == FuncKind::OptimizerStep;
+    for (finish, end) in m.funcs.iter().enumerate().filter(ends_step) {
+        let Some(maker) = ends(m, s, end.stage) else { continue };
+        let alone = own_gradients(m, s, (finish, end.stage), maker);
+        let own = &m.funcs[maker];
         let first = own.nodes.len() * left / PARTS;
         let made = Made::of(own);
         let starts = |sum: &Sum| {
@@ -68,17 +64,16 @@ pub fn early_sums(m: &mut Module, s: &Schedule, tried: usize) -> BTreeSet<String
             continue;
         }
         let kind = own.kind.of_last().filter(|_| s.microbatches > 1).unwrap_or(own.kind);
-        let mut f = own.clone();
+        let (mut f, mut last) = (own.clone(), end.clone());
         (f.kind, f.name) = (kind, kind.numbered(own.stage, s.owner.len()));
         start(&mut f, end, &found);
-        take(&mut m.funcs[finish], &found);
-        changed.extend([f.name.clone(), m.funcs[finish].name.clone()]);
+        take(&mut last, &found);
         match s.microbatches {
-            1 => m.funcs[maker] = f,
-            _several => m.funcs.insert(finish, f),
+            1 => others.extend([(maker, vec![f]), (finish, vec![last])]),
+            _several => others.extend([(finish, vec![f, last])]),
         }
     }
-    changed
+    others
 }
 
 /// The function that a rank of the pipeline calls last before `@optimizer_step`.

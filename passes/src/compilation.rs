@@ -6,18 +6,17 @@ use crate::experts::check_rows;
 use crate::globs::frozen;
 use crate::lower::{check, plan};
 use crate::options::Options;
-use crate::pipeline::{BACK_END, Begin, Manager, PASSES, Pass, Run, on_mesh};
+use crate::pipeline::{BACK_END, Begin, Manager, PASSES, Pass, Replacements, Run, on_mesh};
 use crate::rows::ModelFacts;
 use crate::schedule;
 use crate::stages::not_too_many;
 use shardc_ir::diag::{Diag, Result};
-use shardc_ir::func::{Func, Module};
+use shardc_ir::func::Module;
 use shardc_ir::phase::Phase;
 use shardc_ir::plan::{Mode, Plan, RankClass};
 use shardc_ir::schedule::Schedule;
 use shardc_ir::source::Source;
 use shardc_ir::verify::verify;
-use std::collections::BTreeMap;
 use std::time::Instant;
 
 /// What there is beside the module.
@@ -39,7 +38,7 @@ type Left = (&'static Pass, Module, bool, f64);
 type Lowered = (Vec<RankClass>, [f64; 2]);
 
 /// Puts others in the place of functions.
-fn replace(m: &mut Module, mut others: BTreeMap<usize, Vec<Func>>) {
+fn replace(m: &mut Module, mut others: Replacements) {
     let own = std::mem::take(&mut m.funcs).into_iter().enumerate();
     m.funcs = own.flat_map(|(i, f)| others.remove(&i).unwrap_or_else(|| vec![f])).collect();
 }

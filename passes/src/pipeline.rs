@@ -56,12 +56,15 @@ pub(crate) enum Run {
     Facts(fn(&mut Module, &Options, &mut ModelFacts) -> Changed),
     Scheduled(fn(&mut Module, &Options, &Schedule) -> Changed),
     Both(fn(&mut Module, &Options, &mut ModelFacts, &Schedule) -> Changed),
-    /// By number, as long as there are some: what may stand in the place of functions, by their index. The first is kept
-    /// whose plan needs no more memory than without; passes behind are of functions.
-    NoLarger(fn(&Module, &Options, &Schedule, usize) -> Option<BTreeMap<usize, Vec<Func>>>),
+    /// By number, as long as there are some. The first is kept whose plan needs no more memory than without; passes
+    /// behind are of functions.
+    NoLarger(fn(&Module, &Options, &Schedule, usize) -> Option<Replacements>),
     /// A step of the back end, which leaves the module as it is.
     BackEnd,
 }
+
+/// What may stand in the place of functions, by their index.
+pub(crate) type Replacements = BTreeMap<usize, Vec<Func>>;
 
 impl Pass {
     const fn new(name: &'static str, [from, to]: [Phase; 2], run: Run) -> Pass {

@@ -9,7 +9,7 @@ use crate::experts::lay_out;
 use crate::globs;
 use crate::optim::{Groups, groups};
 use crate::options::{CpMode, Options, TpMode, TpSteps};
-use crate::pipeline::Propagated;
+use crate::pipeline::{Propagated, Replacements};
 use crate::rewrite::orders::orders;
 use crate::rewrite::shifts::shifts;
 use crate::rewrite::{RuleSet, rewrite as by_rules};
@@ -31,7 +31,7 @@ use shardc_ir::plan::Mode;
 use shardc_ir::schedule::Schedule;
 use shardc_ir::source::Source;
 use shardc_ir::types::Type;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 /// Whether a pass may have changed the module.
 pub(crate) type Changed = Result<bool>;
@@ -241,7 +241,7 @@ pub(crate) fn early_sums(
     o: &Options,
     s: &Schedule,
     tried: usize,
-) -> Option<BTreeMap<usize, Vec<Func>>> {
+) -> Option<Replacements> {
     let asked = o.transport.overlaps() && o.mode == Mode::Train;
     asked.then(|| begun_early(m, s, tried)).filter(|others| !others.is_empty())
 }

@@ -23,12 +23,12 @@
 //! also stays if microbatches have exchanged the gradient already (ZeRO-2 and 3): `overlap` joins these calls. And
 //! some stay if a step would need more memory for them.
 
+use crate::pipeline::Replacements;
 use shardc_ir::func::{Func, FuncKind, Module, Node, Patch, Port, Role, RoleKind, Uses, Value};
 use shardc_ir::maps::{HashMap, HashSet};
 use shardc_ir::mesh::AtomSet;
 use shardc_ir::ops::{Kind, Sends};
 use shardc_ir::schedule::{ActionKind, Schedule};
-use std::collections::BTreeMap;
 
 /// The first collective of a gradient.
 struct Sum {
@@ -46,8 +46,8 @@ const TRIES: [usize; 4] = [0, 1, 2, PARTS / 2];
 
 /// By function, what stands in its place where sums are moved, but those of gradients that the first parts of their
 /// function make: more of them stay in each try.
-pub fn early_sums(m: &Module, s: &Schedule, tried: usize) -> BTreeMap<usize, Vec<Func>> {
-    let mut others = BTreeMap::new();
+pub(crate) fn early_sums(m: &Module, s: &Schedule, tried: usize) -> Replacements {
+    let mut others = Replacements::new();
     let Some(left) = TRIES.get(tried) else { return others };
     let ends_step = |f: &(usize, &Func)| f.1.kind == FuncKind::OptimizerStep;
     for (finish, end) in m.funcs.iter().enumerate().filter(ends_step) {

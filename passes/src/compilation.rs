@@ -32,7 +32,7 @@ pub(crate) struct Compilation<'o, 'w> {
 }
 
 /// A module as a pass has left it, whether that changed it, and the milliseconds that it took.
-type Left = (&'static Pass, Module, bool, f64);
+type AfterPass = (&'static Pass, Module, bool, f64);
 
 /// What ranks run, and its memory, with the milliseconds that each took.
 type Lowered = (Vec<RankClass>, [f64; 2]);
@@ -178,11 +178,11 @@ impl<'o, 'w> Compilation<'o, 'w> {
         pass: &'static Pass,
         behind: &'static [Pass],
         m: &Module,
-    ) -> Result<Option<(Vec<Left>, Lowered)>> {
+    ) -> Result<Option<(Vec<AfterPass>, Lowered)>> {
         let (Run::NoLarger(of), since) = (pass.run, Instant::now()) else { return Ok(None) };
         let Some(mut others) = of(m, self.o, &self.schedule, 0) else { return Ok(None) };
         takes(pass, m)?;
-        let mut left: Vec<Left> = vec![(pass, m.clone(), false, 0.0)];
+        let mut left: Vec<AfterPass> = vec![(pass, m.clone(), false, 0.0)];
         for pass in behind {
             let mut m = left[left.len() - 1].1.clone();
             let (changed, ms) = self.run(pass, &mut m)?;

@@ -66,13 +66,14 @@ impl Executor {
                     memory[*to].copy_from_nonoverlapping(values.as_ptr(), values.len());
                 }
                 Kernel::Rows(k) => {
-                    let one = Call::of(k, memory.into(), self.native.as_deref());
+                    let form = registers.form(k, self.native.as_deref());
+                    let one = Call::of(k, memory.into(), form);
                     rows::run(&mut [one], threads, registers);
                 }
                 Kernel::HorizontalFusion(all) => {
                     let own = |(k, own): (_, &SmallVec<_>)| {
                         let memory = own.iter().map(|&i: &usize| memory[i]).collect();
-                        Call::of(k, memory, self.native.as_deref())
+                        Call::of(k, memory, registers.form(k, self.native.as_deref()))
                     };
                     let mut calls: Vec<Call> =
                         all.kernels.iter().zip(&all.operands).map(own).collect();
@@ -81,8 +82,9 @@ impl Executor {
                 Kernel::Copy(all) => all.iter().for_each(|k| moves::copy(k, memory, threads)),
                 Kernel::Gemm(k) => product::run(k, None, memory, threads),
                 Kernel::GemmThen(then) => {
-                    let native = self.native.as_deref();
-                    let epilogue = Epilogue { then, memory, native };
+                    let form = |k| registers.form(k, self.native.as_deref());
+                    let forms = then.blocks.iter().map(form).collect();
+                    let epilogue = Epilogue { then, memory, forms };
                     product::run(&then.product, Some(&epilogue), memory, threads);
                 }
                 Kernel::Take(k) => moves::take(k, memory, threads),

@@ -153,47 +153,46 @@ fn each(x: &[f32], out: &mut [f32], f: impl Fn(f32) -> f32) {
     out.iter_mut().zip(x).for_each(|(o, &x)| *o = f(x));
 }
 
+/// 1 + e^-x.
 #[inline(always)]
-fn both(x: &[f32], y: &[f32], out: &mut [f32], f: impl Fn(f32, f32) -> f32) {
-    out.iter_mut().zip(x.iter().zip(y)).for_each(|(o, (&x, &y))| *o = f(x, y));
+pub(crate) fn denominator(x: f32) -> f32 {
+    1.0 + exp(-x)
 }
 
-vectorised! {
-    /// A function of every element.
-    fn unary(f: Unary, x: &[f32], out: &mut [f32]) {
-        match f {
-            Unary::Exp => each(x, out, exp),
-            Unary::ExpM1 => each(x, out, f32::exp_m1),
-            Unary::Log => each(x, out, f32::ln),
-            Unary::Sqrt => each(x, out, f32::sqrt),
-            Unary::Rsqrt => each(x, out, |x| 1.0 / x.sqrt()),
-            Unary::Tanh => each(x, out, tanh),
-            Unary::Logistic => each(x, out, |x| 1.0 / (1.0 + exp(-x))),
-            Unary::Silu => each(x, out, |x| x / (1.0 + exp(-x))),
-            Unary::Sin => each(x, out, f32::sin),
-            Unary::Cos => each(x, out, f32::cos),
-            Unary::Erf => each(x, out, erf),
-            Unary::Log1P => each(x, out, f32::ln_1p),
-            Unary::Floor => each(x, out, f32::floor),
-            Unary::Nearest => each(x, out, f32::round_ties_even),
-            Unary::Round(d) => with_element!(d, T => each(x, out, |x| T::nearest(x).number())),
-        }
+/// A function of an element.
+#[inline(always)]
+pub(crate) fn unary(f: Unary, x: f32) -> f32 {
+    match f {
+        Unary::Exp => exp(x),
+        Unary::ExpM1 => x.exp_m1(),
+        Unary::Log => x.ln(),
+        Unary::Sqrt => x.sqrt(),
+        Unary::Rsqrt => 1.0 / x.sqrt(),
+        Unary::Tanh => tanh(x),
+        Unary::Logistic => 1.0 / denominator(x),
+        Unary::Silu => x / denominator(x),
+        Unary::Sin => x.sin(),
+        Unary::Cos => x.cos(),
+        Unary::Erf => erf(x),
+        Unary::Log1P => x.ln_1p(),
+        Unary::Floor => x.floor(),
+        Unary::Nearest => x.round_ties_even(),
+        Unary::Round(d) => with_element!(d, T => T::nearest(x).number()),
     }
 }
 
-vectorised! {
-    /// A function of every pair of elements.
-    fn binary(f: Binary, x: &[f32], y: &[f32], out: &mut [f32]) {
-        match f {
-            Binary::Add => both(x, y, out, |x, y| x + y),
-            Binary::Sub => both(x, y, out, |x, y| x - y),
-            Binary::Mul => both(x, y, out, |x, y| x * y),
-            Binary::Div => both(x, y, out, |x, y| x / y),
-            Binary::Max => both(x, y, out, larger),
-            Binary::Min => both(x, y, out, smaller),
-            Binary::AtLeast => both(x, y, out, |x, y| if x >= y { 1.0 } else { 0.0 }),
-            Binary::Pow => both(x, y, out, f32::powf),
-        }
+/// A function of two elements.
+#[inline(always)]
+pub(crate) fn binary(f: Binary, x: f32, y: f32) -> f32 {
+    match f {
+        Binary::Add => x + y,
+        Binary::Sub => x - y,
+        Binary::Mul => x * y,
+        Binary::Div => x / y,
+        Binary::Max => larger(x, y),
+        Binary::Min => smaller(x, y),
+        Binary::AtLeast => f32::from(x >= y),
+        Binary::Pow => x.powf(y),
     }
 }
 

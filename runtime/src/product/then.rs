@@ -1,17 +1,16 @@
 //! What becomes of a product's result: blocks of it, in f32, go through a program over rows.
 
 use super::matrix;
-use crate::native::Native;
-use crate::rows::{self, Registers};
-use shardc_ir::kernel::{Extents, Rows, THEN, Then};
+use crate::rows::Form;
+use shardc_ir::kernel::{THEN, Then};
 use smallvec::SmallVec;
 
 /// An epilogue with the memory of its launch.
 pub(crate) struct Epilogue<'a> {
     pub then: &'a Then,
     pub memory: &'a [*mut f32],
-    /// Compiled programs; one that is not among them is interpreted.
-    pub native: Option<&'a Native>,
+    /// What runs the programs of the epilogue.
+    pub forms: SmallVec<[Form; 4]>,
 }
 
 impl Epilogue<'_> {
@@ -29,20 +28,12 @@ impl Epilogue<'_> {
         [rows, cols]: [usize; 2],
     ) {
         assert!(col % THEN[1] == 0 && cols <= THEN[1], "a block of columns");
-        let of = |k: &&Rows| k.inner[..] == [cols];
-        let k = self.then.blocks.iter().find(of).expect("a program for each width");
+        let mut all = self.then.blocks.iter().zip(&self.forms);
+        let (k, form) = all.find(|x| x.0.inner[..] == [cols]).expect("a program for each width");
         let tensors = self.then.reads.iter().chain(&self.then.writes);
         let tensors = tensors.map(|x| matrix(x, self.memory, index).from(row, col).at);
         let memory: SmallVec<[*mut f32; 16]> = std::iter::once(block).chain(tensors).collect();
         // SAFETY: by the caller; a row is a task, and the program's is as many as it is told.
-        unsafe {
-            match self.native.and_then(|n| n.get(&k.symbol)) {
-                Some(entry) => entry(memory.as_ptr(), k.params.as_ptr(), 0, rows as i64),
-                None => {
-                    let block = Rows { outer: Extents::from_slice(&[rows]), ..k.clone() };
-                    rows::interpret(&block, &memory, &mut Registers::default());
-                }
-            }
-        }
+        unsafe { form.run(&memory, &k.params, 0..rows) };
     }
 }

@@ -1,12 +1,15 @@
-//! Kernels over rows, compiled or interpreted: their forms, and how the threads of a launch share their tasks.
+//! Kernels over rows, compiled or interpreted: their forms, and how the threads of a launch share
+//! their tasks.
 //!
-//! What is interpreted runs over a block of elements that stays in the nearest cache, one loop after the other
-//! ([`loops`]); which these are is found once for a kernel ([`code`]). A block runs along the last loop of a row or,
-//! if results lie next to each other but the elements of a row do not, along the last loop over rows.
+//! What is interpreted runs over a block of elements that stays in the nearest cache, one loop
+//! after the other ([`loops`]); which these are is found once for a kernel ([`code`]). A block runs
+//! along the last loop of a row or, if results lie next to each other but the elements of a row do
+//! not, along the last loop over rows.
 
 mod code;
 mod loops;
 mod run;
+mod write;
 
 use crate::native::{Entry, Native};
 use crate::team;
@@ -56,7 +59,8 @@ impl Form {
     /// Does tasks of a kernel.
     ///
     /// # Safety
-    /// As for [`run`]; tasks write apart from each other, and the one behind the others comes behind them.
+    /// As for [`run`]; tasks write apart from each other, and the one behind the others comes
+    /// behind them.
     pub unsafe fn run(&self, memory: &[*mut f32], params: &[f32], tasks: Range<usize>) {
         // SAFETY: by the caller.
         unsafe {
@@ -101,8 +105,8 @@ impl<'a> Call<'a> {
 /// Runs kernels over rows that need nothing of each other.
 ///
 /// # Safety
-/// Memory is valid for everything that kernels reach; a result overlaps no operand of any of them, but
-/// that it may be one of its own kernel that is walked alike.
+/// Memory is valid for everything that kernels reach; a result overlaps no operand of any of them,
+/// but that it may be one of its own kernel that is walked alike.
 pub(crate) unsafe fn run(calls: &mut [Call], threads: usize, registers: &mut Registers) {
     let all = calls.iter().map(|c| c.left).sum();
     if registers.parts.len() < all {

@@ -1,8 +1,12 @@
-//! Loops over the elements of a block, 16 at a time: each does one instruction of a row's program, or two that
-//! follow each other. A loop is compiled for every kind of operand that it takes where it lies, and for AVX-512,
-//! AVX2 and any processor; all give the same bits (nothing is contracted).
+//! Loops over the elements of a block, 16 at a time: each does one instruction of a row's program,
+//! or two that follow each other. A loop is compiled for every kind of operand that it takes where
+//! it lies, and for AVX-512, AVX2 and any processor; all give the same bits (nothing is
+//! contracted).
 
-use crate::element::{Bf16, Element, F16};
+// Lanes of several arrays, by one number.
+#![allow(clippy::needless_range_loop)]
+
+use crate::element::{Bf16, Element, F16, with_element};
 use crate::math;
 use crate::math::has;
 use shardc_ir::kernel::{Binary, Unary};
@@ -12,8 +16,8 @@ use std::marker::PhantomData;
 /// Elements that are treated at a time.
 const LANES: usize = math::LANES;
 
-/// Where three operands and a result begin, how many elements there are, and how many elements a strided operand
-/// or result is apart. Who does not use one of them may be given any.
+/// Where three operands and a result begin, how many elements there are, and how many elements a
+/// strided operand or result is apart. Who does not use one of them may be given any.
 pub(super) type Loop = unsafe fn(*const u8, *const u8, *const u8, *mut u8, usize, usize);
 
 /// How an operand or a result of a loop lies in memory.
@@ -145,12 +149,13 @@ impl Writes for RoundedF32 {
 /// What a loop does.
 trait Steps {
     /// # Safety
-    /// As the [`Loop`] says: what it reads and writes is valid. Results may lie on operands element by element.
+    /// As the [`Loop`] says: what it reads and writes is valid. Results may lie on operands element
+    /// by element.
     unsafe fn run(a: *const u8, b: *const u8, c: *const u8, out: *mut u8, n: usize, stride: usize);
 }
 
-/// Does something 16 elements at a time, with the first of them and their number. All of it is inlined, as code that
-/// is not would be compiled for any processor.
+/// Does something 16 elements at a time, with the first of them and their number. All of it is
+/// inlined, as code that is not would be compiled for any processor.
 macro_rules! sweep {
     ($n:expr, |$i:ident, $count:ident| $then:expr) => {{
         let whole = $n - $n % LANES;
@@ -167,7 +172,8 @@ macro_rules! sweep {
     }};
 }
 
-/// The same number, of which the compiler knows nothing: so it makes vectors of the lanes, and not of every 16th one.
+/// The same number, of which the compiler knows nothing: so it makes vectors of the lanes, and not
+/// of every 16th one.
 #[inline(always)]
 fn opaque(mut i: usize) -> usize {
     #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
@@ -214,6 +220,8 @@ trait Formula {
 
 /// Each element by a formula.
 struct Mapped<F, X, Y, Z, O>(PhantomData<(F, X, Y, Z, O)>);
+/// Each element of one operand.
+type MappedOne<F, X, O> = Mapped<F, X, Nothing, Nothing, O>;
 impl<F: Formula, X: Reads, Y: Reads, Z: Reads, O: Writes> Steps for Mapped<F, X, Y, Z, O> {
     #[inline(always)]
     unsafe fn run(a: *const u8, b: *const u8, c: *const u8, out: *mut u8, n: usize, _: usize) {
@@ -319,7 +327,8 @@ impl<T: Element> Steps for Scatters<T> {
     }
 }
 
-/// Folds elements, or products of two, into 16 partial folds, which are the result: each of every 16th element.
+/// Folds elements, or products of two, into 16 partial folds, which are the result: each of every
+/// 16th element.
 struct Folds<const R: usize, X, Y>(PhantomData<(X, Y)>);
 impl<const R: usize, X: Reads, Y: Reads> Steps for Folds<R, X, Y> {
     #[inline(always)]
@@ -354,7 +363,7 @@ const MAX: usize = 1;
 const MIN: usize = 2;
 const PRODUCTS: usize = 3;
 
-/// `of!(kind, T in [F32 Same] => …)`: with `T` as what reads or writes it; `None` for other kinds.
+/// `of!(kind, T in [F32 Same] => …)`: with `T` as what reads or writes it; `None` for others.
 macro_rules! of {
     ($kind:expr, $t:ident in [$($k:ident)*] => $then:expr) => {
         match $kind {
@@ -390,44 +399,36 @@ macro_rules! number {
 /// What copies elements, of one kind to another.
 pub(super) fn copy(a: ElementKind, out: ElementKind) -> Option<Loop> {
     of!(a, X in [F32 Bf16 F16 I32 Same Column] => of!(out, O in [F32 Bf16 F16 I32] => {
-        Some(compiled::<Mapped<Itself, X, Nothing, Nothing, O>>())
+        Some(compiled::<MappedOne<Itself, X, O>>())
     }))
 }
 
 /// What reads elements that lie apart as f32.
 pub(super) fn gather(of: DType) -> Loop {
-    match of {
-        DType::F32 => compiled::<Gathers<f32>>(),
-        DType::BF16 => compiled::<Gathers<Bf16>>(),
-        DType::F16 => compiled::<Gathers<F16>>(),
-        DType::I32 => compiled::<Gathers<i32>>(),
-    }
+    with_element!(of, T => compiled::<Gathers<T>>())
 }
 
 /// What writes f32 as elements that lie apart.
 pub(super) fn scatter(of: DType) -> Loop {
-    match of {
-        DType::F32 => compiled::<Scatters<f32>>(),
-        DType::BF16 => compiled::<Scatters<Bf16>>(),
-        DType::F16 => compiled::<Scatters<F16>>(),
-        DType::I32 => compiled::<Scatters<i32>>(),
-    }
+    with_element!(of, T => compiled::<Scatters<T>>())
 }
 
 /// A function of one operand.
 pub(super) fn unary(f: Unary, a: ElementKind, out: ElementKind) -> Option<Loop> {
     if f == Unary::Round(DType::BF16) {
-        return of!(a, X in [F32] => Some(compiled::<Mapped<Itself, X, Nothing, Nothing, RoundedF32>>()));
+        return of!(a, X in [F32] => Some(compiled::<MappedOne<Itself, X, RoundedF32>>()));
     }
     let f = UNARY.iter().position(|x| *x == f)?;
     number!(f, F in [0 1 2 3 4 5 6 7 8 9 10 11 12 13 14] => of!(a, X in [F32] => {
-        of!(out, O in [F32 Rounded] => Some(compiled::<Mapped<OneOf<F>, X, Nothing, Nothing, O>>()))
+        of!(out, O in [F32 Rounded] => Some(compiled::<MappedOne<OneOf<F>, X, O>>()))
     }))
 }
 
 /// [`math::denominator`].
 pub(super) fn denominator(a: ElementKind, out: ElementKind) -> Option<Loop> {
-    of!(a, X in [F32] => of!(out, O in [F32] => Some(compiled::<Mapped<Denominator, X, Nothing, Nothing, O>>())))
+    of!(a, X in [F32] => of!(out, O in [F32] => {
+        Some(compiled::<MappedOne<Denominator, X, O>>())
+    }))
 }
 
 /// A function of two operands.

@@ -38,9 +38,9 @@ impl RowCode {
     /// Does tasks.
     ///
     /// # Safety
-    /// Memory is valid for everything that these tasks of the kernel reach; a result overlaps no operand, but
-    /// that it may be one that is walked alike. If a row is folded in parts, the last operand is what these
-    /// leave.
+    /// Memory is valid for everything that these tasks of the kernel reach; a result overlaps no
+    /// operand, but that it may be one that is walked alike. If a row is folded in parts, the last
+    /// operand is what these leave.
     pub unsafe fn run(&self, memory: &[*mut f32], params: &[f32], tasks: Range<usize>) {
         let [numbers, partials, registers] = self.places;
         let words = partials * LANES + registers * REGISTER + numbers;

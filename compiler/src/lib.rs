@@ -24,7 +24,7 @@ use shardc_passes::pipeline::{self, Manager, Propagated, Source, Watch};
 use shardc_passes::shard::auto::Price;
 use shardc_passes::shard::experts::{ExpertRole, ranks_of};
 use shardc_passes::shard::propagate::{Cause, Origin};
-use shardc_passes::shard::zero::Accumulate;
+use shardc_passes::zero::Accumulate;
 use shardc_plans::again::with_mesh;
 use shardc_plans::input::{Input, adapted, facts, from_model, read_model, shape};
 use shardc_plans::stored::{self, Stored};

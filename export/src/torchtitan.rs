@@ -6,7 +6,7 @@ use shardc_ir::plan::TokenOrder;
 use shardc_ir::schedule::write_csv;
 use shardc_passes::autodiff::recompute::Recompute;
 use shardc_passes::options::CpMode;
-use shardc_passes::shard::zero::Accumulate;
+use shardc_passes::zero::Accumulate;
 
 /// Schedules that it makes itself, by our names.
 const SCHEDULES: [(&str, &str); 6] = [

@@ -22,6 +22,7 @@
 mod bucket;
 
 use crate::options::{Fuse, Options};
+pub(crate) use bucket::BUCKET_BYTES;
 use bucket::bucket;
 use shardc_ir::func::{Func, FuncKind, FusedWithNext, Node, Port, Role, RoleKind, Uses, Value};
 use shardc_ir::group::{IterationSpace, LoopSpace, Roles};

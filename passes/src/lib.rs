@@ -28,6 +28,8 @@ pub mod shard;
 pub mod stages;
 pub mod states;
 pub mod step;
+mod table;
 pub mod threads;
 pub mod warnings;
 pub mod window;
+pub mod zero;

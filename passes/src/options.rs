@@ -3,7 +3,7 @@
 use crate::autodiff::chunks::LossChunks;
 use crate::autodiff::recompute::Recompute;
 use crate::lora::Lora;
-use crate::shard::zero::{Accumulate, Zero};
+use crate::zero::{Accumulate, Zero};
 use serde::{Deserialize, Serialize};
 use shardc_ir::axes::{self, AxisRole};
 use shardc_ir::documents::Documents;
@@ -343,7 +343,7 @@ options! {
     pub tp_mode: TpMode = TpMode::default(),
     /// How products on a grid get their operands.
     pub tp_steps: TpSteps = TpSteps::default(),
-    /// ZeRO stage: 0 to 3, see [`crate::shard::zero::Zero`].
+    /// ZeRO stage: 0 to 3, see [`crate::zero::Zero`].
     pub zero: u8 = 0,
     /// What ZeRO-2 and 3 keep whole over the microbatches of a step.
     pub zero_accumulate: Accumulate = Accumulate::default(),

@@ -9,16 +9,18 @@ use crate::experts::lay_out;
 use crate::globs;
 use crate::optim::{Groups, groups};
 use crate::options::{CpMode, Options, TpMode, TpSteps};
-use crate::pipeline::{Propagated, Replacements};
 use crate::rewrite::orders::orders;
 use crate::rewrite::shifts::shifts;
 use crate::rewrite::{RuleSet, rewrite as by_rules};
 use crate::shard::asked::overridden;
 use crate::shard::auto::Asked;
+use crate::shard::auto::{Choices, Price};
 use crate::shard::grid::Grid;
 use crate::shard::partition::How;
+use crate::shard::propagate::Cause;
 use crate::stages::stages as cut_stages;
 use crate::step::assemble::assemble;
+use crate::step::early_sums::Replacements;
 use crate::step::early_sums::early_sums as begun_early;
 use crate::warnings::warnings;
 use crate::{overlap as moved, precision as types, shard, step as steps, window};
@@ -32,6 +34,16 @@ use shardc_ir::schedule::Schedule;
 use shardc_ir::source::Source;
 use shardc_ir::types::Type;
 use std::collections::BTreeSet;
+
+/// The model with propagated shardings, and why each stands.
+#[derive(Debug, Default)]
+pub struct Propagated {
+    pub sharded: Module,
+    pub causes: Vec<Cause>,
+    /// What layouts cost that were chosen by price, and from what they were.
+    pub price: Option<Price>,
+    pub choices: Option<Choices>,
+}
 
 /// Whether a pass may have changed the module.
 pub(crate) type Changed = Result<bool>;

@@ -4,7 +4,7 @@ use crate::autodiff::named::Named;
 use crate::autodiff::recompute::Recompute;
 use crate::options::{CpMode, Options, TpMode, TpSteps};
 use crate::shard::grid::Grid;
-use crate::shard::zero::{Accumulate, zero_axes};
+use crate::zero::{Accumulate, zero_axes};
 use shardc_ir::axes::ROLES;
 use shardc_ir::diag::Diag;
 use shardc_ir::func::{Func, FuncKind, Module, ParamLayout};

@@ -12,7 +12,7 @@ use shardc_passes::autodiff::chunks::LossChunks;
 use shardc_passes::autodiff::recompute::Recompute;
 use shardc_passes::options::{CpMode, Options, Order, Transport};
 use shardc_passes::pipeline::Compiled;
-use shardc_passes::shard::zero::Accumulate;
+use shardc_passes::zero::Accumulate;
 use shardc_testing::taken;
 use std::collections::BTreeMap;
 use std::path::Path;

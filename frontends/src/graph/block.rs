@@ -1,6 +1,6 @@
 //! The two halves of a block: attention and MLP, each after a norm and beside a residual.
 
-use super::experts::{self, ExpertParams, RouterStats};
+use super::experts::{self, MoeParams, RouterStats};
 use super::letters;
 use super::parts::{self, LinearParams, NormParams};
 use super::recurrent::{self, RecurrentParams};
@@ -70,7 +70,7 @@ pub(super) struct HeadNormParams {
 pub(super) enum Feed {
     Nothing,
     MlpParams(MlpParams),
-    Experts(Box<ExpertParams>),
+    Experts(Box<MoeParams>),
 }
 
 pub(super) struct MlpParams {

@@ -15,7 +15,7 @@ use shardc_ir::func::Value;
 use shardc_ir::ops::*;
 
 /// The parameters of a mixture of experts.
-pub(super) struct ExpertParams {
+pub(super) struct MoeParams {
     pub scope: String,
     pub router_scope: String,
     /// Scope of the list of experts.
@@ -72,12 +72,7 @@ pub(super) struct RouterStats {
 }
 
 /// The mixture of a normed hidden state [b, s, h]; and what the router tells.
-pub(super) fn experts(
-    b: &mut Builder,
-    cx: &Cx,
-    p: &ExpertParams,
-    h: Value,
-) -> (Value, RouterStats) {
+pub(super) fn experts(b: &mut Builder, cx: &Cx, p: &MoeParams, h: Value) -> (Value, RouterStats) {
     let facts = cx.arch.facts.experts.expect("a family with experts");
     let routing = &cx.arch.routing;
     b.enter(&p.scope);
@@ -200,7 +195,7 @@ fn weighed(b: &mut Builder, routing: &Routing, gates: Value) -> Value {
 fn of_rows(
     b: &mut Builder,
     cx: &Cx,
-    p: &ExpertParams,
+    p: &MoeParams,
     [rows, counts]: [Value; 2],
     one: Option<Value>,
 ) -> Value {

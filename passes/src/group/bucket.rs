@@ -1,10 +1,12 @@
 //! Launches of several kernels: updates of parameters.
 
-use crate::step::bucket_grads::BUCKET_BYTES;
 use shardc_ir::func::{Func, FusedWithNext};
 use shardc_ir::group::{FusionBuilder, Launch, launches};
 use shardc_ir::mesh::Mesh;
 use shardc_ir::ops::Kind;
+
+/// Most bytes of one joined call: enough to hide latency, little enough to overlap later.
+pub(crate) const BUCKET_BYTES: usize = 64 << 20;
 
 /// Most kernels of one launch.
 const MOST_KERNELS: usize = 32;

@@ -12,7 +12,6 @@ pub mod partition;
 pub mod propagate;
 pub mod reshard;
 mod ways;
-pub mod zero;
 
 /// Priority of how tokens are cut, those of the residual stream and of experts: after parameters and batch have
 /// spread.

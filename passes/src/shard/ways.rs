@@ -1,7 +1,7 @@
 //! How an op may run: every split of its loops that its types allow.
 
 use super::factors::OpFactors;
-use super::zero::Zero;
+use crate::zero::Zero;
 use shardc_ir::attr::Offset;
 use shardc_ir::boxes::Halo;
 use shardc_ir::func::{Func, Node, Value, ValueMap};

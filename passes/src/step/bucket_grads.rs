@@ -7,13 +7,11 @@
 //! Only operands that are arguments of the function are joined (the gradients at step scope): they
 //! are all there from the beginning, so no call waits for another's operand.
 
+use crate::group::BUCKET_BYTES;
 use shardc_ir::func::{Func, Node, Value};
 use shardc_ir::mesh::{AtomSet, Mesh};
 use shardc_ir::ops::Op;
 use std::collections::{BTreeMap, BTreeSet};
-
-/// Most bytes of one joined call: enough to hide latency, little enough to overlap later.
-pub(crate) const BUCKET_BYTES: usize = 64 << 20;
 
 /// Joins the all_reduces of arguments.
 pub fn bucket_grads(mesh: &Mesh, f: &mut Func) {

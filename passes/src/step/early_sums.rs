@@ -23,12 +23,15 @@
 //! also stays if microbatches have exchanged the gradient already (ZeRO-2 and 3): `overlap` joins these calls. And
 //! some stay if a step would need more memory for them.
 
-use crate::pipeline::Replacements;
 use shardc_ir::func::{Func, FuncKind, Module, Node, Patch, Port, Role, RoleKind, Uses, Value};
 use shardc_ir::maps::{HashMap, HashSet};
 use shardc_ir::mesh::AtomSet;
 use shardc_ir::ops::{Kind, Sends};
 use shardc_ir::schedule::{ActionKind, Schedule};
+use std::collections::BTreeMap;
+
+/// What may stand in the place of functions, by their index.
+pub(crate) type Replacements = BTreeMap<usize, Vec<Func>>;
 
 /// The first collective of a gradient.
 struct Sum {

@@ -9,7 +9,7 @@ use shardc_frontends::ExpertFacts;
 use shardc_ir::mesh::MAX_RANKS;
 use shardc_ir::ops::Kind as OpKind;
 use shardc_passes::options::{Buffers, CpMode, Options, TpMode};
-use shardc_passes::shard::zero::Accumulate;
+use shardc_passes::zero::Accumulate;
 
 pub(super) const LAYOUT: OptionSpec = OptionSpec { heading: "Layout", ..OptionSpec::NONE };
 

@@ -3,7 +3,7 @@
 use super::*;
 use crate::programs::Draw;
 use shardc_passes::schedule::Named;
-use shardc_passes::shard::zero::Accumulate;
+use shardc_passes::zero::Accumulate;
 use shardc_testing::samples;
 
 /// One of these, by chance.

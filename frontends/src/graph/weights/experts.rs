@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::family::Stored;
-use crate::graph::experts::{ExpertParams, Product, SharedParams};
+use crate::graph::experts::{MoeParams, Product, SharedParams};
 
 impl Declare<'_, '_, '_> {
     /// The weights of one product of all experts, stacked: [e, output, input].
@@ -88,7 +88,7 @@ impl Declare<'_, '_, '_> {
         Product { weight, bias }
     }
 
-    pub(super) fn experts(&mut self, block: &str, e: &family::Experts) -> Result<ExpertParams> {
+    pub(super) fn experts(&mut self, block: &str, e: &family::Experts) -> Result<MoeParams> {
         let facts = self.arch.facts;
         let n = facts.experts.expect("a family with experts");
         let within = format!("{block}.{}", e.module);
@@ -140,7 +140,7 @@ impl Declare<'_, '_, '_> {
             }
         };
         let under_root = |s: &str| format!("{}.{s}", self.f.root);
-        Ok(ExpertParams {
+        Ok(MoeParams {
             scope: under_root(&within),
             router_scope,
             list_scope: under_root(&list),

@@ -2,7 +2,7 @@
 
 use super::Partition;
 use crate::shard::ways::Stored;
-use crate::shard::zero::{Zero, stored_over};
+use crate::zero::{Zero, stored_over};
 use shardc_ir::func::{LayoutStep, ParamLayout, Role, RoleKind};
 use shardc_ir::mesh::AtomSet;
 use shardc_ir::ops::Cast;

@@ -3,7 +3,7 @@
 use super::{kept, kind, state};
 use crate::shard::auto::Asked;
 use crate::shard::partition::{How, partition};
-use crate::shard::zero::{Accumulate, Zero};
+use crate::zero::{Accumulate, Zero};
 use shardc_ir::func::{Func, FuncKind, Node, Port, Role, RoleKind, Scope, Value, ValueMap};
 use shardc_ir::hardware::Hardware;
 use shardc_ir::mesh::{AtomSet, Mesh};

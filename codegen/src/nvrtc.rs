@@ -89,9 +89,9 @@ pub fn instructions(source: &KernelSource, arch: &str) -> Result<String> {
 }
 
 /// A program that has been compiled, and what the compiler says of it.
-fn compiled(source: &KernelSource, arch: &str) -> Result<(Program, String)> {
+fn compiled(source: &KernelSource, arch: &str) -> Result<(NvrtcProgram, String)> {
     is_here()?;
-    let program = Program::new(source)?;
+    let program = NvrtcProgram::new(source)?;
     let mut options = vec![format!("--gpu-architecture={arch}")];
     options.extend(OPTIONS.map(String::from));
     // SAFETY: the program is alive.
@@ -142,10 +142,10 @@ fn missing(library: &str) -> Diag {
 }
 
 /// A program of the compiler's.
-struct Program(sys::nvrtcProgram);
+struct NvrtcProgram(sys::nvrtcProgram);
 
-impl Program {
-    fn new(source: &KernelSource) -> Result<Program> {
+impl NvrtcProgram {
+    fn new(source: &KernelSource) -> Result<NvrtcProgram> {
         let string = |s: &str| CString::new(s).expect("texts of kernels have no zero bytes");
         let (text, name) = (string(&source.text), string(source.file));
         let texts = HEADERS.map(|(_, text)| string(text));
@@ -159,7 +159,7 @@ impl Program {
             sys::nvrtcCreateProgram(&mut program, text.as_ptr(), name.as_ptr(), n, texts, names)
         };
         made.result().map_err(|e| failed("nvrtcCreateProgram", &e))?;
-        Ok(Program(program))
+        Ok(NvrtcProgram(program))
     }
 
     fn log(&self) -> String {
@@ -184,7 +184,7 @@ impl Program {
     }
 }
 
-impl Drop for Program {
+impl Drop for NvrtcProgram {
     fn drop(&mut self) {
         // SAFETY: made by `new`, and not used any more. An error would leak some memory.
         let _ = unsafe { result::destroy_program(self.0) };

@@ -46,7 +46,7 @@ const FAR: usize = 512;
 type Members = SmallVec<[usize; 2]>;
 
 /// Groups of nodes while they are made.
-struct Groups<'a> {
+struct NodeGroups<'a> {
     mesh: &'a Mesh,
     hardware: &'a Hardware,
     f: &'a Func,
@@ -93,7 +93,7 @@ pub fn group(mesh: &Mesh, f: &mut Func, o: &Options) {
     if o.fuse == Fuse::No {
         return;
     }
-    let groups = Groups::of(mesh, f, o.fuse, &o.hardware);
+    let groups = NodeGroups::of(mesh, f, o.fuse, &o.hardware);
     let order = groups.sorted();
     let mut nodes: Vec<Option<Node>> = std::mem::take(&mut f.nodes).into_iter().map(Some).collect();
     f.nodes.reserve(nodes.len());
@@ -109,12 +109,12 @@ pub fn group(mesh: &Mesh, f: &mut Func, o: &Options) {
     bucket(mesh, f);
 }
 
-impl<'a> Groups<'a> {
-    fn of(mesh: &'a Mesh, f: &'a Func, fuse: Fuse, hardware: &'a Hardware) -> Groups<'a> {
+impl<'a> NodeGroups<'a> {
+    fn of(mesh: &'a Mesh, f: &'a Func, fuse: Fuse, hardware: &'a Hardware) -> NodeGroups<'a> {
         let count = f.nodes.len();
         let uses = f.uses();
         let facts: Vec<Facts> = f.nodes.iter().map(|n| n.op.facts()).collect();
-        let mut g = Groups {
+        let mut g = NodeGroups {
             mesh,
             hardware,
             f,

@@ -66,7 +66,7 @@ pub struct Groups {
 
 /// What parameters have in common that are updated alike: the group, whether they decay, fans, shape,
 /// whether they are stacks, and heads.
-type Alike = (usize, bool, [usize; 2], Vec<usize>, bool, Option<usize>);
+type SameUpdate = (usize, bool, [usize; 2], Vec<usize>, bool, Option<usize>);
 
 /// The groups of a model's parameters that are not frozen.
 ///
@@ -97,7 +97,7 @@ pub fn groups(
     let matches = matches((f, uses), &all, &params, &weights)?;
     let warnings = left_out((f, uses), &all, &params, &weights).into_iter().collect();
     let mut out = Groups { all, warnings, ..Groups::default() };
-    let mut known: HashMap<Alike, Arc<Update>> = HashMap::default();
+    let mut known: HashMap<SameUpdate, Arc<Update>> = HashMap::default();
     for ((v, name), group) in params.into_iter().zip(matches) {
         let weight = weights.get(name);
         let shape = f.ty(v).sizes().to_vec();
@@ -111,8 +111,15 @@ pub fn groups(
         let update = match known.get(&key) {
             Some(known) => known.clone(),
             None => {
-                let own =
-                    Asked { own: &own, g: &out.all[group], group, name, decays, stack, heads };
+                let own = UpdateRequest {
+                    own: &own,
+                    g: &out.all[group],
+                    group,
+                    name,
+                    decays,
+                    stack,
+                    heads,
+                };
                 let made = Arc::new(own.update(&key.3, fans, o)?);
                 out.keep(&made, key.3.len(), name)?;
                 known.insert(key, made.clone());
@@ -301,7 +308,7 @@ fn sees_heads(own: &Rules, rule: &str) -> bool {
 }
 
 /// What is asked of the update of a parameter.
-struct Asked<'a> {
+struct UpdateRequest<'a> {
     /// The user's own rules, which are found before those that are built in.
     own: &'a Rules,
     g: &'a Group,
@@ -312,7 +319,7 @@ struct Asked<'a> {
     heads: Option<usize>,
 }
 
-impl Asked<'_> {
+impl UpdateRequest<'_> {
     fn update(&self, shape: &[usize], fans: [usize; 2], o: &Options) -> Result<Update> {
         let (rule, stack) = self.rule(shape)?;
         let mut given = self.g.given.clone();

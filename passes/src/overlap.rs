@@ -56,7 +56,7 @@ struct Needs {
 }
 
 /// What is known of a function.
-struct Order<'a> {
+struct OverlapFacts<'a> {
     f: &'a Func,
     all: &'a [Launch],
     /// By value: the argument over which it may be written, after all that reads this.
@@ -65,8 +65,8 @@ struct Order<'a> {
     root: ValueMap<Value>,
 }
 
-impl<'a> Order<'a> {
-    fn of(f: &'a Func, all: &'a [Launch]) -> Order<'a> {
+impl<'a> OverlapFacts<'a> {
+    fn of(f: &'a Func, all: &'a [Launch]) -> OverlapFacts<'a> {
         let root = f.roots();
         let mut over = HashMap::default();
         let of_role = |a: &'a Port| Some((a.role.as_ref()?, a.value));
@@ -75,7 +75,7 @@ impl<'a> Order<'a> {
         for (role, value) in f.results.iter().filter_map(of_role) {
             over.extend(old.get(role).map(|&a| (root[value], a)));
         }
-        Order { f, all, over, root }
+        OverlapFacts { f, all, over, root }
     }
 
     fn exchanges(&self, i: usize) -> bool {
@@ -128,7 +128,7 @@ impl<'a> Order<'a> {
 }
 
 fn order(f: &Func, all: &[Launch]) -> Vec<usize> {
-    let o = Order::of(f, all);
+    let o = OverlapFacts::of(f, all);
     let mut order: Vec<usize> = (0..all.len()).collect();
     // What several exchange in one call is where it should be.
     let alone = |i: &usize| o.exchanges(*i) && all[*i].nodes.len() == 1;

@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 
 /// The tokens of a sequence in a dim or a loop.
 #[derive(Clone, Copy, PartialEq, Debug)]
-struct Tokens {
+struct TokenDims {
     /// Elements from one token to the next.
     inner: usize,
     /// How many there are: fewer than a sequence has if others are in another dim.
@@ -20,8 +20,8 @@ struct Tokens {
 
 /// What is known of the dims of a value.
 #[derive(Clone, Default)]
-struct Known {
-    tokens: SmallVec<[Option<Tokens>; 4]>,
+struct DimFacts {
+    tokens: SmallVec<[Option<TokenDims>; 4]>,
     /// Dims along which all elements are equal.
     uniform: SmallVec<[bool; 4]>,
 }
@@ -40,7 +40,7 @@ fn minor_first<'a>(
 }
 
 /// The tokens of each letter, by those of the operands' dims.
-fn of_letters(rule: &Rule, ins: &[&Known], sizes: &Loops) -> HashMap<Letter, Tokens> {
+fn of_letters(rule: &Rule, ins: &[&DimFacts], sizes: &Loops) -> HashMap<Letter, TokenDims> {
     let mut out = HashMap::default();
     for (dims, known) in rule.ins.iter().zip(ins) {
         for (g, t) in dims.iter().zip(&known.tokens) {
@@ -50,7 +50,11 @@ fn of_letters(rule: &Rule, ins: &[&Known], sizes: &Loops) -> HashMap<Letter, Tok
                 if from < to {
                     out.insert(
                         l,
-                        Tokens { inner: from / apart, count: to.div_ceil(from), folded: t.folded },
+                        TokenDims {
+                            inner: from / apart,
+                            count: to.div_ceil(from),
+                            folded: t.folded,
+                        },
                     );
                 }
             }
@@ -62,20 +66,20 @@ fn of_letters(rule: &Rule, ins: &[&Known], sizes: &Loops) -> HashMap<Letter, Tok
 /// What is known of a result; `folds` says that the op folds some tokens of sequences of so many.
 fn result(
     dims: &Dims,
-    tokens: &HashMap<Letter, Tokens>,
+    tokens: &HashMap<Letter, TokenDims>,
     uniform: &dyn Fn(Letter) -> bool,
     sizes: &Loops,
     (folds, seq): (bool, usize),
-) -> Known {
-    let mut known = Known::default();
+) -> DimFacts {
+    let mut known = DimFacts::default();
     for g in dims.iter() {
-        let mut all: Option<Tokens> = None;
+        let mut all: Option<TokenDims> = None;
         for (l, apart, _) in minor_first(g.letters(), sizes) {
             if let Some(t) = tokens.get(&l) {
                 let minor =
-                    all.unwrap_or(Tokens { inner: apart * t.inner, count: 1, folded: false });
+                    all.unwrap_or(TokenDims { inner: apart * t.inner, count: 1, folded: false });
                 let folded = minor.folded || t.folded || folds && t.count != seq;
-                all = Some(Tokens { count: minor.count * t.count, folded, ..minor });
+                all = Some(TokenDims { count: minor.count * t.count, folded, ..minor });
             }
         }
         known.tokens.push(all);
@@ -89,7 +93,7 @@ fn result(
 /// sums of some tokens of a sequence. Attention goes by their positions, if it has all tokens of a sequence, and experts
 /// take each token for itself.
 pub(crate) fn by_place(f: &Func, seq: usize) -> Option<&Node> {
-    let mut known = f.per_value(Known::default());
+    let mut known = f.per_value(DimFacts::default());
     for (v, info) in known.iter_mut().enumerate() {
         let rank = f.ty(Value(v as u32)).rank();
         (info.tokens, info.uniform) =
@@ -98,7 +102,7 @@ pub(crate) fn by_place(f: &Func, seq: usize) -> Option<&Node> {
     for a in &f.args {
         if let Some(dim) = a.role.as_ref().and_then(|r| r.kind.input()?.tokens()) {
             let own = &mut known[a.value].tokens[dim];
-            *own = Some(Tokens { inner: 1, count: seq, folded: false });
+            *own = Some(TokenDims { inner: 1, count: seq, folded: false });
         }
     }
     for n in &f.nodes {
@@ -111,12 +115,12 @@ pub(crate) fn by_place(f: &Func, seq: usize) -> Option<&Node> {
 }
 
 /// What is known of a node's results; `None` if places of tokens count in it.
-fn through(f: &Func, n: &Node, known: &ValueMap<Known>, seq: usize) -> Option<Vec<Known>> {
+fn through(f: &Func, n: &Node, known: &ValueMap<DimFacts>, seq: usize) -> Option<Vec<DimFacts>> {
     let ranks: SmallVec<[usize; 4]> = n.ins.iter().map(|&v| f.ty(v).rank()).collect();
     let types: SmallVec<[_; 4]> = n.ins.iter().map(|&v| f.ty(v)).collect();
     let rule = n.op.def().rule(&ranks);
     let sizes = sizes(&rule, &types, n.op.def().sizes()).unwrap_or_default();
-    let ins: SmallVec<[&Known; 4]> = n.ins.iter().map(|v| &known[v]).collect();
+    let ins: SmallVec<[&DimFacts; 4]> = n.ins.iter().map(|v| &known[v]).collect();
     let tokens = of_letters(&rule, &ins, &sizes);
     // Along a letter: the tokens of each dim that has it, and whether all its elements are equal.
     let along = |l: Letter| {
@@ -139,7 +143,7 @@ fn through(f: &Func, n: &Node, known: &ValueMap<Known>, seq: usize) -> Option<Ve
             Linear::Together(_) => others == 0,
         }
     };
-    let placed = |(&l, t): (&Letter, &Tokens)| match kind {
+    let placed = |(&l, t): (&Letter, &TokenDims)| match kind {
         kind if kind.of_experts() => false,
         Kind::Attention => t.count != seq || t.folded,
         _other => rule.is_whole(l) || along(l).any(|x| x == (None, false)) || !adds(l),
@@ -163,6 +167,6 @@ fn through(f: &Func, n: &Node, known: &ValueMap<Known>, seq: usize) -> Option<Ve
 }
 
 /// A value that is made of nothing.
-fn constant(rank: usize, equal: bool) -> Known {
-    Known { tokens: SmallVec::from_elem(None, rank), uniform: SmallVec::from_elem(equal, rank) }
+fn constant(rank: usize, equal: bool) -> DimFacts {
+    DimFacts { tokens: SmallVec::from_elem(None, rank), uniform: SmallVec::from_elem(equal, rank) }
 }

@@ -81,7 +81,7 @@ pub fn precision(f: &mut Func, half: DType) {
         }
     }
     let homes = f.values.iter().map(|_| Scope(0)).collect();
-    let mut p = Pass { homes, casts: HashMap::default(), exact: HashSet::default() };
+    let mut p = PrecisionPass { homes, casts: HashMap::default(), exact: HashSet::default() };
     let mut drawn: HashSet<Value> = HashSet::default();
     for mut n in std::mem::take(&mut f.nodes) {
         let floats = |f: &Func, n: &Node| -> SmallVec<[DType; 4]> {
@@ -153,7 +153,7 @@ pub fn precision(f: &mut Func, half: DType) {
     }
 }
 
-struct Pass {
+struct PrecisionPass {
     /// By value of the source: where it is made.
     homes: ValueMap<Scope>,
     /// By value and scope.
@@ -162,7 +162,7 @@ struct Pass {
     exact: HashSet<Value>,
 }
 
-impl Pass {
+impl PrecisionPass {
     /// The value in this type. What is rounded is rounded where it is made, once for all users; what
     /// is widened is widened where it is used, so that backward can do it again.
     fn cast(&mut self, f: &mut Func, v: Value, to: DType, user: Scope) -> Value {

@@ -48,7 +48,7 @@ pub fn cut(mesh: &Mesh, f: &mut Func, pieces: usize) -> Result<bool> {
                 fits(f, &n, pieces)?;
                 let mut b = Builder::new(mesh, f);
                 b.scope = n.scope;
-                Cut { b, op: op.clone(), n: &n, ins: n.ins.to_vec(), pieces }.write();
+                RecurrenceWriter { b, op: op.clone(), n: &n, ins: n.ins.to_vec(), pieces }.write();
             }
             None => f.nodes.push(n),
         }
@@ -68,7 +68,7 @@ fn fits(f: &Func, n: &Node, pieces: usize) -> Result<()> {
 }
 
 /// Writes one recurrence.
-struct Cut<'a, 'b> {
+struct RecurrenceWriter<'a, 'b> {
     b: Builder<'a>,
     op: Scan,
     n: &'b Node,
@@ -85,7 +85,7 @@ fn sizes(all: &[(char, usize)]) -> Sizes {
     Sizes(all.iter().map(|&(c, n)| (letter(c), n)).collect())
 }
 
-impl Cut<'_, '_> {
+impl RecurrenceWriter<'_, '_> {
     fn write(mut self) {
         let n = self.n;
         let behind = self.op.behind();

@@ -1,6 +1,6 @@
 //! What a plan is warned of: axes, flags and pieces that do nothing for it.
 
-use crate::autodiff::named::Named;
+use crate::autodiff::named::NamedNodes;
 use crate::autodiff::recompute::Recompute;
 use crate::options::{CpMode, Options, TpMode, TpSteps};
 use crate::shard::grid::Grid;
@@ -173,8 +173,8 @@ fn no_effect(mesh: &Mesh, params: &[ParamLayout], o: &Options) -> Vec<Diag> {
 /// A warning for each op that `--recompute` names and no layer has.
 fn named_ops(m: &Module, o: &Options) -> Vec<Diag> {
     let Recompute::Ops(names) = &o.recompute else { return vec![] };
-    let all: Vec<Named> =
-        m.of_kind(FuncKind::Forward).map(|f| Named::of(f, f.nodes.len())).collect();
+    let all: Vec<NamedNodes> =
+        m.of_kind(FuncKind::Forward).map(|f| NamedNodes::of(f, f.nodes.len())).collect();
     let cuts = |name: &str| ["selective", "elementwise"].contains(&name);
     let missing = names.iter().filter(|n| !cuts(n) && all.iter().all(|f| !f.any(n)));
     let warn = |name: &String| {

@@ -11,7 +11,7 @@ use shardc_ir::diag::{Diag, Result};
 use shardc_ir::types::DType;
 use shardc_ir::weights::Weight;
 use shardc_passes::globs;
-use shardc_passes::lora::{self, Place};
+use shardc_passes::lora::{self, AdapterPlace};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
@@ -136,7 +136,7 @@ pub fn same_factors(s: &Stored, dir: &Path) -> Result<()> {
 }
 
 /// The last word of a module's path.
-fn word(p: &Place) -> &str {
+fn word(p: &AdapterPlace) -> &str {
     p.module.rsplit('.').next().unwrap_or(&p.module)
 }
 
@@ -174,8 +174,8 @@ pub fn saving(s: &Stored, how: Saving) -> Result<Saving> {
 }
 
 /// The modules with adapters: by the last words of their paths if no other module has one of them, else by the paths.
-fn targets(places: &[Place], wrapped: bool) -> Vec<String> {
-    let word = |p: &Place| word(p).to_string();
+fn targets(places: &[AdapterPlace], wrapped: bool) -> Vec<String> {
+    let word = |p: &AdapterPlace| word(p).to_string();
     let of = |with: bool| places.iter().filter(move |p| p.adapter.is_some() == with);
     let words: BTreeSet<String> = of(true).map(word).collect();
     let others: BTreeSet<String> = of(false).map(word).collect();
@@ -189,7 +189,7 @@ fn targets(places: &[Place], wrapped: bool) -> Vec<String> {
 pub struct Merge<'a> {
     base: Checkpoint,
     weights: &'a [Weight],
-    by_param: BTreeMap<String, Place>,
+    by_param: BTreeMap<String, AdapterPlace>,
 }
 
 impl<'a> Merge<'a> {

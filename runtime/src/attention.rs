@@ -32,7 +32,7 @@ thread_local! {
 }
 
 /// Memory of one call.
-struct Call<'a> {
+struct AttentionCall<'a> {
     heads: &'a Heads,
     memory: &'a [*mut f32],
     q_pos: &'a [i32],
@@ -43,16 +43,16 @@ struct Call<'a> {
 
 /// A head of a sequence, and the keys' group that it belongs to.
 #[derive(Clone, Copy)]
-struct Place {
+struct HeadPlace {
     batch: usize,
     head: usize,
     group: usize,
 }
 
-impl<'a> Call<'a> {
+impl<'a> AttentionCall<'a> {
     /// # Safety
     /// `memory` is valid for everything the kernel reaches.
-    unsafe fn new(heads: &'a Heads, memory: &'a [*mut f32]) -> Call<'a> {
+    unsafe fn new(heads: &'a Heads, memory: &'a [*mut f32]) -> AttentionCall<'a> {
         let ints = |v: &View, n: usize| {
             let at = memory[v.operand].wrapping_add(v.offset).cast::<i32>().cast_const();
             // SAFETY: by the caller.
@@ -62,7 +62,7 @@ impl<'a> Call<'a> {
             let run = ints(&k.run, 3);
             Draws::new(Distribution::Keep(k.rate), k.stream, [0, 1, 2].map(|i| run[i] as u32))
         });
-        Call {
+        AttentionCall {
             heads,
             memory,
             q_pos: ints(&heads.q_pos, heads.queries),
@@ -74,11 +74,11 @@ impl<'a> Call<'a> {
     /// What the probability of each key of a block is multiplied by, if some are dropped.
     ///
     /// # Safety
-    /// As for [`Call::new`].
+    /// As for [`AttentionCall::new`].
     unsafe fn kept<'b>(
         &self,
         query: usize,
-        p: Place,
+        p: HeadPlace,
         keys: &Range<usize>,
         to: &'b mut [f32; KEYS],
     ) -> &'b [f32] {
@@ -95,7 +95,7 @@ impl<'a> Call<'a> {
     /// The slope of a head, if heads have one.
     ///
     /// # Safety
-    /// As for [`Call::new`].
+    /// As for [`AttentionCall::new`].
     unsafe fn slope(&self, head: usize) -> Option<f32> {
         let v = self.heads.slopes.as_ref()?;
         // SAFETY: by the caller.
@@ -111,7 +111,7 @@ impl<'a> Call<'a> {
     /// The gradient of a head's bias.
     ///
     /// # Safety
-    /// As for [`Call::new`]; nobody else uses it.
+    /// As for [`AttentionCall::new`]; nobody else uses it.
     unsafe fn d_bias(&self, v: &View, head: usize) -> &'a mut [f32] {
         let (first, n) = self.offsets(v, head);
         // SAFETY: by the caller.
@@ -121,7 +121,7 @@ impl<'a> Call<'a> {
     /// What is added to the scores of a query of a head with these keys.
     ///
     /// # Safety
-    /// As for [`Call::new`].
+    /// As for [`AttentionCall::new`].
     unsafe fn add(&self, scores: &mut [f32], query: usize, head: usize, keys: &Range<usize>) {
         let (at, keys) = (self.q_pos[query], &self.k_pos[keys.clone()]);
         // SAFETY: by the caller.
@@ -137,7 +137,7 @@ impl<'a> Call<'a> {
     }
 
     /// An f32 statistic.
-    fn at(&self, v: &View, query: usize, p: Place) -> *mut f32 {
+    fn at(&self, v: &View, query: usize, p: HeadPlace) -> *mut f32 {
         self.memory[v.operand].wrapping_add(v.at(&[p.batch, query, p.head]))
     }
 
@@ -152,11 +152,11 @@ impl<'a> Call<'a> {
         }
     }
     /// Rows of the queries' head.
-    fn by_query(&self, v: &View, query: usize, p: Place) -> Stored {
+    fn by_query(&self, v: &View, query: usize, p: HeadPlace) -> Stored {
         self.rows(v, p.batch, query, p.head)
     }
     /// Rows of the keys' group.
-    fn by_key(&self, v: &View, key: usize, p: Place) -> Stored {
+    fn by_key(&self, v: &View, key: usize, p: HeadPlace) -> Stored {
         self.rows(v, p.batch, key, p.group)
     }
 
@@ -207,13 +207,13 @@ unsafe fn zero(m: Stored, [rows, cols]: [usize; 2]) {
 pub(crate) unsafe fn forward(k: &Attention, memory: &[*mut f32], threads: usize) {
     let h = &k.heads;
     // SAFETY: by the caller.
-    let c = unsafe { Call::new(h, memory) };
+    let c = unsafe { AttentionCall::new(h, memory) };
     let heads = h.groups * h.repeat;
     let task = |i: usize| {
         // The last blocks of a causal sequence see most: they come first of their head.
         let (block, rest) = (c.blocks() - 1 - i % c.blocks(), i / c.blocks());
         let (batch, head) = (rest / heads, rest % heads);
-        let place = Place { batch, head, group: head / h.repeat };
+        let place = HeadPlace { batch, head, group: head / h.repeat };
         let words = QUERIES * KEYS + QUERIES * h.value_width;
         room::with(&ROOM, words, |room| {
             // SAFETY: block, head and batch are within the kernel's sizes.
@@ -228,8 +228,8 @@ pub(crate) unsafe fn forward(k: &Attention, memory: &[*mut f32], threads: usize)
 /// As for [`forward`]; there is room for scores and outputs of a block.
 unsafe fn forward_block(
     k: &Attention,
-    c: &Call,
-    place: Place,
+    c: &AttentionCall,
+    place: HeadPlace,
     block: Range<usize>,
     room: *mut f32,
 ) {
@@ -296,7 +296,7 @@ unsafe fn forward_block(
 pub(crate) unsafe fn backward(k: &AttentionGrad, memory: &[*mut f32], threads: usize) {
     let h = &k.heads;
     // SAFETY: by the caller.
-    let c = unsafe { Call::new(h, memory) };
+    let c = unsafe { AttentionCall::new(h, memory) };
     let own = h.keys * (h.width + h.value_width);
     // Sums of f32 lie in the results; others in the workspace, which has room for so many groups.
     let slots = match h.elem.is_half() {
@@ -336,14 +336,14 @@ pub(crate) unsafe fn backward(k: &AttentionGrad, memory: &[*mut f32], threads: u
 /// the slot, if sums are not made in the results, for those of all keys.
 unsafe fn backward_group(
     k: &AttentionGrad,
-    c: &Call,
+    c: &AttentionCall,
     [batch, group]: [usize; 2],
     slot: *mut f32,
     room: *mut f32,
 ) {
     let h = c.heads;
     let (keys, values) = ([h.keys, h.width], [h.keys, h.value_width]);
-    let place = |head| Place { batch, head, group };
+    let place = |head| HeadPlace { batch, head, group };
     let [to_k, to_v] = [&k.d_k, &k.d_v].map(|v| c.by_key(v, 0, place(0)));
     let [d_k, d_v] = match h.elem.is_half() {
         false => [to_k, to_v],
@@ -372,8 +372,8 @@ unsafe fn backward_group(
 /// As for [`backward_group`].
 unsafe fn backward_block(
     k: &AttentionGrad,
-    c: &Call,
-    place: Place,
+    c: &AttentionCall,
+    place: HeadPlace,
     [d_k, d_v]: [Stored; 2],
     block: Range<usize>,
     room: *mut f32,
@@ -467,7 +467,8 @@ mod tests {
             k_pos: View::default(),
             scratch: View::default(),
         };
-        let c = Call { heads: &heads, memory: &[], q_pos: queries, k_pos: keys, draws: None };
+        let c =
+            AttentionCall { heads: &heads, memory: &[], q_pos: queries, k_pos: keys, draws: None };
         let blocks = (0..c.blocks()).map(|i| c.block(i));
         blocks.map(|b| b.len() * c.seen(b, None).map(|keys| keys.len()).sum::<usize>()).sum()
     }

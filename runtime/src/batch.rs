@@ -1,7 +1,7 @@
 //! A step's data: checked once, then written by every rank into its arena.
 
 use crate::engine::{Engine, out_of_arena};
-use crate::wiring::{Slot, Wiring};
+use crate::wiring::{InputSlot, Wiring};
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::documents::{Documents, Places, ahead, histogram};
 use shardc_ir::func::{Fill, Func, Input, InputRow, RoleKind, inputs};
@@ -228,7 +228,7 @@ pub(crate) fn check_inputs(w: &Wiring) -> Result<Vec<InputRow>> {
 }
 
 /// Whether a place is one for an input.
-fn fits(w: &Wiring, slot: &Slot, t: &Type, row: &InputRow) -> bool {
+fn fits(w: &Wiring, slot: &InputSlot, t: &Type, row: &InputRow) -> bool {
     let (s, own) = (&w.plan.settings, row.input);
     let sizes = t.sizes();
     let rows = sizes.first().copied().filter(|_| own.batch);
@@ -259,7 +259,7 @@ fn fits(w: &Wiring, slot: &Slot, t: &Type, row: &InputRow) -> bool {
     even && batch && same && line && known && room && dtype
 }
 
-fn input_of<'a>(f: &'a Func, slot: &Slot) -> Option<(&'a str, Input)> {
+fn input_of<'a>(f: &'a Func, slot: &InputSlot) -> Option<(&'a str, Input)> {
     let role = f.args.iter().find(|a| a.value == slot.value)?.role.as_ref()?;
     Some((&role.name, role.kind.input()?))
 }
@@ -308,7 +308,13 @@ pub(crate) fn write(
 }
 
 /// Writes an input; `None` if the data are not as many as the plan has.
-fn input(w: &Wiring, slot: &Slot, to: &mut [f32], coords: &[usize], data: &StepData) -> Option<()> {
+fn input(
+    w: &Wiring,
+    slot: &InputSlot,
+    to: &mut [f32],
+    coords: &[usize],
+    data: &StepData,
+) -> Option<()> {
     let f = &w.plan.module.funcs[slot.func];
     let (name, own) = input_of(f, slot)?;
     let (ty, s) = (f.ty(slot.value), &w.plan.settings);

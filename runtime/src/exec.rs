@@ -3,7 +3,7 @@
 use crate::exchange::exchange;
 use crate::native::Native;
 use crate::product::then::Epilogue;
-use crate::rows::{Call, Registers};
+use crate::rows::{Registers, RowCall};
 use crate::transport::Transport;
 use crate::{attention, experts, grouped, moves, product, recurrence, rows, team};
 use shardc_ir::diag::Result;
@@ -67,15 +67,15 @@ impl Executor {
                 }
                 Kernel::Rows(k) => {
                     let form = registers.form(k, self.native.as_deref());
-                    let one = Call::of(k, memory.into(), form);
+                    let one = RowCall::of(k, memory.into(), form);
                     rows::run(&mut [one], threads, registers);
                 }
                 Kernel::HorizontalFusion(all) => {
                     let own = |(k, own): (_, &SmallVec<_>)| {
                         let memory = own.iter().map(|&i: &usize| memory[i]).collect();
-                        Call::of(k, memory, registers.form(k, self.native.as_deref()))
+                        RowCall::of(k, memory, registers.form(k, self.native.as_deref()))
                     };
-                    let mut calls: Vec<Call> =
+                    let mut calls: Vec<RowCall> =
                         all.kernels.iter().zip(&all.operands).map(own).collect();
                     rows::run(&mut calls, threads, registers);
                 }

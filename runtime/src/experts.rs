@@ -217,7 +217,7 @@ fn overflow(k: &Route, w: Overflow) -> Diag {
 }
 
 /// The rows of a token's copies.
-struct Rows<'a> {
+struct CopyRows<'a> {
     k: &'a Copies,
     memory: &'a [*mut f32],
 }
@@ -252,7 +252,7 @@ impl Row {
     }
 }
 
-impl Rows<'_> {
+impl CopyRows<'_> {
     fn at(&self, v: &View, elem: DType, index: &[usize]) -> *mut f32 {
         element(self.memory[v.operand], elem, v.at(index))
     }
@@ -300,7 +300,7 @@ impl Rows<'_> {
 pub(crate) unsafe fn dispatch(k: &Copies, memory: &[*mut f32], threads: usize) {
     /// Columns that a thread has at least: lines of the cache.
     const COLUMNS: usize = 64;
-    let ([shards, tokens, copies], rows) = (k.copies, Rows { k, memory });
+    let ([shards, tokens, copies], rows) = (k.copies, CopyRows { k, memory });
     let work = shards * tokens * copies * k.width;
     let parts = threads.min(work / SHARE).min(k.width / COLUMNS).max(1);
     let part = |i: usize| {
@@ -309,7 +309,7 @@ pub(crate) unsafe fn dispatch(k: &Copies, memory: &[*mut f32], threads: usize) {
         let (mut room, mut made) = ([0.0; BLOCK], [0.0; BLOCK]);
         let mut o = Odometer::new(&[shards, tokens]);
         while let Some(&[z, t]) = o.index() {
-            for piece in Rows::pieces(first..end) {
+            for piece in CopyRows::pieces(first..end) {
                 // SAFETY: by the caller: rows and elements of the operands, and rows of the result.
                 unsafe {
                     let x = rows.token(z, t).piece(&piece, &mut room);
@@ -334,10 +334,10 @@ pub(crate) unsafe fn dispatch(k: &Copies, memory: &[*mut f32], threads: usize) {
 /// # Safety
 /// `memory` is valid for everything the kernel reaches, and the tokens overlap no operand.
 pub(crate) unsafe fn unpermute(k: &Copies, memory: &[*mut f32], threads: usize) {
-    let rows = Rows { k, memory };
+    let rows = CopyRows { k, memory };
     let token = |z, t| {
         let (mut room, mut sum) = ([0.0; BLOCK], [0.0; BLOCK]);
-        for piece in Rows::pieces(0..k.width) {
+        for piece in CopyRows::pieces(0..k.width) {
             let sum = &mut sum[..piece.len()];
             let mut first = true;
             // SAFETY: by the caller: rows and elements of the operands, and a row of the result.
@@ -371,7 +371,7 @@ pub(crate) unsafe fn unpermute(k: &Copies, memory: &[*mut f32], threads: usize) 
 pub(crate) unsafe fn combine_gates_grad(k: &Copies, memory: &[*mut f32], threads: usize) {
     // Then every product is added to the partial sum that it would be added to without pieces.
     const { assert!(BLOCK.is_multiple_of(LANES)) };
-    let rows = Rows { k, memory };
+    let rows = CopyRows { k, memory };
     let token = |z, t| {
         let (mut room, mut other) = ([0.0; BLOCK], [0.0; BLOCK]);
         for copy in (0..k.copies[2]).map(|c| [z, t, c]) {
@@ -379,7 +379,7 @@ pub(crate) unsafe fn combine_gates_grad(k: &Copies, memory: &[*mut f32], threads
             // SAFETY: by the caller: rows of the operands, and elements of the result.
             unsafe {
                 if let Some(y) = rows.of(copy) {
-                    for piece in Rows::pieces(0..k.width) {
+                    for piece in CopyRows::pieces(0..k.width) {
                         let x = rows.token(z, t).piece(&piece, &mut room);
                         math::add_products(y.piece(&piece, &mut other), x, &mut sums);
                     }

@@ -31,7 +31,7 @@ const ENTRIES: usize = 4096;
 
 /// Something that was begun, in time since the recorder was made.
 #[derive(Clone, Copy, Debug)]
-struct Entry {
+struct RecorderEntry {
     what: Done,
     /// From 1; 0 of an evaluation.
     step: usize,
@@ -46,7 +46,7 @@ struct Entry {
 
 #[derive(Default)]
 struct Log {
-    entries: VecDeque<Entry>,
+    entries: VecDeque<RecorderEntry>,
     calls: BTreeMap<AtomSet, u64>,
     /// Operations of the transport so far.
     operations: Call,
@@ -94,7 +94,7 @@ impl FlightRecorder {
             }
             let (step, microbatch) = (l.step, l.microbatch);
             let end = None;
-            l.entries.push_back(Entry { what, step, microbatch, call, number, start, end });
+            l.entries.push_back(RecorderEntry { what, step, microbatch, call, number, start, end });
             number
         })
     }
@@ -126,9 +126,9 @@ impl FlightRecorder {
         waits: &[usize],
         oldest: Option<Call>,
     ) -> String {
-        let queued = |e: &&Entry| oldest.is_some() && e.number == oldest;
+        let queued = |e: &&RecorderEntry| oldest.is_some() && e.number == oldest;
         let found = self.with(|l| {
-            let late = l.entries.iter().rfind(queued).map(|e| Entry { end: None, ..*e });
+            let late = l.entries.iter().rfind(queued).map(|e| RecorderEntry { end: None, ..*e });
             late.or_else(|| l.entries.back().copied())
         });
         let who = w.rank_text(rank);
@@ -168,7 +168,7 @@ impl FlightRecorder {
 }
 
 /// What an entry is: its op, where that comes from, and with whom.
-fn name(w: &Wiring, rank: usize, e: &Entry) -> String {
+fn name(w: &Wiring, rank: usize, e: &RecorderEntry) -> String {
     let mut s = match e.what {
         Done::Launch(func, node) => {
             let mut s = String::new();

@@ -29,7 +29,7 @@ struct Rows<'a> {
     lots: &'a [Lot],
 }
 
-struct Call<'a> {
+struct GroupedCall<'a> {
     k: &'a Grouped,
     memory: &'a [*mut f32],
     threads: usize,
@@ -40,7 +40,7 @@ struct Call<'a> {
 /// # Safety
 /// `memory` is valid for everything the kernel reaches; result and workspace overlap nothing else.
 pub(crate) unsafe fn run(k: &Grouped, memory: &[*mut f32], threads: usize) {
-    let c = Call { k, memory, threads };
+    let c = GroupedCall { k, memory, threads };
     // The row of each shard's buffer at which the next expert begins.
     let mut next = vec![0; k.shards];
     for group in 0..k.groups {
@@ -52,7 +52,7 @@ pub(crate) unsafe fn run(k: &Grouped, memory: &[*mut f32], threads: usize) {
     }
 }
 
-impl Call<'_> {
+impl GroupedCall<'_> {
     fn at(&self, v: &View, index: &[usize]) -> *mut f32 {
         self.memory[v.operand].wrapping_add(v.at(index))
     }

@@ -62,14 +62,14 @@ pub(crate) struct Group<K> {
     pub wake: Condvar,
     /// What each member has published, in even and in odd rounds: who begins the next call before
     /// all have read this one's does not disturb them.
-    pub calls: [Vec<RwLock<Call>>; 2],
+    pub calls: [Vec<RwLock<HubCall>>; 2],
     /// When each member's work was done that it had begun before it waited, in even and in odd rounds
     /// too.
     pub marks: [Vec<RwLock<Option<K>>>; 2],
 }
 
 #[derive(Default)]
-pub(crate) struct Call {
+pub(crate) struct HubCall {
     pub name: &'static str,
     pub folds: Vec<Reduction>,
     pub regions: Vec<Region>,

@@ -8,11 +8,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 /// Memory of the operands, parameters, first task, one past the last.
-pub(crate) type Entry = unsafe extern "C" fn(*const *mut f32, *const f32, i64, i64);
+pub(crate) type NativeEntry = unsafe extern "C" fn(*const *mut f32, *const f32, i64, i64);
 
 /// The kernels of shared objects.
 pub struct Native {
-    entries: HashMap<Arc<str>, Entry>,
+    entries: HashMap<Arc<str>, NativeEntry>,
     /// The entries are their code.
     _libraries: Vec<Library>,
 }
@@ -52,7 +52,7 @@ impl Native {
             if !entries.contains_key(&k.symbol) {
                 let symbol = k.symbol.as_bytes();
                 // SAFETY: a name is the hash of a kernel's text, whose function has this type.
-                let get = |l: &Library| unsafe { l.get::<Entry>(symbol) }.ok().map(|e| *e);
+                let get = |l: &Library| unsafe { l.get::<NativeEntry>(symbol) }.ok().map(|e| *e);
                 let none = || bad(&format_args!("no object has {}", k.symbol));
                 entries.insert(k.symbol.clone(), libraries.iter().find_map(get).ok_or_else(none)?);
             }
@@ -61,7 +61,7 @@ impl Native {
     }
 
     /// The function of a kernel.
-    pub(crate) fn get(&self, symbol: &str) -> Option<Entry> {
+    pub(crate) fn get(&self, symbol: &str) -> Option<NativeEntry> {
         self.entries.get(symbol).copied()
     }
 }

@@ -13,7 +13,7 @@ pub(crate) mod then;
 use crate::map::{element, scatter};
 use kernels::Kernels;
 pub(crate) use packed::KEPT;
-use packed::Products;
+use packed::PackedProducts;
 use shardc_ir::kernel::{Extents, Gemm, Matrix};
 use shardc_ir::types::DType;
 use std::ops::Range;
@@ -75,7 +75,7 @@ pub(crate) unsafe fn multiply(
     threads: usize,
 ) {
     let (batch, sum, at) = (Extents::new(), Extents::new(), |_: &[usize], _: &[usize]| all);
-    let one = Products { size, batch, sum, at, scale, accumulate, then: None };
+    let one = PackedProducts { size, batch, sum, at, scale, accumulate, then: None };
     // SAFETY: by the caller.
     unsafe { one.run(Kernels::of(all[0].elem, all[1].elem), threads) };
 }
@@ -93,7 +93,7 @@ pub(crate) unsafe fn run(k: &Gemm, then: Option<&Epilogue>, memory: &[*mut f32],
             .map(|(x, index)| matrix(x, memory, index))
     };
     let (batch, sum, size) = (k.batch.clone(), k.sum.clone(), [k.m, k.n, k.k]);
-    let all = Products { size, batch, sum, at, scale: 1.0, accumulate: k.accumulate, then };
+    let all = PackedProducts { size, batch, sum, at, scale: 1.0, accumulate: k.accumulate, then };
     // SAFETY: by the caller.
     unsafe { all.run(Kernels::of(k.a.elem, k.b.elem), threads) };
 }

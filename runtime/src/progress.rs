@@ -23,13 +23,13 @@ const PAUSE: Duration = Duration::from_micros(100);
 /// An end of a transport, in use by one thread at a time.
 type End = Box<dyn Transport>;
 /// A collective with its operands.
-type Job = Box<dyn FnOnce(&mut dyn Transport) -> Result<()> + Send>;
+type DeferredOp = Box<dyn FnOnce(&mut dyn Transport) -> Result<()> + Send>;
 
 /// A transport with a thread that does what is deferred.
 pub struct Progress {
     rank: usize,
     world: usize,
-    shared: Arc<Shared>,
+    shared: Arc<ProgressState>,
     thread: Option<JoinHandle<()>>,
     /// The next collective is deferred; and those that were, the oldest first.
     defers: bool,
@@ -39,7 +39,7 @@ pub struct Progress {
 }
 
 /// What both threads see. Who locks both has locked `end` first.
-struct Shared {
+struct ProgressState {
     end: Mutex<End>,
     state: Mutex<State>,
     changed: Condvar,
@@ -49,7 +49,7 @@ struct Shared {
 #[derive(Default)]
 struct State {
     /// Deferred, the oldest first; the first may be the one that is being done.
-    queue: VecDeque<(Call, Option<Job>)>,
+    queue: VecDeque<(Call, Option<DeferredOp>)>,
     /// What became of those for which nobody has waited, the oldest first.
     done: VecDeque<Result<Took>>,
     /// The first failure, and of which call it was. Nothing is done after it.
@@ -71,7 +71,7 @@ fn held<T>(lock: &Mutex<T>) -> MutexGuard<'_, T> {
     lock.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Shared {
+impl ProgressState {
     fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
         self.changed.wait(state).unwrap_or_else(PoisonError::into_inner)
     }
@@ -118,7 +118,7 @@ impl Shared {
         }
     }
 
-    fn run(&self, job: Job) {
+    fn run(&self, job: DeferredOp) {
         let failed = held(&self.state).check();
         let done = failed.and_then(|()| {
             let mut end = held(&self.end);
@@ -162,7 +162,7 @@ impl Progress {
         let (rank, world) = (end.rank(), end.world());
         let (state, changed) = (Mutex::default(), Condvar::new());
         let end = Mutex::new(end);
-        let shared = Arc::new(Shared { end, state, changed, alarm: alarm.clone() });
+        let shared = Arc::new(ProgressState { end, state, changed, alarm: alarm.clone() });
         let worker = shared.clone();
         let started = std::thread::Builder::new()
             .name(format!("progress of rank {rank}"))

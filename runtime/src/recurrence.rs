@@ -27,7 +27,7 @@ const ROWS: usize = 16;
 
 /// A head of a row.
 #[derive(Clone, Copy)]
-struct Head<'a> {
+struct ScanHead<'a> {
     of: &'a Recurrent,
     memory: &'a [*mut f32],
     batch: usize,
@@ -47,7 +47,7 @@ struct Chunk {
 
 /// Matrices of a chunk, and the states.
 #[derive(Clone, Copy)]
-struct Scratch {
+struct ChunkScratch {
     /// A, W, M, and in backward the gradient of one of them.
     pairs: [Stored; 4],
     /// N, and in backward what N is made of and the gradient of N.
@@ -118,7 +118,7 @@ impl Chunk {
     }
 }
 
-impl Head<'_> {
+impl ScanHead<'_> {
     fn rows(&self, v: &View, token: usize) -> Stored {
         let at = self.memory[v.operand].wrapping_add(v.at(&[self.batch, token, self.head]));
         Stored::rows(at, v.strides[1])
@@ -156,7 +156,7 @@ impl Head<'_> {
     /// Whether a document begins at a token that is not the first.
     ///
     /// # Safety
-    /// As for [`Head::chunk`].
+    /// As for [`ScanHead::chunk`].
     unsafe fn borders(&self, token: usize) -> bool {
         let Some(v) = self.of.segments.as_ref().filter(|_| token > 0) else { return false };
         let at = |t| self.memory[v.operand].wrapping_add(v.at(&[self.batch, t])).cast::<i32>();
@@ -219,7 +219,7 @@ impl Head<'_> {
     unsafe fn written(
         &self,
         c: &Chunk,
-        s: &Scratch,
+        s: &ChunkScratch,
         state: Stored,
         error: Option<Stored>,
     ) -> Stored {
@@ -261,7 +261,7 @@ impl Head<'_> {
     ///
     /// # Safety
     /// Memory is valid; the states may be one.
-    unsafe fn advance(&self, c: &Chunk, s: &Scratch, n: Stored, to: Stored) {
+    unsafe fn advance(&self, c: &Chunk, s: &ChunkScratch, n: Stored, to: Stored) {
         let (k, v) = (self.of.width, self.of.value_width);
         let through = c.before(c.len - 1);
         // SAFETY: by the caller.
@@ -278,7 +278,7 @@ impl Head<'_> {
 }
 
 /// The workspace of a head.
-fn scratch(of: &Recurrent, backward: bool, memory: &[*mut f32], slot: usize) -> Scratch {
+fn scratch(of: &Recurrent, backward: bool, memory: &[*mut f32], slot: usize) -> ChunkScratch {
     let (k, v, c) = (of.width, of.value_width, Recurrent::chunk(of.tokens));
     let words = Recurrent::words(backward, [of.tokens, k, v]);
     let mut at = memory[of.scratch.operand].wrapping_add(of.scratch.offset + slot * words);
@@ -291,7 +291,7 @@ fn scratch(of: &Recurrent, backward: bool, memory: &[*mut f32], slot: usize) -> 
     let values = [true, backward, backward].map(|there| take(there, c, v));
     let scaled = take(true, c, k);
     let state = take(true, k, v);
-    Scratch { pairs, values, scaled, state, states: at }
+    ChunkScratch { pairs, values, scaled, state, states: at }
 }
 
 /// Runs a task per head of a row, each with a part of the workspace.
@@ -300,7 +300,7 @@ fn heads(
     backward: bool,
     memory: &[*mut f32],
     threads: usize,
-    one: impl Fn(Head, &Scratch),
+    one: impl Fn(ScanHead, &ChunkScratch),
 ) {
     let all = of.batch * of.heads;
     if all == 0 {
@@ -311,7 +311,7 @@ fn heads(
     let task = |slot: usize| {
         let own = scratch(of, backward, memory, slot);
         while let Some(i) = Some(next.fetch_add(1, Ordering::Relaxed)).filter(|&i| i < all) {
-            one(Head { of, memory, batch: i / of.heads, head: i % of.heads }, &own);
+            one(ScanHead { of, memory, batch: i / of.heads, head: i % of.heads }, &own);
         }
     };
     // SAFETY: every head has its own rows of the results, every worker its part of the workspace.

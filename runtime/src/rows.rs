@@ -11,7 +11,7 @@ mod loops;
 mod run;
 mod write;
 
-use crate::native::{Entry, Native};
+use crate::native::{Native, NativeEntry};
 use crate::team;
 use code::RowCode;
 use shardc_ir::kernel::Rows;
@@ -33,7 +33,7 @@ pub(crate) struct Registers {
 /// What runs a kernel.
 #[derive(Clone)]
 pub(crate) enum Form {
-    Compiled(Entry),
+    Compiled(NativeEntry),
     Interpreted(Arc<RowCode>),
 }
 
@@ -76,7 +76,7 @@ impl Form {
 }
 
 /// A kernel and its memory.
-pub(crate) struct Call<'a> {
+pub(crate) struct RowCall<'a> {
     k: &'a Rows,
     memory: SmallVec<[*mut f32; 16]>,
     form: Form,
@@ -85,13 +85,13 @@ pub(crate) struct Call<'a> {
     left: usize,
 }
 
-impl<'a> Call<'a> {
-    pub fn of(k: &'a Rows, memory: SmallVec<[*mut f32; 16]>, form: Form) -> Call<'a> {
+impl<'a> RowCall<'a> {
+    pub fn of(k: &'a Rows, memory: SmallVec<[*mut f32; 16]>, form: Form) -> RowCall<'a> {
         let [tasks, left] = match &form {
             Form::Interpreted(code) => code.tasks(k),
             Form::Compiled(_) => [k.tasks(), k.in_parts().map_or(0, |[walk, _]| walk.folds.len())],
         };
-        Call { k, memory, form, tasks, left: left * tasks }
+        RowCall { k, memory, form, tasks, left: left * tasks }
     }
 
     /// # Safety
@@ -107,7 +107,7 @@ impl<'a> Call<'a> {
 /// # Safety
 /// Memory is valid for everything that kernels reach; a result overlaps no operand of any of them,
 /// but that it may be one of its own kernel that is walked alike.
-pub(crate) unsafe fn run(calls: &mut [Call], threads: usize, registers: &mut Registers) {
+pub(crate) unsafe fn run(calls: &mut [RowCall], threads: usize, registers: &mut Registers) {
     let all = calls.iter().map(|c| c.left).sum();
     if registers.parts.len() < all {
         registers.parts.resize(all, 0.0);
@@ -133,7 +133,7 @@ const SHARE: usize = 1 << 16;
 ///
 /// # Safety
 /// As for [`run`].
-unsafe fn share(calls: &[Call], threads: usize) {
+unsafe fn share(calls: &[RowCall], threads: usize) {
     let bytes = |k: &Rows| {
         let elements = k.outer.iter().chain(&k.inner).product::<usize>();
         elements * 4 * (k.loads.len() + k.stores.len())
@@ -141,7 +141,7 @@ unsafe fn share(calls: &[Call], threads: usize) {
     let threads = threads.min(calls.iter().map(|c| bytes(c.k)).sum::<usize>() / SHARE).max(1);
     // A thread, bytes, a kernel, and its tasks: some more shares than threads, so that one that is
     // late holds up little. A thread has the same part of every large kernel; small ones are dealt.
-    let mut shares: Vec<(usize, usize, &Call, Range<usize>)> = vec![];
+    let mut shares: Vec<(usize, usize, &RowCall, Range<usize>)> = vec![];
     let mut dealt = 0;
     for c in calls {
         let tasks = c.tasks;

@@ -15,11 +15,11 @@ const SPINS: u32 = 1 << 12;
 /// Rounds that a helper waits for the next launch before it sleeps: less than a millisecond.
 /// Launches mostly follow each other sooner, and to wake a thread takes as long as a small one.
 const AWAKE: u32 = 1 << 14;
-/// Bits of the number of helpers in a [`Post::job`].
+/// Bits of the number of helpers in a [`TeamPost::job`].
 const COUNT: u32 = 16;
 /// The job with which helpers end.
 const END: u64 = u64::MAX;
-/// In [`Post::busy`], while helpers may still begin with the job.
+/// In [`TeamPost::busy`], while helpers may still begin with the job.
 const OPEN: usize = 1 << (usize::BITS - 1);
 
 thread_local! {
@@ -36,16 +36,16 @@ pub(crate) fn crowd(crowded: bool) {
 }
 
 /// What a thread runs with its helpers, by the number of who runs it.
-struct Job<'a>(&'a (dyn Fn(usize) + Sync));
+struct HelperJob<'a>(&'a (dyn Fn(usize) + Sync));
 
 /// What a thread and its helpers have in common.
 #[derive(Default)]
-struct Post {
+struct TeamPost {
     /// How many jobs there were, and of how many helpers the last one is.
     job: AtomicU64,
     /// The last job, on its caller's stack: the caller waits until no helper is busy with it. One that has
     /// not begun with it by the time the caller is done does not: it may be asleep for long.
-    work: AtomicPtr<Job<'static>>,
+    work: AtomicPtr<HelperJob<'static>>,
     /// How many helpers have begun with the job and are not done, and [`OPEN`].
     busy: AtomicUsize,
     /// What the caller says of the cores.
@@ -56,7 +56,7 @@ struct Post {
 
 #[derive(Default)]
 struct Helpers {
-    post: Option<Arc<Post>>,
+    post: Option<Arc<TeamPost>>,
     threads: Vec<Thread>,
 }
 
@@ -73,7 +73,7 @@ impl Helpers {
             self.threads.push(made.thread().clone());
         }
         let count = count.min(self.threads.len());
-        let job = Job(f);
+        let job = HelperJob(f);
         post.work.store((&raw const job).cast_mut().cast(), Ordering::Relaxed);
         let crowded = CROWDED.get();
         post.crowded.store(crowded, Ordering::Relaxed);
@@ -98,7 +98,7 @@ impl Drop for Helpers {
     }
 }
 
-impl Post {
+impl TeamPost {
     /// What helper `number` does until its thread's end: its part of every job after those seen.
     fn help(&self, number: u64, mut seen: u64) {
         loop {

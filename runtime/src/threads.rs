@@ -11,9 +11,9 @@
 mod collectives;
 mod mover;
 
-pub use mover::{Mover, OnHost};
+pub use mover::{HostMover, Mover};
 
-use crate::hub::{Boxes, Call, Group, Hub, Mailbox, held};
+use crate::hub::{Boxes, Group, Hub, HubCall, Mailbox, held};
 use crate::region::Region;
 use shardc_ir::diag::Result;
 use shardc_ir::mesh::{AtomSet, Mesh};
@@ -23,14 +23,14 @@ use std::sync::{Arc, Mutex, RwLock};
 use std::time::Duration;
 
 /// A group, and a rank's place in it.
-type Place<K> = (Arc<Group<K>>, usize);
+type GroupPlace<K> = (Arc<Group<K>>, usize);
 
 /// One rank's end.
-pub struct Threads<M: Mover = OnHost> {
+pub struct Threads<M: Mover = HostMover> {
     mover: M,
     rank: usize,
     hub: Arc<Hub<M::Mark>>,
-    groups: BTreeMap<AtomSet, Place<M::Mark>>,
+    groups: BTreeMap<AtomSet, GroupPlace<M::Mark>>,
     boxes: Boxes<M::Mark>,
     scratch: Vec<f32>,
 }
@@ -43,7 +43,7 @@ struct Begun<K> {
 }
 
 impl<K> Begun<K> {
-    fn calls(&self) -> &[RwLock<Call>] {
+    fn calls(&self) -> &[RwLock<HubCall>] {
         &self.group.calls[self.round as usize % 2]
     }
     fn ways(&self) -> usize {
@@ -55,7 +55,7 @@ impl Threads {
     /// One end per rank of the mesh; a member that keeps others waiting longer than `timeout` has
     /// failed.
     pub fn connect(mesh: &Mesh, timeout: Duration) -> Vec<Threads> {
-        let movers = (0..mesh.ranks()).map(|_| OnHost).collect();
+        let movers = (0..mesh.ranks()).map(|_| HostMover).collect();
         Threads::connect_with(mesh, timeout, movers)
     }
 }
@@ -90,7 +90,7 @@ impl<M: Mover> Threads<M> {
         move || hub.check()
     }
 
-    fn group(&mut self, axes: AtomSet) -> Place<M::Mark> {
+    fn group(&mut self, axes: AtomSet) -> GroupPlace<M::Mark> {
         if let Some(g) = self.groups.get(&axes) {
             return g.clone();
         }
@@ -123,7 +123,7 @@ impl<M: Mover> Threads<M> {
         &mut self,
         axes: AtomSet,
         name: &'static str,
-        fill: impl FnOnce(&mut Call),
+        fill: impl FnOnce(&mut HubCall),
     ) -> Result<Begun<M::Mark>> {
         let (group, me) = self.group(axes);
         let c = Begun { round: group.round.load(Ordering::Acquire), group, me };

@@ -34,12 +34,12 @@ pub(crate) struct Wiring {
     /// By function: the class that runs it.
     pub class_of: Vec<usize>,
     /// By class: where a step's data go.
-    pub inputs: Vec<Vec<Slot>>,
+    pub inputs: Vec<Vec<InputSlot>>,
 }
 
 /// A place for a part of a step's data.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Slot {
+pub(crate) struct InputSlot {
     pub func: usize,
     pub value: Value,
     /// The part that it holds, of as many as there are; one of one if it holds all.
@@ -317,8 +317,8 @@ fn check_instr(plan: &Plan, class: usize, i: &Instr, class_of: &[usize]) -> Resu
 }
 
 /// Where a step's data go: once, however many functions read them.
-fn slots(plan: &Plan, c: &RankClass) -> Vec<Slot> {
-    let mut out: Vec<Slot> = vec![];
+fn slots(plan: &Plan, c: &RankClass) -> Vec<InputSlot> {
+    let mut out: Vec<InputSlot> = vec![];
     for call in calls(&c.step).chain(calls(&c.evaluation)) {
         for a in &plan.module.funcs[call.func].args {
             let Some(input) = a.input() else { continue };
@@ -330,7 +330,7 @@ fn slots(plan: &Plan, c: &RankClass) -> Vec<Slot> {
             let offset = call.frames[p.frame as usize] + p.offset;
             let (func, value, bytes) = (call.func, a.value, p.bytes);
             if !out.iter().any(|s| (s.offset, s.bytes) == (offset, bytes)) {
-                out.push(Slot { func, value, part, offset, bytes });
+                out.push(InputSlot { func, value, part, offset, bytes });
             }
         }
     }

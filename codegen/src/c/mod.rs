@@ -56,7 +56,7 @@ fn name(body: &str) -> String {
 }
 
 /// How the elements of a view lie along the loops of the text.
-struct Writer<'a> {
+struct StrideWriter<'a> {
     k: &'a Rows,
     out: String,
     /// The loop that vectors run along.
@@ -68,7 +68,7 @@ fn text(k: &Rows) -> String {
     let columns = k.by_columns();
     let (no, ni) = (k.outer.len(), k.inner.len());
     let along = if columns { Some(no - 1) } else { (ni > 0).then(|| no + ni - 1) };
-    let mut w = Writer { k, out: String::new(), along };
+    let mut w = StrideWriter { k, out: String::new(), along };
     w.line(0, "{");
     w.line(1, "(void)p;");
     w.line(1, "for (word task = from; task < to; task++) {");
@@ -144,7 +144,7 @@ pub(crate) fn number(x: f32) -> String {
     }
 }
 
-impl<'a> Writer<'a> {
+impl<'a> StrideWriter<'a> {
     fn line(&mut self, depth: usize, text: &str) {
         let _ = writeln!(self.out, "{:1$}{text}", "", depth * 4);
     }

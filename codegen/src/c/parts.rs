@@ -1,9 +1,9 @@
 //! The only row of a kernel, folded in parts.
 
-use super::{Writer, fold};
+use super::{StrideWriter, fold};
 use shardc_ir::kernel::Stage;
 
-impl Writer<'_> {
+impl StrideWriter<'_> {
     /// A task is a part of the row, whose folds it leaves; the one behind the others folds these, and writes
     /// what is made of them.
     pub(super) fn parts(&mut self, [walk, end]: &[Stage; 2], parts: usize) {

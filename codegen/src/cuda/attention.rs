@@ -13,7 +13,7 @@ const WARP_ROWS: usize = 16;
 
 /// How a block of threads cuts the work.
 #[derive(Clone, Copy)]
-struct Tiles {
+struct AttentionTiles {
     width: usize,
     value_width: usize,
     /// Rows that a block owns, [`WARP_ROWS`] for each warp.
@@ -24,11 +24,11 @@ struct Tiles {
     split: usize,
 }
 
-impl Tiles {
+impl AttentionTiles {
     /// By the registers of a thread: forward it holds `width / 2` sums and `cols / 2` scores,
     /// backward `width / 2` sums twice and `cols / 2` scores twice; and f32 tiles, which are twice
     /// as large, must fit the shared memory of a block.
-    fn new(h: &Heads, owned: usize, backward: bool) -> Tiles {
+    fn new(h: &Heads, owned: usize, backward: bool) -> AttentionTiles {
         let widest = h.width.max(h.value_width);
         let f32s = h.elem == DType::F32;
         let cols = match (widest, backward) {
@@ -45,7 +45,7 @@ impl Tiles {
         let rows = if owned <= WARP_ROWS { WARP_ROWS } else { most };
         let [width, value_width] =
             [h.width, h.value_width].map(|w| w.max(1).next_multiple_of(WARP_ROWS * split));
-        Tiles { width, value_width, rows, cols, split }
+        AttentionTiles { width, value_width, rows, cols, split }
     }
 
     fn file(&self, name: &'static str, text: &'static str, h: &Heads, aligned: bool) -> File {
@@ -96,15 +96,16 @@ impl Tiles {
         (bytes as u32).next_multiple_of(DECLARED)
     }
 
-    /// The largest tiles, up to those of [`Tiles::new`], that a block has shared memory for; the smallest
+    /// The largest tiles, up to those of [`AttentionTiles::new`], that a block has shared memory for; the smallest
     /// there are if there is none.
-    fn within(limits: &Limits, h: &Heads, owned: usize, backward: bool) -> Tiles {
-        let most = Tiles::new(h, owned, backward);
+    fn within(limits: &Limits, h: &Heads, owned: usize, backward: bool) -> AttentionTiles {
+        let most = AttentionTiles::new(h, owned, backward);
         let halves = |from: usize| (0..).map(move |i| from >> i).take_while(|&n| n >= WARP_ROWS);
         let sizes = halves(most.rows).flat_map(|r| halves(most.cols).map(move |c| (r, c)));
-        let mut all = sizes.map(|(rows, cols)| Tiles { rows, cols, ..most });
-        let fits = |t: &Tiles| limits.hold(t.shared(h.elem, backward), t.declared(h, backward));
-        let least = Tiles { rows: WARP_ROWS, cols: WARP_ROWS, ..most };
+        let mut all = sizes.map(|(rows, cols)| AttentionTiles { rows, cols, ..most });
+        let fits =
+            |t: &AttentionTiles| limits.hold(t.shared(h.elem, backward), t.declared(h, backward));
+        let least = AttentionTiles { rows: WARP_ROWS, cols: WARP_ROWS, ..most };
         all.find(fits).unwrap_or(least)
     }
 }
@@ -153,7 +154,7 @@ pub(super) fn forward(k: &Attention, limits: &Limits) -> Vec<DeviceLaunch> {
     if [h.batch, h.queries, h.groups * h.repeat].contains(&0) {
         return vec![];
     }
-    let t = Tiles::within(limits, h, h.queries, false);
+    let t = AttentionTiles::within(limits, h, h.queries, false);
     let rows = [(&k.q, h.width), (&k.k, h.width), (&k.v, h.value_width), (&k.out, h.value_width)];
     let text = include_str!("../../cuda/attention.cu");
     let mut w = Words::default();
@@ -195,7 +196,7 @@ pub(super) fn backward(k: &AttentionGrad, limits: &Limits) -> Vec<DeviceLaunch> 
     sizes(&mut w, h, k.d_bias.as_ref());
     let text = include_str!("../../cuda/attention_grad.cu");
     let one = |entry: &'static str, owned: usize, heads: usize| {
-        let t = Tiles::within(limits, h, owned, true);
+        let t = AttentionTiles::within(limits, h, owned, true);
         DeviceLaunch {
             source: t.file("attention_grad.cu", text, h, aligned(h, &rows)).source(),
             entry: entry.into(),

@@ -12,14 +12,17 @@ const THREADS: usize = 256;
 
 /// Loops with the strides of several views.
 #[derive(Clone, Default)]
-struct Loops {
+struct MoveLoops {
     extents: Extents,
     walks: Vec<Extents>,
 }
 
-impl Loops {
-    fn new(extents: &[usize], views: &[&View]) -> Loops {
-        Loops { extents: extents.into(), walks: views.iter().map(|v| v.strides.clone()).collect() }
+impl MoveLoops {
+    fn new(extents: &[usize], views: &[&View]) -> MoveLoops {
+        MoveLoops {
+            extents: extents.into(),
+            walks: views.iter().map(|v| v.strides.clone()).collect(),
+        }
     }
 
     fn count(&self) -> usize {
@@ -27,8 +30,9 @@ impl Loops {
     }
 
     /// Those of the loops for which a condition on the strides holds, and the others.
-    fn partition(&self, holds: impl Fn(&[usize]) -> bool) -> (Loops, Loops) {
-        let none = Loops { walks: vec![Extents::new(); self.walks.len()], ..Loops::default() };
+    fn partition(&self, holds: impl Fn(&[usize]) -> bool) -> (MoveLoops, MoveLoops) {
+        let none =
+            MoveLoops { walks: vec![Extents::new(); self.walks.len()], ..MoveLoops::default() };
         let (mut yes, mut no) = (none.clone(), none);
         for (i, &n) in self.extents.iter().enumerate() {
             let strides: Extents = self.walks.iter().map(|w| w[i]).collect();
@@ -69,7 +73,7 @@ impl Loops {
     }
 
     /// The same loops over units, of which these walks move one at a time.
-    fn in_units(mut self, unit: usize, moved: &[usize]) -> Loops {
+    fn in_units(mut self, unit: usize, moved: &[usize]) -> MoveLoops {
         if unit > 1 {
             let last = self.extents.len() - 1;
             self.extents[last] /= unit;
@@ -117,7 +121,7 @@ fn copy_file(unit_bytes: usize, rank: usize, n: usize) -> Arc<KernelSource> {
 }
 
 pub(super) fn clear(b: &Block) -> Option<DeviceLaunch> {
-    let loops = Loops::new(&b.extents, &[&b.view]);
+    let loops = MoveLoops::new(&b.extents, &[&b.view]);
     let unit = loops.unit(b.elem, &[(0, b.view.offset)], &[]);
     let loops = loops.in_units(unit, &[0]);
     let (n, rank) = (loops.count(), loops.extents.len().max(1));
@@ -128,7 +132,7 @@ pub(super) fn clear(b: &Block) -> Option<DeviceLaunch> {
 }
 
 pub(super) fn copy(k: &Copy) -> Vec<DeviceLaunch> {
-    let loops = Loops::new(&k.extents, &[&k.from, &k.to]);
+    let loops = MoveLoops::new(&k.extents, &[&k.from, &k.to]);
     let unit = loops.unit(k.elem, &[(0, k.from.offset), (1, k.to.offset)], &[]);
     let loops = loops.in_units(unit, &[0, 1]);
     let (n, rank) = (loops.count(), loops.extents.len().max(1));
@@ -145,7 +149,7 @@ fn without(k: &Pick) -> usize {
 }
 
 pub(super) fn take(k: &Pick) -> Vec<DeviceLaunch> {
-    let loops = Loops::new(&k.extents, &[&k.x, &k.index, &k.out]);
+    let loops = MoveLoops::new(&k.extents, &[&k.x, &k.index, &k.out]);
     // Elements with one index move together.
     let together = k.index.strides.last() == Some(&0);
     let moved = [(0, k.x.offset), (2, k.out.offset)];
@@ -166,13 +170,13 @@ pub(super) fn take(k: &Pick) -> Vec<DeviceLaunch> {
 }
 
 pub(super) fn index_add(k: &Pick, cleared: Option<&Block>) -> Vec<DeviceLaunch> {
-    let all = Loops::new(&k.extents, &[&k.x, &k.index, &k.out]);
+    let all = MoveLoops::new(&k.extents, &[&k.x, &k.index, &k.out]);
     // By index and out: what is summed, what has indices of its own, what shares them.
     let (positions, rest) = all.partition(|s| s[2] == 0);
     let (columns, batches) = rest.partition(|s| s[1] == 0);
     let apart = positions.count() == 1;
     let parts = if apart {
-        [all.clone(), Loops::default(), Loops::default()]
+        [all.clone(), MoveLoops::default(), MoveLoops::default()]
     } else {
         [columns, positions.clone(), batches.clone()]
     };
@@ -212,7 +216,7 @@ pub(super) fn index_add(k: &Pick, cleared: Option<&Block>) -> Vec<DeviceLaunch> 
 pub(super) fn draw(k: &Draw) -> Vec<DeviceLaunch> {
     let place = k.place.as_ref().map_or_else(|| vec![0; k.extents.len()], |v| v.strides.to_vec());
     let walks = vec![k.out.strides.clone(), place.into(), k.index.clone()];
-    let loops = Loops { extents: k.extents.clone(), walks };
+    let loops = MoveLoops { extents: k.extents.clone(), walks };
     let (n, rank) = (loops.count(), loops.extents.len().max(1));
     let from = match k.from {
         Distribution::Uniform => 0usize,
@@ -236,7 +240,7 @@ pub(super) fn draw(k: &Draw) -> Vec<DeviceLaunch> {
 }
 
 pub(super) fn scan(k: &Scan) -> Vec<DeviceLaunch> {
-    let mut loops = Loops::new(&k.extents, &[&k.x, &k.out]);
+    let mut loops = MoveLoops::new(&k.extents, &[&k.x, &k.out]);
     let steps: Vec<usize> = loops.walks.iter_mut().filter_map(Extents::pop).collect();
     let (n, rank) = (loops.count(), loops.extents.len().max(1));
     let file = File::new("scan.cu", include_str!("../../cuda/scan.cu"))
@@ -257,7 +261,7 @@ pub(super) fn rope(k: &Rope) -> Vec<DeviceLaunch> {
     let lengths = [k.turns, k.width].into_iter();
     let pack = pack(k.elem, lengths.chain(views.into_iter().flat_map(starts)));
     let extents = [k.extents[0], k.extents[1], k.extents[2], (k.width - k.turns) / pack];
-    let loops = Loops::new(&extents, &views.map(View::adjacent).each_ref());
+    let loops = MoveLoops::new(&extents, &views.map(View::adjacent).each_ref());
     let n = loops.count();
     let file = File::new("rope.cu", include_str!("../../cuda/rope.cu"))
         .define("ELEM", k.elem.facts().cuda)

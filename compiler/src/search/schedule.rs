@@ -15,7 +15,7 @@ use shardc_ir::plan::Plan;
 use shardc_ir::schedule::{Action, ActionKind, Held, Schedule, replay, write_csv};
 use shardc_passes::autodiff::recompute::Recompute;
 use shardc_passes::options::{Options, Order};
-use shardc_passes::schedule::{Costs, Named, Placement, front, make};
+use shardc_passes::schedule::{CutCosts, Named, Placement, front, make};
 use shardc_passes::step::instructions::Index;
 use shardc_plans::input::Input;
 use std::collections::{BTreeMap, HashSet};
@@ -364,7 +364,7 @@ fn found(cuts: &[Cut], o: &Options, room: &[Vec<u64>]) -> Result<(Vec<ScheduleCh
         let cut = of(placement, chunks).or_else(|| cuts.iter().position(|c| c.chunks == chunks));
         let i = cut.expect("only these numbers of chunks are searched");
         let (times, held) = (cuts[i].apart.actions.clone(), cuts[i].held.clone());
-        Costs { times, held, limit: room[i].clone() }
+        CutCosts { times, held, limit: room[i].clone() }
     };
     let front = match front(p, &chunks, m, &costs) {
         Err(d) if d.code == "schedule-memory" => return Ok((vec![], 0)),

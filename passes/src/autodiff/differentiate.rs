@@ -23,7 +23,7 @@ use smallvec::SmallVec;
 type Ends = (SmallVec<[Value; 4]>, SmallVec<[Value; 2]>);
 
 /// What the users of a value sent back: gradients, and the scopes of the users.
-type Parts = SmallVec<[(Value, Scope); 2]>;
+type Cotangents = SmallVec<[(Value, Scope); 2]>;
 
 /// Differentiates the sums, all of which are losses (`sum "loss"`, and of experts `sum "aux_loss"` and
 /// `sum "z_loss"`), with respect to every trained parameter. The cotangent of each is an argument,
@@ -44,7 +44,7 @@ pub fn differentiate(
         on: active(&f, frozen),
         weights: only_weights(&f),
         of_data: f.per_value(false),
-        parts: f.per_value(Parts::new()),
+        parts: f.per_value(Cotangents::new()),
         gathered: gathered(&f, params),
         f,
     };
@@ -102,7 +102,7 @@ struct Reverse<'a> {
     /// By value: it is the gradient of something computed from data, not of a parameter.
     of_data: ValueMap<bool>,
     /// By value of forward: what its users sent back so far.
-    parts: ValueMap<Parts>,
+    parts: ValueMap<Cotangents>,
     /// Gathered parameters whose gradients are kept as those of the arguments they are made of.
     gathered: HashMap<Value, Value>,
 }
@@ -216,7 +216,7 @@ impl Reverse<'_> {
         let of = |s: Scope| self.f.scope_info(s).stage;
         let stage = of(self.f.nodes[node].scope);
         let here = self.parts[x].iter().filter(|p| of(p.1) == stage);
-        let here: Parts = here.copied().collect();
+        let here: Cotangents = here.copied().collect();
         let mut b = Builder::new(self.mesh, &mut self.f);
         b.grad = true;
         b.scope = here.last()?.1;
@@ -298,13 +298,13 @@ pub(super) fn only_weights(f: &Func) -> ValueMap<bool> {
 }
 
 /// What the users of each stage sent, wherever they stand in the program; users come last first.
-fn by_stage(f: &Func, parts: &Parts) -> Vec<Parts> {
-    let mut all: Vec<(usize, Parts)> = vec![];
+fn by_stage(f: &Func, parts: &Cotangents) -> Vec<Cotangents> {
+    let mut all: Vec<(usize, Cotangents)> = vec![];
     for p in parts {
         let stage = f.scope_info(p.1).stage;
         match all.iter_mut().find(|x| x.0 == stage) {
             Some((_, of_stage)) => of_stage.push(*p),
-            None => all.push((stage, Parts::from_slice(&[*p]))),
+            None => all.push((stage, Cotangents::from_slice(&[*p]))),
         }
     }
     all.into_iter().map(|x| x.1).collect()
@@ -312,9 +312,9 @@ fn by_stage(f: &Func, parts: &Parts) -> Vec<Parts> {
 
 /// Sum of the cotangents that the users of a value sent back. Those of another stage are summed
 /// there, so that one tensor is sent.
-fn total(b: &mut Builder, parts: &Parts, of: Value) -> Option<Value> {
+fn total(b: &mut Builder, parts: &Cotangents, of: Value) -> Option<Value> {
     let (home, scope) = (b.f.scope_info(b.scope).stage, b.scope);
-    let mut here: Parts = Parts::new();
+    let mut here: Cotangents = Cotangents::new();
     for run in by_stage(b.f, parts) {
         let [.., (_, last)] = run[..] else { continue };
         if run.len() == 1 || b.f.scope_info(last).stage == home {

@@ -7,7 +7,7 @@ use shardc_ir::ops::{Kind, Op};
 use std::collections::BTreeSet;
 
 /// What is known of the nodes of a forward part.
-pub(crate) struct Named<'a> {
+pub(crate) struct NamedNodes<'a> {
     j: &'a Func,
     forward: usize,
     makers: ValueMap<Option<u32>>,
@@ -22,8 +22,8 @@ pub(crate) struct Named<'a> {
     latent: Vec<bool>,
 }
 
-impl<'a> Named<'a> {
-    pub(crate) fn of(j: &'a Func, forward: usize) -> Named<'a> {
+impl<'a> NamedNodes<'a> {
+    pub(crate) fn of(j: &'a Func, forward: usize) -> NamedNodes<'a> {
         let scopes = |of: &dyn Fn(&Node) -> bool| {
             let mut out: IndexVec<Scope, bool> = IndexVec::filled(false, j.scopes.len());
             j.nodes[..forward].iter().filter(|n| of(n)).for_each(|n| out[n.scope] = true);
@@ -42,7 +42,7 @@ impl<'a> Named<'a> {
         let weight = only_weights(j);
         let latent = latent(j, forward, &weight);
         let (makers, residual) = (j.makers(), residual(j, forward));
-        Named { j, forward, makers, weight, residual, norms, experts, routed, latent }
+        NamedNodes { j, forward, makers, weight, residual, norms, experts, routed, latent }
     }
 
     /// True if a node of a layer is among those of a word.

@@ -8,7 +8,7 @@
 //! layer. Same inputs, same ops, same order: the same bits.
 
 use super::mincut::{Forward, redone};
-use super::named::Named;
+use super::named::NamedNodes;
 use serde::{Deserialize, Serialize};
 use shardc_ir::func::{Func, Node, Value};
 use shardc_ir::mesh::Mesh;
@@ -191,7 +191,7 @@ pub(super) fn recomputed(p: &Program, policy: &Recompute) -> Vec<bool> {
             j.nodes[n].ins.iter().filter_map(|&v| maker(v)).for_each(|m| leaves[m] = true);
         }
     }
-    let named = Named::of(j, forward);
+    let named = NamedNodes::of(j, forward);
     let places = places(j, forward);
     let place = |n: usize| places[&(j.stage_of(&j.nodes[n]), layer(n).expect("asked of layers"))];
     let chosen = |n: usize| {

@@ -136,7 +136,7 @@ pub(super) fn cut(
 
 /// What of the joint program a function has, each in its order.
 #[derive(Default)]
-struct Content<'a> {
+struct FuncContent<'a> {
     nodes: Vec<usize>,
     /// Arguments that these nodes read.
     args: Vec<&'a Port>,
@@ -204,9 +204,9 @@ struct Split<'a> {
 
 impl<'a> Split<'a> {
     /// What each function has: everything is looked at once, however many functions there are.
-    fn contents(&self, stages: usize) -> HashMap<Home, Content<'a>> {
+    fn contents(&self, stages: usize) -> HashMap<Home, FuncContent<'a>> {
         let j = self.j;
-        let mut all: HashMap<Home, Content> = HashMap::default();
+        let mut all: HashMap<Home, FuncContent> = HashMap::default();
         for (n, home) in self.homes.iter().enumerate() {
             if let Some(home) = home {
                 all.entry(*home).or_default().nodes.push(n);
@@ -239,8 +239,8 @@ impl<'a> Split<'a> {
         all
     }
 
-    fn function(&mut self, home: Home, content: Content<'a>, stages: usize) {
-        let Content { nodes, args, results } = content;
+    fn function(&mut self, home: Home, content: FuncContent<'a>, stages: usize) {
+        let FuncContent { nodes, args, results } = content;
         steps::add("split", nodes.len() + args.len() + results.len());
         let mut new = Func::of(home.1, home.0, stages);
         // What is saved or made again comes to what is its own.

@@ -17,7 +17,7 @@ const SOLVES: usize = 13;
 
 /// An answer of [`within`].
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Choice {
+pub struct BudgetAnswer {
     /// The way of each variable.
     pub ways: Vec<usize>,
     /// What they cost. Not allowed if nothing was found that is.
@@ -38,8 +38,8 @@ pub struct Choice {
 /// A choice of little time with at most `budget` bytes, and a bound on all of these; the bound is
 /// met wherever some price of memory makes the best choice the best of all. At most 14 solves.
 #[must_use]
-pub fn within(problem: &Problem, budget: u64) -> Choice {
-    let mut search = Search { plan: Plan::new(problem), budget, bound: None, solves: 0 };
+pub fn within(problem: &Problem, budget: u64) -> BudgetAnswer {
+    let mut search = BudgetSearch { plan: Plan::new(problem), budget, bound: None, solves: 0 };
     let free = search.solve(Lambda::ZERO);
     if search.fits(free.cost) {
         return search.choice((free.ways, free.cost));
@@ -57,14 +57,14 @@ pub fn within(problem: &Problem, budget: u64) -> Choice {
     search.choice(best)
 }
 
-struct Search<'a> {
+struct BudgetSearch<'a> {
     plan: Plan<'a>,
     budget: u64,
     bound: Option<(u64, Lambda)>,
     solves: usize,
 }
 
-impl Search<'_> {
+impl BudgetSearch<'_> {
     fn solve(&mut self, lambda: Lambda) -> Solved {
         let solved = self.plan.solve(lambda);
         let time = lambda.time(solved.bound, self.budget);
@@ -100,22 +100,22 @@ impl Search<'_> {
         (over, under)
     }
 
-    fn choice(&self, (ways, cost): (Vec<usize>, Cost)) -> Choice {
+    fn choice(&self, (ways, cost): (Vec<usize>, Cost)) -> BudgetAnswer {
         let (bound, lambda) = self.bound.expect("solved once");
         let (fits, exact) = (self.fits(cost), self.plan.exact());
-        Choice { ways, cost, fits, bound, lambda, exact, solves: self.solves }
+        BudgetAnswer { ways, cost, fits, bound, lambda, exact, solves: self.solves }
     }
 }
 
 /// What changes from one cut to the next. Costs of what is not allowed are counted.
 #[derive(Clone, Copy, Default)]
-struct Sum {
+struct CutSum {
     time: i128,
     memory: i128,
     never: i128,
 }
 
-impl Sum {
+impl CutSum {
     fn add(&mut self, sign: i128, cost: Cost) {
         if cost.allowed() {
             self.time += sign * i128::from(cost.time);
@@ -139,7 +139,7 @@ pub(super) fn cut(
     let unit: Vec<usize> = problem.units.iter().map(|u| units[u]).collect();
     // Whether a variable takes its way from `a` if the first `n` units do.
     let way = |v: usize, n: usize| if unit[v] < n { a[v] } else { b[v] };
-    let mut changes = vec![Sum::default(); units.len() + 1];
+    let mut changes = vec![CutSum::default(); units.len() + 1];
     for (t, table) in problem.tables.iter().enumerate() {
         let cost = |n| problem.pool[table.costs][problem.entry(t, |v| way(v, n))];
         changes[0].add(1, cost(0));
@@ -153,10 +153,10 @@ pub(super) fn cut(
             changes[n + 1].add(-1, cost(n));
         }
     }
-    let mut sum = Sum::default();
+    let mut sum = CutSum::default();
     let cuts = changes.iter().enumerate().filter_map(|(n, c)| {
         let (time, memory) = (sum.time + c.time, sum.memory + c.memory);
-        sum = Sum { time, memory, never: sum.never + c.never };
+        sum = CutSum { time, memory, never: sum.never + c.never };
         (sum.never == 0 && memory <= i128::from(budget)).then_some((time, memory, n))
     });
     let (.., n) = cuts.min()?;

@@ -14,11 +14,11 @@ use super::NEVER;
 pub(super) type Scores = Rc<Vec<u128>>;
 
 /// In which order variables go. Holds for all entries.
-pub(super) struct Order {
+pub(super) struct EliminationOrder {
     ways: Vec<usize>,
     /// Variables of each table: those given, then those made.
     scopes: Vec<Vec<usize>>,
-    steps: Vec<Step>,
+    steps: Vec<EliminationStep>,
     /// Tables that remain.
     pub rest: Vec<usize>,
     /// Whether no step has two groups.
@@ -26,18 +26,18 @@ pub(super) struct Order {
 }
 
 /// Eliminates a variable.
-struct Step {
+struct EliminationStep {
     var: usize,
-    groups: Vec<Group>,
+    groups: Vec<JoinedTables>,
 }
 
 /// Tables that become one.
-struct Group {
+struct JoinedTables {
     tables: Vec<usize>,
     made: usize,
 }
 
-impl Step {
+impl EliminationStep {
     fn tables(&self) -> impl Iterator<Item = usize> {
         self.groups.iter().flat_map(|g| g.tables.iter().copied())
     }
@@ -45,7 +45,7 @@ impl Step {
 
 /// What is known while an order is made.
 struct Making<'a> {
-    order: Order,
+    order: EliminationOrder,
     /// Tables of each variable that are not yet used up.
     of: Vec<Vec<usize>>,
     /// Variables to eliminate: entries to look at, and variable.
@@ -55,16 +55,21 @@ struct Making<'a> {
     limit: usize,
 }
 
-impl Order {
+impl EliminationOrder {
     /// An order for variables with `ways` and tables over `scopes`, in which those that `goes` says
     /// are eliminated, the one with the fewest entries to look at first, then by index.
-    pub fn new(ways: &[usize], scopes: Vec<Vec<usize>>, goes: &[bool], limit: usize) -> Order {
+    pub fn new(
+        ways: &[usize],
+        scopes: Vec<Vec<usize>>,
+        goes: &[bool],
+        limit: usize,
+    ) -> EliminationOrder {
         let mut of = vec![vec![]; ways.len()];
         for (t, scope) in scopes.iter().enumerate() {
             scope.iter().for_each(|&v| of[v].push(t));
         }
         let (given, ways) = (scopes.len(), ways.to_vec());
-        let order = Order { ways, scopes, steps: vec![], rest: vec![], exact: true };
+        let order = EliminationOrder { ways, scopes, steps: vec![], rest: vec![], exact: true };
         let size = vec![0; of.len()];
         let mut making = Making { order, of, queue: BTreeSet::new(), size, goes, limit };
         (0..goes.len()).for_each(|v| making.measure(v));
@@ -85,7 +90,7 @@ impl Order {
         }
         self.scopes[given..].iter_mut().for_each(|s| s.sort_by_key(|&v| gone[v]));
         let mut left = vec![true; self.scopes.len()];
-        self.steps.iter().flat_map(Step::tables).for_each(|t| left[t] = false);
+        self.steps.iter().flat_map(EliminationStep::tables).for_each(|t| left[t] = false);
         self.rest = (0..left.len()).filter(|&t| left[t]).collect();
     }
 
@@ -252,10 +257,10 @@ impl Making<'_> {
             }
             near.extend(scope.iter().copied());
             self.order.scopes.push(scope);
-            groups.push(Group { tables, made });
+            groups.push(JoinedTables { tables, made });
         }
         self.order.exact &= groups.len() < 2;
-        self.order.steps.push(Step { var, groups });
+        self.order.steps.push(EliminationStep { var, groups });
         near.into_iter().for_each(|v| self.measure(v));
     }
 

@@ -14,7 +14,7 @@ mod problem;
 mod tests;
 mod units;
 
-pub use budget::{Choice, within};
+pub use budget::{BudgetAnswer, within};
 pub use problem::{Costs, Problem, Var};
 pub use units::{Solved, best_with, solve};
 

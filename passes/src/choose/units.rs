@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use super::descent::Descent;
-use super::elimination::{Order, Scores};
+use super::elimination::{EliminationOrder, Scores};
 use super::{Cost, Lambda, NEVER, Problem, Var};
 
 /// An answer of [`solve`].
@@ -49,10 +49,10 @@ pub fn best_with(problem: &Problem, lambda: Lambda, var: Var) -> Option<Vec<u128
 /// How a problem is solved, whatever memory costs.
 pub(super) struct Plan<'a> {
     problem: &'a Problem,
-    units: Vec<Unit>,
-    classes: Vec<Class>,
+    units: Vec<EqualUnit>,
+    classes: Vec<UnitClass>,
     /// Over the seams.
-    chain: Order,
+    chain: EliminationOrder,
     /// The seams, and their place in the chain.
     seams: Vec<usize>,
     place: Vec<Option<usize>>,
@@ -60,22 +60,22 @@ pub(super) struct Plan<'a> {
     descent: Option<Descent<'a>>,
 }
 
-struct Unit {
+struct EqualUnit {
     class: usize,
     /// Its variables, then those of units before that its tables touch.
     vars: Vec<usize>,
 }
 
 /// What equal units share.
-struct Class {
-    order: Order,
+struct UnitClass {
+    order: EliminationOrder,
     /// Place in the pool of the entries of each table.
     costs: Vec<usize>,
 }
 
 /// What makes units equal; variables by their place in the unit.
 #[derive(PartialEq, Eq, Hash)]
-struct Key {
+struct UnitKey {
     ways: Vec<usize>,
     inner: Vec<bool>,
     scopes: Vec<Vec<usize>>,
@@ -117,19 +117,21 @@ impl<'a> Plan<'a> {
             }
             let (vars, key) = key(problem, own, &tables, &inner);
             let class = *known.entry(key).or_insert_with_key(|k| {
-                let order = Order::new(&k.ways, k.scopes.clone(), &k.inner, problem.limit);
-                classes.push(Class { order, costs: k.costs.clone() });
+                let order =
+                    EliminationOrder::new(&k.ways, k.scopes.clone(), &k.inner, problem.limit);
+                classes.push(UnitClass { order, costs: k.costs.clone() });
                 classes.len() - 1
             });
-            units.push(Unit { class, vars });
+            units.push(EqualUnit { class, vars });
         }
-        let scopes = units.iter().flat_map(|u: &Unit| {
-            let Class { order, .. } = &classes[u.class];
+        let scopes = units.iter().flat_map(|u: &EqualUnit| {
+            let UnitClass { order, .. } = &classes[u.class];
             let seam = |&v: &usize| place[u.vars[v]].expect("what remains is a seam");
             order.rest.iter().map(move |&t| order.scope(t).iter().map(seam).collect())
         });
         let ways: Vec<usize> = seams.iter().map(|&v| problem.ways[v]).collect();
-        let chain = Order::new(&ways, scopes.collect(), &vec![true; ways.len()], problem.limit);
+        let chain =
+            EliminationOrder::new(&ways, scopes.collect(), &vec![true; ways.len()], problem.limit);
         Plan { problem, units, classes, chain, seams, place, descent: None }
     }
 
@@ -158,7 +160,7 @@ impl<'a> Plan<'a> {
             return Some(self.chain.with_each(&chain, seam, remains));
         }
         let mut before = 0;
-        for Unit { class, vars } in &self.units {
+        for EqualUnit { class, vars } in &self.units {
             let order = &self.classes[*class].order;
             if let Some(v) = vars.iter().position(|&v| v == var) {
                 // Tables of the chain are what remains of the units, in order.
@@ -217,7 +219,12 @@ impl<'a> Plan<'a> {
 }
 
 /// The variables of a unit, and what makes it equal to others. `own` are in it, `tables` its own.
-fn key(problem: &Problem, own: Vec<usize>, tables: &[usize], inner: &[bool]) -> (Vec<usize>, Key) {
+fn key(
+    problem: &Problem,
+    own: Vec<usize>,
+    tables: &[usize],
+    inner: &[bool],
+) -> (Vec<usize>, UnitKey) {
     let scopes = || tables.iter().map(|&t| &problem.tables[t].vars);
     let mut vars = own;
     let mut others: Vec<usize> = scopes().flatten().copied().collect();
@@ -230,7 +237,7 @@ fn key(problem: &Problem, own: Vec<usize>, tables: &[usize], inner: &[bool]) -> 
         Ok(i) => i,
         Err(_) => count + others.binary_search(v).expect("a variable of the unit's tables"),
     };
-    let key = Key {
+    let key = UnitKey {
         ways: vars.iter().map(|&v| problem.ways[v]).collect(),
         inner: vars.iter().map(|&v| inner[v]).collect(),
         scopes: scopes().map(|s| s.iter().map(local).collect()).collect(),

@@ -281,7 +281,7 @@ fn between(from: &str, to: &str) -> RuleAttr {
 }
 
 /// A function while it is written again, its values in the order of its text.
-struct Writer<'a> {
+struct ExpertsWriter<'a> {
     mesh: &'a Mesh,
     old: &'a Func,
     new: Func,
@@ -312,7 +312,7 @@ fn rewritten(
     });
     let mut new = f.like(f.kind, f.stage, 1);
     new.name.clone_from(&f.name);
-    let mut w = Writer { mesh, old: f, new, to: BTreeMap::new(), more: more.collect() };
+    let mut w = ExpertsWriter { mesh, old: f, new, to: BTreeMap::new(), more: more.collect() };
     for a in &f.args {
         w.copied(a.value);
     }
@@ -335,7 +335,7 @@ fn rewritten(
             w.copied(v);
         }
     }
-    let Writer { mut new, to, .. } = w;
+    let ExpertsWriter { mut new, to, .. } = w;
     let port = |p: &Port| Port { value: to[&p.value], role: p.role.clone() };
     new.args = f.args.iter().map(port).collect();
     new.results = f.results.iter().map(port).collect();
@@ -344,7 +344,7 @@ fn rewritten(
     Ok((new, to))
 }
 
-impl Writer<'_> {
+impl ExpertsWriter<'_> {
     /// The name that a value has, or one for which its number is still to be found.
     fn named(&self, v: Value) -> Name {
         let name = self.old.name(v).clone();

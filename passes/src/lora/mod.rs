@@ -113,7 +113,7 @@ pub fn adapt(source: &mut Source, l: &Lora) -> Result<()> {
 
 /// A product of a model, and its adapter.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Place {
+pub struct AdapterPlace {
     /// The path of the module that has the weight, as PEFT calls it.
     pub module: String,
     /// The weight's parameter.
@@ -127,7 +127,7 @@ pub struct Place {
 }
 
 /// All products of a model with their adapters, which are those that were asked for.
-pub fn places(source: &Source, l: &Lora) -> Vec<Place> {
+pub fn places(source: &Source, l: &Lora) -> Vec<AdapterPlace> {
     let (f, weights) = (&source.module.funcs[0], &source.weights);
     let made = there(&f.nodes, f, weights);
     let one = |x: Linear| {
@@ -142,14 +142,14 @@ pub fn places(source: &Source, l: &Lora) -> Vec<Place> {
             .get(&second)
             .and_then(|_| Some((l.scale(&x.module), [param(&first, "")?, param(&second, slice)?])));
         let (param, turned) = (w.param.clone(), x.out > x.input);
-        Place { module: x.module, param, turned, adapter, tied: x.tied }
+        AdapterPlace { module: x.module, param, turned, adapter, tied: x.tied }
     };
     linears(f, weights).into_iter().map(one).collect()
 }
 
 /// Values of adapters, by which tokens they are of where `--sp` cuts tokens.
 #[derive(Default)]
-pub(crate) struct Tokens {
+pub(crate) struct AdapterTokens {
     /// Those that a product reads whose results are split over `tp`: all. What the product with A makes.
     pub all: Vec<Value>,
     /// Those of a product that is not split: a rank's own. What all three products make.
@@ -161,7 +161,7 @@ pub(crate) fn tokens(
     f: &Func,
     weights: &BTreeMap<&str, &Weight>,
     behind: impl Fn(Value) -> Value,
-) -> Tokens {
+) -> AdapterTokens {
     let makers = f.makers();
     // A factor may have been moved behind a product.
     let back = |v: Value, out: &mut Vec<Value>| {
@@ -178,7 +178,7 @@ pub(crate) fn tokens(
         is.then_some((behind(a.value), w))
     });
     let second: BTreeMap<Value, &Weight> = second.collect();
-    let mut out = Tokens::default();
+    let mut out = AdapterTokens::default();
     for n in &f.nodes {
         let Some(w) = n.ins.last().and_then(|v| second.get(v)) else { continue };
         let first = w.tensor.replace(".lora_B.", ".lora_A.");
@@ -208,13 +208,13 @@ pub(crate) fn tokens(
 }
 
 /// An adapter that a model has already.
-struct Known {
+struct KnownAdapter {
     rank: usize,
     /// What reads its branch: the factor, or the sum.
     next: Op,
 }
 
-impl Known {
+impl KnownAdapter {
     fn agrees(&self, rank: usize, scale: f64, module: &str) -> Result<()> {
         let next = match scale {
             1.0 => Op::from(Add::same()),
@@ -232,13 +232,13 @@ impl Known {
 }
 
 /// The adapters of a model, by the tensor of B.
-fn there(nodes: &[Node], f: &Func, weights: &[Weight]) -> BTreeMap<String, Known> {
+fn there(nodes: &[Node], f: &Func, weights: &[Weight]) -> BTreeMap<String, KnownAdapter> {
     let params = f.args.iter().filter(|a| is_param(a)).map(|a| a.value);
     let all = params.zip(weights).filter(|(_, w)| w.is_adapter() && w.init == Init::Zeros);
     let known = all.filter_map(|(v, w)| {
         let branch = nodes.iter().find(|n| n.ins.last() == Some(&v))?.outs[0];
         let next = nodes.iter().find(|n| n.ins.contains(&branch))?.op.clone();
-        Some((w.tensor.clone(), Known { rank: *w.shape.last()?, next }))
+        Some((w.tensor.clone(), KnownAdapter { rank: *w.shape.last()?, next }))
     });
     known.collect()
 }

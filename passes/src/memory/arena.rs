@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// What is known of a whole arena.
-pub(super) struct Found {
+pub(super) struct ArenaFacts {
     pub peak_bytes: usize,
     pub at_peak: ByClass,
     pub live_at_peak: Live,
@@ -57,7 +57,7 @@ pub(super) fn arena(
     lists: Lists,
     enough: usize,
     most: usize,
-) -> Option<(Vec<Instr>, Vec<Instr>, Found)> {
+) -> Option<(Vec<Instr>, Vec<Instr>, ArenaFacts)> {
     let Lists { mut step, mut evaluation } = lists;
     let base = padded(l.whole);
     let lists = [&step[..], &evaluation[..]];
@@ -98,7 +98,7 @@ pub(super) fn arena(
     let whole = whole.into_iter().collect();
     let spans = blocks[0].all.iter().filter(|b| b.bytes > 0);
     let spans = spans.map(|b| span(l, &step, b)).collect();
-    let found = Found {
+    let found = ArenaFacts {
         peak_bytes: bytes,
         at_peak,
         live_at_peak,
@@ -145,7 +145,7 @@ impl Blocks {
 }
 
 /// Where the frames of a list are while it is walked.
-struct Walk<'a> {
+struct ArenaWalk<'a> {
     l: &'a Frames,
     /// By shared frame: its block, if it is the step's.
     of_step: Vec<usize>,
@@ -154,7 +154,7 @@ struct Walk<'a> {
     all: Vec<Block>,
 }
 
-impl Walk<'_> {
+impl ArenaWalk<'_> {
     /// Notes that a frame is in use; its block.
     fn touch(
         &mut self,
@@ -203,7 +203,7 @@ fn blocks(l: &Frames, list: &[Instr]) -> Blocks {
         instr.microbatch().into_iter().for_each(|j| last[j] = i);
     }
     let (of_step, of_microbatch) = (vec![NONE; l.shared.len()], vec![vec![]; last.len()]);
-    let mut walk = Walk { l, of_step, of_microbatch, all: vec![] };
+    let mut walk = ArenaWalk { l, of_step, of_microbatch, all: vec![] };
     let (mut named, mut until) = (vec![], Vec::with_capacity(list.len()));
     let mut offers: BTreeMap<usize, VecDeque<usize>> = BTreeMap::new();
     let all = (0, l.turn - 1);

@@ -71,11 +71,11 @@ pub(super) enum Bound {
 
 /// What the values of a frame have in common: kind, who makes them, layer, who uses them, whether
 /// they are sent, and a number for what is received.
-type Group = (Lifetime, Option<usize>, Option<u32>, SmallVec<[usize; 4]>, bool, usize);
+type FrameKey = (Lifetime, Option<usize>, Option<u32>, SmallVec<[usize; 4]>, bool, usize);
 
 /// How frames are laid out.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Way {
+pub(super) enum FrameLayout {
     /// What a layer saves for a microbatch is one frame, and so is what a call needs for itself.
     Together,
     /// What a call needs for itself has a frame for all that begins in one layer and ends in the same one.
@@ -85,7 +85,7 @@ pub(super) enum Way {
 }
 
 /// Lays out the frames; notes in objects and buffers where they are, in place of where they were.
-pub(super) fn layout(l: &mut Lifetimes, way: Way) -> Frames {
+pub(super) fn layout(l: &mut Lifetimes, way: FrameLayout) -> Frames {
     let (m, funcs) = (l.m, l.funcs);
     let n = m.funcs.len();
     let mut out = Frames {
@@ -98,7 +98,7 @@ pub(super) fn layout(l: &mut Lifetimes, way: Way) -> Frames {
         turn: m.funcs.iter().map(|f| f.nodes.len()).max().unwrap_or(0) + 2,
         ..Frames::default()
     };
-    share(l, way == Way::Values, &mut out);
+    share(l, way == FrameLayout::Values, &mut out);
     for &f in funcs {
         scratch(l, f, way, &mut out);
         function(l, f, &mut out);
@@ -111,7 +111,7 @@ pub(super) fn layout(l: &mut Lifetimes, way: Way) -> Frames {
 fn share(l: &mut Lifetimes, apart: bool, out: &mut Frames) {
     // What one layer makes, used by the same functions and sent or not, is one frame: so frames
     // of like layers have one size, and one fits where another was.
-    let mut groups: HashMap<Group, usize> = HashMap::default();
+    let mut groups: HashMap<FrameKey, usize> = HashMap::default();
     for o in 0..l.objects.len() {
         let kept = l.users[o].iter().any(|&f| Some(f) != l.makers[o]);
         if !l.objects[o].kind.is_framed() {
@@ -202,7 +202,7 @@ fn function(l: &mut Lifetimes, f: usize, out: &mut Frames) {
 }
 
 /// Places of what only this call needs.
-fn scratch(l: &mut Lifetimes, f: usize, way: Way, out: &mut Frames) {
+fn scratch(l: &mut Lifetimes, f: usize, way: FrameLayout, out: &mut Frames) {
     let busiest = busiest(l, f, out);
     let is_scratch = |b: &Buffer| b.into.is_none() && b.object.is_none() && b.bytes > 0;
     let mut order: Vec<usize> =
@@ -210,7 +210,7 @@ fn scratch(l: &mut Lifetimes, f: usize, way: Way, out: &mut Frames) {
     order.sort_by_key(|&b| (l.buffers[f][b].birth, b));
     let mut members = vec![vec![]];
     match way {
-        Way::Together => members[0] = order,
+        FrameLayout::Together => members[0] = order,
         _cut => by_layers(l, f, &order, (busiest, way), &mut members),
     }
     let mut parts = vec![];
@@ -285,7 +285,7 @@ fn by_layers(
     l: &Lifetimes,
     f: usize,
     order: &[usize],
-    (busiest, way): (usize, Way),
+    (busiest, way): (usize, FrameLayout),
     parts: &mut Vec<Vec<usize>>,
 ) {
     let func = &l.m.funcs[f];
@@ -300,7 +300,11 @@ fn by_layers(
     // With the buffer itself, if it is alone.
     let key = |b: usize| {
         let Buffer { bytes, birth, death, .. } = l.buffers[f][b];
-        (run(birth), run(death), Some(b).filter(|_| way == Way::Values && bytes * FINE >= busiest))
+        (
+            run(birth),
+            run(death),
+            Some(b).filter(|_| way == FrameLayout::Values && bytes * FINE >= busiest),
+        )
     };
     let mut bytes: HashMap<_, usize> = HashMap::default();
     for &b in order {

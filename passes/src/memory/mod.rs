@@ -19,7 +19,7 @@ pub mod replay;
 mod roles;
 
 use crate::step::instructions::Lists;
-use layout::{Frames, SLACK, Way};
+use layout::{FrameLayout, Frames, SLACK};
 use lifetimes::Lifetimes;
 use shardc_ir::func::Module;
 use shardc_ir::plan::{Memory, RankClass};
@@ -70,4 +70,4 @@ pub fn memory(
 }
 
 /// How frames are laid out, in the order in which it is tried.
-const WAYS: [Way; 3] = [Way::Together, Way::Layers, Way::Values];
+const WAYS: [FrameLayout; 3] = [FrameLayout::Together, FrameLayout::Layers, FrameLayout::Values];

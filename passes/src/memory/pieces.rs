@@ -192,7 +192,7 @@ impl Left {
 }
 
 /// An order in which pieces are placed, each as low as it can be.
-struct Order {
+struct PlacingOrder {
     order: Vec<usize>,
     /// So many of its first ones are placed.
     placed: usize,
@@ -208,11 +208,11 @@ struct Order {
     failed: Option<usize>,
 }
 
-impl Order {
-    fn of(l: &Lives, order: Vec<usize>) -> Order {
+impl PlacingOrder {
+    fn of(l: &Lives, order: Vec<usize>) -> PlacingOrder {
         let [offsets, failures] = [(); 2].map(|()| vec![0; l.pieces.len()]);
         let near = vec![vec![]; l.nodes];
-        Order { order, placed: 0, offsets, by_offset: vec![], near, failures, failed: None }
+        PlacingOrder { order, placed: 0, offsets, by_offset: vec![], near, failures, failed: None }
     }
 
     /// The lowest place of a piece that is free while it lives.
@@ -370,7 +370,7 @@ impl<'a> Search<'a> {
         orders[1].sort_by_key(|&i| (Reverse(area(i)), p[i].birth));
         orders[2].sort_by_key(|&i| Reverse((p[i].death, p[i].bytes)));
         orders[3].sort_by_key(|&i| (p[i].birth, Reverse(p[i].death)));
-        let mut orders = orders.map(|order| Order::of(&self.lives, order));
+        let mut orders = orders.map(|order| PlacingOrder::of(&self.lives, order));
         self.turn(&mut orders[0], usize::MAX)?;
         if self.best.0 > enough {
             self.skyline(|i| (p[i].length(), p[i].bytes))?;
@@ -394,7 +394,7 @@ impl<'a> Search<'a> {
 
     /// Changes an order by what ended too high in its last turn, and places the rest of it below `limit`. Whether all
     /// of it came to lie so and is the best so far.
-    fn turn(&mut self, o: &mut Order, limit: usize) -> Option<bool> {
+    fn turn(&mut self, o: &mut PlacingOrder, limit: usize) -> Option<bool> {
         o.sooner(&self.lives);
         o.place(&self.lives, &mut self.left, limit)?;
         if o.placed < o.order.len() {
@@ -509,7 +509,7 @@ mod tests {
             let pieces: Vec<LiveRange> = (0..layers * 8).map(saved).collect();
             let search = Search::of(&pieces, (usize::MAX, vec![]), usize::MAX);
             let mut left = Left { work: usize::MAX, patience: usize::MAX };
-            let mut order = Order::of(&search.lives, search.all);
+            let mut order = PlacingOrder::of(&search.lives, search.all);
             let (placed, steps) =
                 steps::of(|| order.place(&search.lives, &mut left, usize::MAX).is_some());
             assert!(placed && order.placed == pieces.len());

@@ -87,7 +87,7 @@ impl<'a> Stamps<'a> {
 }
 
 /// A function with where the stamps of its arguments and results are kept.
-struct Known<'a> {
+struct ReplayedFunc<'a> {
     function: Function<'a>,
     args: Vec<Slot>,
     results: Vec<Option<Slot>>,
@@ -102,7 +102,7 @@ struct Known<'a> {
 struct Replay<'a> {
     class: &'a RankClass,
     /// By function, those of the class.
-    known: HashMap<usize, Known<'a>>,
+    known: HashMap<usize, ReplayedFunc<'a>>,
     /// Sent results and received arguments, by function and value.
     sent: HashMap<(usize, Value), (&'a Role, Slot)>,
     received: HashMap<(usize, Value), Slot>,
@@ -166,7 +166,7 @@ fn one_class(plan: &Plan, i: usize, leave_out: bool) -> Result<usize, String> {
     Ok(left_out)
 }
 
-impl<'a> Known<'a> {
+impl<'a> ReplayedFunc<'a> {
     fn of(
         plan: &'a Plan,
         c: &'a RankClass,
@@ -200,7 +200,7 @@ impl<'a> Known<'a> {
         let all = || places.iter().chain(&c.memory.workspaces[func]).filter(|p| p.bytes > 0);
         let mut data: Vec<usize> = of_inputs.iter().map(|p| p.frame as usize).collect();
         data.retain(|&f| all().filter(|p| p.frame as usize == f).all(is_data));
-        Ok(Known { function, args, results, inputs, data, scalars, kept })
+        Ok(ReplayedFunc { function, args, results, inputs, data, scalars, kept })
     }
 }
 
@@ -217,7 +217,7 @@ impl<'a> Replay<'a> {
             }
             match instr {
                 Instr::Call(c) if !known.contains_key(&c.func) => {
-                    known.insert(c.func, Known::of(plan, class, c.func, &mut stamps)?);
+                    known.insert(c.func, ReplayedFunc::of(plan, class, c.func, &mut stamps)?);
                 }
                 Instr::Send(t) if !sent_to.contains_key(&(t.func, t.value)) => {
                     let role = sent(&funcs[t.func].results, t.value);

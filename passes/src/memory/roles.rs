@@ -28,7 +28,7 @@ impl Takers {
 
 /// What is known of a role.
 #[derive(Clone, Copy, Default)]
-pub(super) struct Known {
+pub(super) struct RoleFacts {
     pub takers: Takers,
     pub object: Option<usize>,
     /// A function adds to its value.
@@ -52,7 +52,7 @@ pub(super) fn roles<'m>(
     funcs: &[usize],
     looped: &HashSet<usize>,
     plain: &[usize],
-) -> (Vec<Numbers>, Vec<Known>) {
+) -> (Vec<Numbers>, Vec<RoleFacts>) {
     let mut by_role: HashMap<&'m Role, usize> = HashMap::default();
     let mut numbers = vec![Numbers::default(); m.funcs.len()];
     for &f in funcs {
@@ -63,7 +63,7 @@ pub(super) fn roles<'m>(
         numbers[f].args = m.funcs[f].args.iter().map(&mut number).collect();
         numbers[f].results = m.funcs[f].results.iter().map(&mut number).collect();
     }
-    let mut known = vec![Known::default(); by_role.len()];
+    let mut known = vec![RoleFacts::default(); by_role.len()];
     // By role: one more than the last function that takes it, as a position in `funcs`.
     let mut taken = vec![0; known.len()];
     for (at, &f) in funcs.iter().enumerate() {

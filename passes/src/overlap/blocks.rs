@@ -16,7 +16,7 @@ use shardc_ir::maps::{HashMap, HashSet};
 use shardc_ir::ops::{Kind, Sends};
 
 /// Launches that become one, in their order.
-type Unit = Vec<usize>;
+type LaunchUnit = Vec<usize>;
 
 /// Joins and moves the collectives of a function's parameters.
 pub(super) fn blocks(f: &mut Func) {
@@ -26,7 +26,8 @@ pub(super) fn blocks(f: &mut Func) {
         return;
     }
     let order = order(f, &all, &gathers, &sums);
-    let first: HashMap<usize, &Unit> = gathers.iter().chain(&sums).map(|u| (u[0], u)).collect();
+    let first: HashMap<usize, &LaunchUnit> =
+        gathers.iter().chain(&sums).map(|u| (u[0], u)).collect();
     let mut nodes: Vec<Option<Node>> = std::mem::take(&mut f.nodes).into_iter().map(Some).collect();
     for i in order {
         let alone = [i].to_vec();
@@ -48,12 +49,12 @@ pub(super) fn blocks(f: &mut Func) {
 }
 
 /// Puts launches of one call and one layer together; what belongs to no layer stays alone.
-fn units(f: &Func, all: &[Launch], found: impl Iterator<Item = usize>) -> Vec<Unit> {
+fn units(f: &Func, all: &[Launch], found: impl Iterator<Item = usize>) -> Vec<LaunchUnit> {
     let node = |i: usize| &f.nodes[all[i].nodes.start];
     let layer = |i: usize| f.scope_info(node(i).scope).layer;
-    let mut units: Vec<Unit> = vec![];
+    let mut units: Vec<LaunchUnit> = vec![];
     for i in found {
-        let one = |u: &&mut Unit| {
+        let one = |u: &&mut LaunchUnit| {
             layer(i).is_some() && layer(u[0]) == layer(i) && are_one_call(node(u[0]), node(i))
         };
         match units.iter_mut().rev().find(one) {
@@ -71,7 +72,7 @@ fn is(f: &Func, x: &Launch, sends: Sends) -> bool {
 }
 
 /// Gathers of parameters, unit by unit.
-fn gathers(f: &Func, all: &[Launch]) -> Vec<Unit> {
+fn gathers(f: &Func, all: &[Launch]) -> Vec<LaunchUnit> {
     let held: HashSet<Value> = f
         .args
         .iter()
@@ -89,7 +90,7 @@ fn gathers(f: &Func, all: &[Launch]) -> Vec<Unit> {
 }
 
 /// Scattered sums of gradients: nothing but additions to what was summed before reads them.
-fn sums(f: &Func, all: &[Launch]) -> Vec<Unit> {
+fn sums(f: &Func, all: &[Launch]) -> Vec<LaunchUnit> {
     let of_grad = |p: &shardc_ir::func::Port| {
         let kind = p.role.as_ref().map(|r| r.kind);
         matches!(kind, Some(RoleKind::Grad | RoleKind::GradSum))
@@ -119,18 +120,18 @@ fn sums(f: &Func, all: &[Launch]) -> Vec<Unit> {
 }
 
 /// The launches in their new order: of a unit only the first, in whose place it is.
-fn order(f: &Func, all: &[Launch], gathers: &[Unit], sums: &[Unit]) -> Vec<usize> {
+fn order(f: &Func, all: &[Launch], gathers: &[LaunchUnit], sums: &[LaunchUnit]) -> Vec<usize> {
     let mut moved: HashSet<usize> = gathers.iter().flatten().copied().collect();
     // By launch: what goes before it.
     let mut before: Vec<Vec<usize>> = vec![vec![]; all.len() + 1];
     // The first launch that reads what a unit makes.
-    let needed = |u: &Unit| {
+    let needed = |u: &LaunchUnit| {
         let made: HashSet<Value> = u.iter().flat_map(|&i| all[i].outs.iter().copied()).collect();
         (0..all.len()).find(|&i| all[i].ins.iter().any(|v| made.contains(v))).unwrap_or(u[0])
     };
     let mut at = gathers.first().map_or(0, |u| u[0]);
     // In the order in which they are needed, whatever the order of their first members.
-    let mut gathers: Vec<&Unit> = gathers.iter().collect();
+    let mut gathers: Vec<&LaunchUnit> = gathers.iter().collect();
     gathers.sort_by_key(|u| needed(u));
     for u in gathers {
         // Never behind its own place.
@@ -138,7 +139,7 @@ fn order(f: &Func, all: &[Launch], gathers: &[Unit], sums: &[Unit]) -> Vec<usize
         before[at].push(u[0]);
         at = needed(u).max(at);
     }
-    let reads = |of: &Unit, i: usize| {
+    let reads = |of: &LaunchUnit, i: usize| {
         let mut made = of.iter().flat_map(|&m| &all[m].outs);
         made.any(|v| all[i].ins.contains(v))
     };
@@ -146,7 +147,7 @@ fn order(f: &Func, all: &[Launch], gathers: &[Unit], sums: &[Unit]) -> Vec<usize
         let last = *u.last().expect("a unit has members");
         before[last].push(u[0]);
         moved.extend(u);
-        let same = |o: &&Unit| {
+        let same = |o: &&LaunchUnit| {
             are_one_call(&f.nodes[all[o[0]].nodes.start], &f.nodes[all[u[0]].nodes.start])
         };
         let next = sums[k + 1..].iter().filter(same).filter_map(|o| o.last()).find(|&&o| o > last);

@@ -30,7 +30,7 @@ pub(super) struct Task<'a> {
 /// What is best.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(super) struct Policy {
-    pub order: Order,
+    pub order: ActionPriority,
     /// Where a forward comes first but lacks memory, W goes before any backward.
     pub free_first: bool,
     /// Keep room for the oldest microbatch. Without, more fits, and the run may get stuck.
@@ -41,19 +41,19 @@ pub(super) struct Policy {
 
 /// Which action comes first. Ties go to the stage that is further along.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub(super) enum Order {
+pub(super) enum ActionPriority {
     /// I before F.
     BackwardFirst,
     /// F before I.
     ForwardFirst,
     /// By the time at which a steady state would run it.
-    Steady(Pattern),
+    Steady(SchedulePattern),
 }
 
 /// A block of F and I of one microbatch that repeats every `period`, as in Qi et al., "Pipeline
 /// Parallelism with Controllable Memory", 2024, section 3; times in actions of mean length.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub(super) struct Pattern {
+pub(super) struct SchedulePattern {
     /// From a stage to the next one if that is on a higher rank, for F and for I: the offsets
     /// delta of the paper. Long ones make a block live long, and take memory.
     pub up: (f64, f64),
@@ -79,7 +79,7 @@ struct Sim<'a> {
     /// When F and I end, by stage and microbatch.
     f_end: Vec<f64>,
     b_end: Vec<f64>,
-    /// Times of a [`Pattern`] for microbatch 0, by stage, and from one microbatch to the next.
+    /// Times of a [`SchedulePattern`] for microbatch 0, by stage, and from one microbatch to the next.
     steady_f: Vec<f64>,
     steady_b: Vec<f64>,
     period: f64,
@@ -200,14 +200,14 @@ impl<'a> Sim<'a> {
             free_at: vec![0.0; t.ranks],
             lists: vec![vec![]; t.ranks],
         };
-        if let Order::Steady(p) = policy.order {
+        if let ActionPriority::Steady(p) = policy.order {
             sim.lay_out(p);
         }
         sim
     }
 
     /// The times of a pattern.
-    fn lay_out(&mut self, p: Pattern) {
+    fn lay_out(&mut self, p: SchedulePattern) {
         let (owner, times) = (self.t.owner, self.t.times);
         let work = |s: usize| times.forward[s] + times.input[s] + times.weight[s];
         let unit = (0..owner.len()).map(work).sum::<f64>() / (3 * owner.len()) as f64;
@@ -304,9 +304,9 @@ impl<'a> Sim<'a> {
         };
         let forward = |x: Action| x.kind == ActionKind::Forward;
         match self.policy.order {
-            Order::BackwardFirst => far(a) > far(b),
-            Order::ForwardFirst => (forward(a), far(a)) > (forward(b), far(b)),
-            Order::Steady(_) => {
+            ActionPriority::BackwardFirst => far(a) > far(b),
+            ActionPriority::ForwardFirst => (forward(a), far(a)) > (forward(b), far(b)),
+            ActionPriority::Steady(_) => {
                 let order = self.steady(a).total_cmp(&self.steady(b));
                 order.then(far(b).cmp(&far(a))) == Ordering::Less
             }

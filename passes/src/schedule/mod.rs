@@ -23,7 +23,7 @@ use shardc_ir::schedule::{Action, ActionKind, Schedule};
 
 pub use choose::{chosen, possible};
 pub use legal::{legal, runs};
-pub use search::{Costs, Found, Front, Placement, front, search};
+pub use search::{CutCosts, Found, Front, Placement, front, search};
 
 /// Schedules with a name.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]

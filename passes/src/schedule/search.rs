@@ -7,7 +7,7 @@
 use shardc_ir::diag::{Diag, Result, exact_bytes};
 use shardc_ir::schedule::{Held, Schedule, Times, replay};
 
-use super::list::{Order, Pattern, Policy, Task, Time, run};
+use super::list::{ActionPriority, Policy, SchedulePattern, Task, Time, run};
 use super::{Named, legal, make};
 
 /// Which rank holds each stage.
@@ -29,7 +29,7 @@ impl Placement {
 
 /// What a cut of the model into stages costs.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Costs {
+pub struct CutCosts {
     /// By stage.
     pub times: Times,
     /// What a microbatch holds, by stage.
@@ -59,7 +59,7 @@ struct Cut {
     placement: Placement,
     chunks: usize,
     owner: Vec<usize>,
-    costs: Costs,
+    costs: CutCosts,
 }
 
 /// The schedule of least makespan, and of these the one of least memory, for p ranks, any of the
@@ -71,7 +71,7 @@ pub fn search(
     p: usize,
     chunks: &[usize],
     m: usize,
-    costs: &dyn Fn(Placement, usize) -> Costs,
+    costs: &dyn Fn(Placement, usize) -> CutCosts,
 ) -> Result<Found> {
     front(p, chunks, m, costs).map(|mut all| all.found.swap_remove(0))
 }
@@ -91,7 +91,7 @@ pub fn front(
     p: usize,
     chunks: &[usize],
     m: usize,
-    costs: &dyn Fn(Placement, usize) -> Costs,
+    costs: &dyn Fn(Placement, usize) -> CutCosts,
 ) -> Result<Front> {
     let cuts = cuts(p, chunks, m, costs)?;
     let (mut best, mut tried): (Vec<Found>, usize) = (vec![], 0);
@@ -141,7 +141,7 @@ fn cuts(
     p: usize,
     chunks: &[usize],
     m: usize,
-    costs: &dyn Fn(Placement, usize) -> Costs,
+    costs: &dyn Fn(Placement, usize) -> CutCosts,
 ) -> Result<Vec<Cut>> {
     let mut cuts = vec![];
     let mut refused = legal(Named::LoopedBfs, p, 0, m);
@@ -242,22 +242,22 @@ fn policies() -> Vec<Policy> {
     let simple =
         |order, free_first, reserve, patient| Policy { order, free_first, reserve, patient };
     let steady = |up, down, gap, window, (free_first, reserve, patient)| Policy {
-        order: Order::Steady(Pattern { up, down, gap, window }),
+        order: ActionPriority::Steady(SchedulePattern { up, down, gap, window }),
         free_first,
         reserve,
         patient,
     };
     vec![
-        simple(Order::BackwardFirst, false, true, false),
-        simple(Order::ForwardFirst, true, true, false),
-        simple(Order::ForwardFirst, false, false, false),
+        simple(ActionPriority::BackwardFirst, false, true, false),
+        simple(ActionPriority::ForwardFirst, true, true, false),
+        simple(ActionPriority::ForwardFirst, false, false, false),
         steady((3.0, 2.0), 1.0, 3.0, 10.0, (true, true, false)),
         steady((1.0, 1.0), 1.0, 3.0, 4.0, (true, false, false)),
         steady((1.0, 1.0), 2.0, 3.0, 2.0, (false, false, false)),
         steady((1.0, 1.0), 2.0, 3.0, 10.0, (true, true, false)),
         steady((1.0, 1.0), 1.0, 0.0, 0.0, (false, true, false)),
-        simple(Order::BackwardFirst, false, true, true),
-        simple(Order::ForwardFirst, true, true, true),
+        simple(ActionPriority::BackwardFirst, false, true, true),
+        simple(ActionPriority::ForwardFirst, true, true, true),
         steady((3.0, 2.0), 1.0, 3.0, 10.0, (true, true, true)),
         steady((1.0, 1.0), 1.0, 3.0, 4.0, (true, false, true)),
         steady((1.0, 1.0), 2.0, 3.0, 2.0, (false, false, true)),

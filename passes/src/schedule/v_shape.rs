@@ -22,7 +22,7 @@ use std::collections::VecDeque;
 use shardc_ir::schedule::{Action, ActionKind};
 
 use super::Placement;
-use super::list::{Order, Pattern, Policy, best, run_all};
+use super::list::{ActionPriority, Policy, SchedulePattern, best, run_all};
 
 /// No idle time, in the memory of 1F1B.
 pub(super) fn zb_v(p: usize, m: usize) -> Vec<Vec<Action>> {
@@ -32,7 +32,7 @@ pub(super) fn zb_v(p: usize, m: usize) -> Vec<Vec<Action>> {
     }
     // Too few microbatches for the steady state.
     let policy = |order| Policy { order, free_first: true, reserve: true, patient: false };
-    let policies = [policy(Order::BackwardFirst), policy(Order::ForwardFirst)];
+    let policies = [policy(ActionPriority::BackwardFirst), policy(ActionPriority::ForwardFirst)];
     let owner = Placement::V.owner(p, 2);
     let mut tries = run_all(&owner, p, m, 2 * p as u64, &policies);
     tries.extend((m >= p).then(|| by_hand(m)));
@@ -136,8 +136,12 @@ impl VRank {
 /// Half the memory of 1F1B, and of its bubble.
 pub(super) fn v_half(p: usize, m: usize) -> Vec<Vec<Action>> {
     let p_half = (p + 2) / 2 * 2;
-    let forward_first =
-        Policy { order: Order::ForwardFirst, free_first: false, reserve: false, patient: false };
+    let forward_first = Policy {
+        order: ActionPriority::ForwardFirst,
+        free_first: false,
+        reserve: false,
+        patient: false,
+    };
     let policies = [
         steady((3.0, 2.0), 1.0, 3.0, 10.0, (true, true)),
         steady((1.0, 1.0), 2.0, 3.0, 2.0, (false, false)),
@@ -168,6 +172,6 @@ fn steady(
     window: f64,
     (free_first, reserve): (bool, bool),
 ) -> Policy {
-    let order = Order::Steady(Pattern { up, down, gap, window });
+    let order = ActionPriority::Steady(SchedulePattern { up, down, gap, window });
     Policy { order, free_first, reserve, patient: false }
 }

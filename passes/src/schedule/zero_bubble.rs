@@ -21,7 +21,7 @@
 use shardc_ir::schedule::Action;
 
 use super::Placement;
-use super::list::{Order, Pattern, Policy, best, run_all};
+use super::list::{ActionPriority, Policy, SchedulePattern, best, run_all};
 
 /// 1F1B with the backward cut: c = p.
 pub(super) fn zb_h1(p: usize, m: usize) -> Vec<Vec<Action>> {
@@ -36,10 +36,16 @@ pub(super) fn zb_h2(p: usize, m: usize) -> Vec<Vec<Action>> {
 fn fill(p: usize, m: usize, limit: usize) -> Vec<Vec<Action>> {
     let policy = |order| Policy { order, free_first: false, reserve: true, patient: false };
     // Where memory is short, backwards that come early must not run ahead of the forwards.
-    let steady =
-        |up, gap| policy(Order::Steady(Pattern { up: (up, 1.0), down: 1.0, gap, window: 0.0 }));
+    let steady = |up, gap| {
+        policy(ActionPriority::Steady(SchedulePattern {
+            up: (up, 1.0),
+            down: 1.0,
+            gap,
+            window: 0.0,
+        }))
+    };
     let policies = [
-        policy(Order::BackwardFirst),
+        policy(ActionPriority::BackwardFirst),
         steady(1.0, 0.0),
         steady(1.0, 1.0),
         steady(1.0, 2.0),

@@ -363,7 +363,7 @@ fn heads(f: &Func, tp: AtomSet, cp: AtomSet, new: &mut Vec<(Value, Annotation)>)
 }
 
 /// What a product makes of a weight: the value, on which side of a block, and what cuts its last dim.
-type Made<'a> = Option<(Value, &'a Side, AtomList)>;
+type MadeOfWeight<'a> = Option<(Value, &'a Side, AtomList)>;
 
 /// How a weight with a recipe is cut where it is used, per dim, and what is made of it. The dim of the
 /// recipe is split among columns in a first product and in its bias, among what is summed in a second.
@@ -374,7 +374,7 @@ fn weight<'a>(
     v: Value,
     (dim, limit): (usize, Option<usize>),
     grid: &'a Grid,
-) -> (Vec<AtomList>, Made<'a>) {
+) -> (Vec<AtomList>, MadeOfWeight<'a>) {
     let list = |s: AtomSet| AtomList::collect(s.iter()).unwrap_or_default();
     let rank = f.ty(v).rank();
     let v = behind(f, uses, v);

@@ -18,8 +18,8 @@ pub use pairs::MOST_EXACT;
 
 use super::factors::Factors;
 use super::moves::Moves;
-use super::ways::{Chosen, Execution, Group, Place, Stored, Way, ways};
-use crate::choose::{Choice, Cost, Costs, Problem, Var, within};
+use super::ways::{Chosen, Execution, Place, PlacedAtoms, Stored, Way, ways};
+use crate::choose::{BudgetAnswer, Cost, Costs, Problem, Var, within};
 use crate::depends::weighted;
 use crate::zero::Zero;
 use shardc_ir::func::{Func, Port, RoleKind, Uses, Value, ValueMap};
@@ -222,7 +222,7 @@ impl Builder<'_> {
 
     fn choices(
         &mut self,
-        found: Choice,
+        found: BudgetAnswer,
         nodes: &[Option<Running>],
         values: &ValueMap<Option<Lying>>,
     ) -> Choices {
@@ -310,7 +310,7 @@ impl Builder<'_> {
         let asked = self.f.annotations.get(&v);
         let plain = self.asked_for(v);
         let open = |d: usize| asked.is_none_or(|a| a.dims[d].open);
-        let free: Vec<Group> = self
+        let free: Vec<PlacedAtoms> = self
             .groups(|now, a| place(&now.own[v], a))
             .into_iter()
             .map(|(atoms, place)| (atoms.minus(plain.sharded()), place))
@@ -396,7 +396,7 @@ impl Builder<'_> {
 
     fn done(
         &self,
-        found: &Choice,
+        found: &BudgetAnswer,
         nodes: &[Option<Running>],
         values: &ValueMap<Option<Lying>>,
     ) -> (Chosen, Price) {
@@ -456,7 +456,7 @@ fn place(t: &Type, a: Atom) -> Place {
 /// All layouts of a value over these atoms: split in a dim, evenly; invariant; replicated.
 fn layouts(
     mesh: &Mesh,
-    over: &[Group],
+    over: &[PlacedAtoms],
     spread: bool,
     open: &impl Fn(usize) -> bool,
     t: Type,

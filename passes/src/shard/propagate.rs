@@ -34,7 +34,7 @@ pub enum Origin {
     Op { node: u32, value: Value, priority: u8, round: u8 },
 }
 
-struct State<'a> {
+struct Propagation<'a> {
     mesh: &'a Mesh,
     f: &'a Func,
     ops: Factors,
@@ -52,7 +52,7 @@ pub fn propagate(mesh: &Mesh, f: &mut Func) -> Vec<Cause> {
     let dims =
         f.values.iter().map(|v| v.ty.dims.iter().map(|_| AtomList::EMPTY).collect()).collect();
     let whole = closed_by_use(f, &ops);
-    let mut s = State {
+    let mut s = Propagation {
         mesh,
         f,
         ops,
@@ -74,7 +74,7 @@ pub fn propagate(mesh: &Mesh, f: &mut Func) -> Vec<Cause> {
             s.fixed_point(&uses, p, round);
         }
     }
-    let State { dims, causes, .. } = s;
+    let Propagation { dims, causes, .. } = s;
     for (info, dims) in f.values.iter_mut().zip(dims) {
         for (d, atoms) in info.ty.dims.iter_mut().zip(dims) {
             d.atoms = atoms;
@@ -122,7 +122,7 @@ fn closed_by_use(f: &Func, ops: &Factors) -> ValueMap<u16> {
     closed
 }
 
-impl State<'_> {
+impl Propagation<'_> {
     /// Lets an annotation speak at its priority, and keeps its atoms free before.
     fn apply(&mut self, v: Value, a: &Annotation, now: u8) {
         if a.priority > now {

@@ -219,12 +219,18 @@ pub(crate) enum Place {
 }
 
 /// Atoms that have one place together, and which, if it is known.
-pub(crate) type Group = (AtomSet, Option<Place>);
+pub(crate) type PlacedAtoms = (AtomSet, Option<Place>);
 
 /// All ways to run a node over these groups of atoms. Over each: a loop is split, evenly; or the ranks do the same, of
 /// what is invariant, or of what is replicated; or of parts of a sum. The first are preferred. Never empty if no place
 /// is known: ranks may always do the same.
-pub(crate) fn ways(mesh: &Mesh, f: &Func, u: usize, op: &OpFactors, over: &[Group]) -> Vec<Way> {
+pub(crate) fn ways(
+    mesh: &Mesh,
+    f: &Func,
+    u: usize,
+    op: &OpFactors,
+    over: &[PlacedAtoms],
+) -> Vec<Way> {
     let mut out = vec![];
     let mut more = |e: Execution| out.extend(way(mesh, f, u, op, e));
     let linear = linear_in(f, &f.nodes[u]);
@@ -235,7 +241,7 @@ pub(crate) fn ways(mesh: &Mesh, f: &Func, u: usize, op: &OpFactors, over: &[Grou
 fn each(
     mesh: &Mesh,
     op: &OpFactors,
-    over: &[Group],
+    over: &[PlacedAtoms],
     linear: &[u32],
     e: Execution,
     f: &mut impl FnMut(Execution),

@@ -20,18 +20,18 @@ pub fn cut(costs: &[u64], speeds: &[f64]) -> Vec<usize> {
     for &c in costs {
         sums.push(sums[sums.len() - 1] + c as f64);
     }
-    let p = Partition { sums: &sums, speeds };
+    let p = CutItems { sums: &sums, speeds };
     let slowest = p.slowest();
     p.least_squares(slowest)
 }
 
 /// What is cut: items by the sums of their costs, and the speeds of the runs.
-struct Partition<'a> {
+struct CutItems<'a> {
     sums: &'a [f64],
     speeds: &'a [f64],
 }
 
-impl Partition<'_> {
+impl CutItems<'_> {
     fn items(&self) -> usize {
         self.sums.len() - 1
     }

@@ -19,7 +19,7 @@ use std::collections::BTreeMap;
 const TRIES: usize = 3;
 
 /// Receives between two calls: the first call, after which there are these instructions up to the second.
-struct Group {
+struct ReceiveGroup {
     call: usize,
     recvs: Vec<usize>,
 }
@@ -51,11 +51,11 @@ pub fn post(
 }
 
 /// What is received behind the first call, by the call before it.
-fn groups(step: &[Instr]) -> Vec<Group> {
-    let mut all: Vec<Group> = vec![];
+fn groups(step: &[Instr]) -> Vec<ReceiveGroup> {
+    let mut all: Vec<ReceiveGroup> = vec![];
     for (i, instr) in step.iter().enumerate() {
         match instr {
-            Instr::Call(_) => all.push(Group { call: i, recvs: vec![] }),
+            Instr::Call(_) => all.push(ReceiveGroup { call: i, recvs: vec![] }),
             Instr::Recv(_) => all.last_mut().into_iter().for_each(|g| g.recvs.push(i)),
             Instr::Send(_) | Instr::Sent { .. } | Instr::PostRecv(_) => {}
         }
@@ -65,7 +65,11 @@ fn groups(step: &[Instr]) -> Vec<Group> {
 }
 
 /// The groups whose frames can be in use since the call before, if no more than `most` bytes may be at once.
-fn fitting<'a>(class: &RankClass, groups: &'a [Group], most: usize) -> Vec<&'a Group> {
+fn fitting<'a>(
+    class: &RankClass,
+    groups: &'a [ReceiveGroup],
+    most: usize,
+) -> Vec<&'a ReceiveGroup> {
     let mut live = live(class);
     let whole: usize = class.memory.whole.iter().map(|w| w.1).sum();
     let born = born(class);
@@ -120,7 +124,7 @@ fn born(class: &RankClass) -> BTreeMap<usize, usize> {
 }
 
 /// A list with these receives posted.
-fn with_posts(step: &[Instr], chosen: &[&Group]) -> Vec<Instr> {
+fn with_posts(step: &[Instr], chosen: &[&ReceiveGroup]) -> Vec<Instr> {
     let mut chosen = chosen.iter().peekable();
     let mut out = Vec::with_capacity(step.len());
     for (i, instr) in step.iter().enumerate() {

@@ -58,7 +58,7 @@ pub(crate) fn early_sums(m: &Module, s: &Schedule, tried: usize) -> Replacements
         let alone = own_gradients(m, s, (finish, end.stage), maker);
         let own = &m.funcs[maker];
         let first = own.nodes.len() * left / PARTS;
-        let made = Made::of(own);
+        let made = FuncUses::of(own);
         let starts = |sum: &Sum| {
             alone.contains(&sum.role) && made.at(&sum.role).is_some_and(|at| at >= first)
         };
@@ -135,14 +135,14 @@ fn sums(f: &Func) -> Vec<Sum> {
 }
 
 /// A function, and who makes and reads its values.
-struct Made<'a> {
+struct FuncUses<'a> {
     f: &'a Func,
     uses: Uses,
 }
 
-impl<'a> Made<'a> {
-    fn of(f: &'a Func) -> Made<'a> {
-        Made { f, uses: f.uses() }
+impl<'a> FuncUses<'a> {
+    fn of(f: &'a Func) -> FuncUses<'a> {
+        FuncUses { f, uses: f.uses() }
     }
 
     fn maker(&self, v: Value) -> Option<&'a Node> {

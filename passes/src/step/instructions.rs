@@ -132,7 +132,7 @@ pub fn instructions(
 }
 
 /// A value in flight: the number of what crosses, and the microbatch.
-type Item = (usize, Option<usize>);
+type ValueInFlight = (usize, Option<usize>);
 
 /// What one rank of the pipeline makes and others use, by the role that its users know it by.
 #[derive(Clone)]
@@ -185,10 +185,10 @@ struct Lister<'a> {
     offered: Vec<Vec<usize>>,
     wanted: Vec<Vec<usize>>,
     /// Offered and not taken, by giver and taker.
-    flight: BTreeMap<(usize, usize), VecDeque<Item>>,
+    flight: BTreeMap<(usize, usize), VecDeque<ValueInFlight>>,
     /// Taken since the giver last waited.
     taken: BTreeMap<(usize, usize), usize>,
-    arrived: HashSet<(usize, Item)>,
+    arrived: HashSet<(usize, ValueInFlight)>,
 }
 
 impl<'a> Lister<'a> {

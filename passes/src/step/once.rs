@@ -193,7 +193,7 @@ impl Alike {
 
 /// How a function makes and uses something.
 #[derive(Clone, Copy, Default)]
-struct Found {
+struct InvariantUse {
     /// Nodes that read it.
     readers: usize,
     /// It is handed to another function.
@@ -204,7 +204,7 @@ struct Found {
     sizes: Option<[usize; 2]>,
 }
 
-impl Found {
+impl InvariantUse {
     /// True if it, or something as large, is in memory anyway while a microbatch runs.
     fn is_kept(self) -> bool {
         let several = |[of, own]: [usize; 2]| self.readers > 1 || self.copies > 1 && own <= of;
@@ -217,9 +217,9 @@ impl Found {
 fn tables(
     f: &Func,
     keys: &ValueMap<Option<Key>>,
-    is_table: impl Fn(Key, Found) -> bool,
+    is_table: impl Fn(Key, InvariantUse) -> bool,
 ) -> Vec<Key> {
-    let mut uses = f.per_value(Found::default());
+    let mut uses = f.per_value(InvariantUse::default());
     let mut copies: HashMap<Key, usize> = HashMap::default();
     for key in f.nodes.iter().flat_map(|n| &n.outs).filter_map(|o| keys[o]) {
         *copies.entry(key).or_default() += 1;
@@ -234,7 +234,7 @@ fn tables(
             && let Some(key) = keys[made]
         {
             let sizes = n.ins.iter().map(elements).max().map(|of| [of, elements(&made)]);
-            let found = Found { copies: copies[&key], sizes, ..uses[made] };
+            let found = InvariantUse { copies: copies[&key], sizes, ..uses[made] };
             let is_used = found.saved || found.readers > 0;
             if !is_used {
                 continue;

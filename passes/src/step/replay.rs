@@ -12,7 +12,7 @@ use shardc_ir::plan::{Call, Instr, Plan, Transfer, calls};
 use shardc_ir::text::type_text;
 use std::collections::{BTreeMap, VecDeque};
 
-struct Replay<'a> {
+struct InstructionReplay<'a> {
     plan: &'a Plan,
     lists: Vec<&'a [Instr]>,
     /// Next instruction of each class, and within a call the sums over stages it has passed.
@@ -43,7 +43,7 @@ pub fn replay(plan: &Plan) -> Result<()> {
         let (mail, taken, posted) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
         let fitting = HashSet::default();
         let sums = plan.module.funcs.iter().map(|f| sums(&plan.module, f)).collect();
-        Replay { plan, lists, at, mail, taken, posted, sums, fitting }.run()?;
+        InstructionReplay { plan, lists, at, mail, taken, posted, sums, fitting }.run()?;
     }
     Ok(())
 }
@@ -87,7 +87,7 @@ fn bug(d: Diag) -> Diag {
         .help("recompile the plan with this version of shardc")
 }
 
-impl Replay<'_> {
+impl InstructionReplay<'_> {
     fn run(mut self) -> Result<()> {
         loop {
             let mut moved = false;

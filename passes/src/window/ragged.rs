@@ -20,7 +20,7 @@ use smallvec::smallvec;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// An exchange of rows: its node, the `route` that placed them, and the copies of a shard.
-struct Found {
+struct RowExchange {
     node: usize,
     route: usize,
     op: AllToAll,
@@ -32,7 +32,7 @@ pub fn ragged(mesh: &Mesh, f: &mut Func) {
     if !f.nodes.iter().any(|n| matches!(n.op, Op::AllToAll(_))) {
         return;
     }
-    let mut counts = Counts { mesh, moved: vec![], taken: BTreeSet::new() };
+    let mut counts = ExpertCounts { mesh, moved: vec![], taken: BTreeSet::new() };
     for x in found(f) {
         let (inp, out) = (f.nodes[x.node].ins[0], f.nodes[x.node].outs[0]);
         let into = x.op.from == 1;
@@ -57,25 +57,25 @@ pub fn ragged(mesh: &Mesh, f: &mut Func) {
 }
 
 /// An exchange of the counts of a `route`, or a fan_out of them, which is to stand behind it.
-struct Moved {
+struct CountsExchange {
     route: usize,
     node: Node,
 }
 
 /// The counts at their experts.
-struct Counts<'a> {
+struct ExpertCounts<'a> {
     mesh: &'a Mesh,
-    moved: Vec<Moved>,
+    moved: Vec<CountsExchange>,
     /// Nodes of `moved` that stand elsewhere now.
     taken: BTreeSet<usize>,
 }
 
-impl Counts<'_> {
+impl ExpertCounts<'_> {
     /// The counts of rows as they are split at their experts; `None` if no one exchange makes them.
     fn at_experts(
         &mut self,
         f: &mut Func,
-        x: &Found,
+        x: &RowExchange,
         tokens: Value,
         experts: Value,
     ) -> Option<Value> {
@@ -86,7 +86,7 @@ impl Counts<'_> {
         }
         want.dims[0] = f.ty(experts).dims[0];
         want.dims[2] = f.ty(experts).dims[1];
-        let known = |m: &&Moved| m.route == x.route && *f.ty(m.node.outs[0]) == want;
+        let known = |m: &&CountsExchange| m.route == x.route && *f.ty(m.node.outs[0]) == want;
         if let Some(m) = self.moved.iter().find(known) {
             return Some(m.node.outs[0]);
         }
@@ -107,7 +107,7 @@ impl Counts<'_> {
             Node { note, part: route.part, ..Node::new(op, &ins, &outs, route.scope) }
         };
         let v = node.outs[0];
-        self.moved.push(Moved { route: x.route, node });
+        self.moved.push(CountsExchange { route: x.route, node });
         Some(v)
     }
 
@@ -119,7 +119,7 @@ impl Counts<'_> {
         }
         let mut ty = f.ty(v).clone();
         ty.replicated = ty.replicated.union(axes);
-        let known = |m: &&Moved| m.node.ins[..] == [v] && *f.ty(m.node.outs[0]) == ty;
+        let known = |m: &&CountsExchange| m.node.ins[..] == [v] && *f.ty(m.node.outs[0]) == ty;
         if let Some(m) = self.moved.iter().find(known) {
             return m.node.outs[0];
         }
@@ -129,13 +129,13 @@ impl Counts<'_> {
         let new = f.value(ty, name);
         let note = Some("f: ranks use it differently from here".into());
         let node = Node { note, part, ..Node::new(FanOut { axes }, &[v], &[new], scope) };
-        self.moved.push(Moved { route, node });
+        self.moved.push(CountsExchange { route, node });
         new
     }
 }
 
 /// Exchanges of what a `dispatch` makes, and of what nobody but an `unpermute` or `combine_gates_grad` reads.
-fn found(f: &Func) -> Vec<Found> {
+fn found(f: &Func) -> Vec<RowExchange> {
     let makers = f.makers();
     let maker = |v: Value| makers[v].map(|i| &f.nodes[i as usize]);
     // Behind what only says that ranks use it differently.
@@ -166,7 +166,7 @@ fn found(f: &Func) -> Vec<Found> {
         let route = makers[slot]? as usize;
         let copies = f.ty(slot).dims[1].size * f.ty(slot).dims[2].size;
         let op = op.clone();
-        f.nodes[route].op.as_route().map(|_| Found { node, route, op, copies })
+        f.nodes[route].op.as_route().map(|_| RowExchange { node, route, op, copies })
     };
     f.nodes.iter().enumerate().filter_map(one).collect()
 }

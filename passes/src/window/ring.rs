@@ -36,7 +36,7 @@ const TOKENS: usize = 1;
 pub fn ring(mesh: &Mesh, cp: AtomSet, f: &mut Func) -> Result<()> {
     let uses = f.uses();
     let nodes = std::mem::take(&mut f.nodes);
-    let gathered = Gathered { mesh, cp, nodes: &nodes, uses };
+    let gathered = RingFunc { mesh, cp, nodes: &nodes, uses };
     // Results of the reduce_scatters whose place a ring takes.
     let mut homes: BTreeSet<Value> = BTreeSet::new();
     for n in &nodes {
@@ -57,14 +57,14 @@ pub fn ring(mesh: &Mesh, cp: AtomSet, f: &mut Func) -> Result<()> {
 }
 
 /// A function as it was: where the operands of attention come from, and its gradients go.
-struct Gathered<'a> {
+struct RingFunc<'a> {
     mesh: &'a Mesh,
     cp: AtomSet,
     nodes: &'a [Node],
     uses: Uses,
 }
 
-impl Gathered<'_> {
+impl RingFunc<'_> {
     /// The pieces that keys and values were gathered of; an error if anything is cut in another way
     /// than a ring can use.
     fn blocks(&self, f: &Func, n: &Node) -> Result<[Value; 2]> {

@@ -5,18 +5,18 @@ use std::path::Path;
 
 use shardc_ir::diag::Exit;
 use shardc_ir::schedule::{Held, Times, replay};
-use shardc_passes::schedule::{Costs, Named, Placement, make, search};
+use shardc_passes::schedule::{CutCosts, Named, Placement, make, search};
 
 /// What a full stage holds of one microbatch; divisible by the numbers of chunks used here.
 const STAGE: u64 = 840;
 
 /// A model in which F, I and W of a full stage take about 1; `skew` makes some stages slower.
-fn costs(p: usize, v: usize, skew: f64, limit: u64) -> Costs {
+fn costs(p: usize, v: usize, skew: f64, limit: u64) -> CutCosts {
     let n = p * v;
     let time = |s: usize, k: f64| (1.0 + skew * k * (s * 7 % 5) as f64) / v as f64;
     let times = |k: f64| (0..n).map(|s| time(s, k)).collect();
     let held = Held { input: STAGE / 4 / v as u64, weight: STAGE / 4 * 3 / v as u64 };
-    Costs {
+    CutCosts {
         times: Times { forward: times(1.0), input: times(1.3), weight: times(0.4) },
         held: vec![held; n],
         limit: vec![limit; p],
@@ -65,7 +65,7 @@ fn search_is_never_worse_than_a_named_schedule_that_fits() {
 fn search_keeps_to_the_memory_of_each_rank() {
     let limit = |r: usize| STAGE * (4 - r as u64);
     let uneven =
-        |_: Placement, v| Costs { limit: (0..4).map(limit).collect(), ..costs(4, v, 0.0, 0) };
+        |_: Placement, v| CutCosts { limit: (0..4).map(limit).collect(), ..costs(4, v, 0.0, 0) };
     let found = search(4, &[1, 2], 8, &uneven).expect("1f1b fits");
     let c = uneven(found.placement, found.chunks);
     let t = replay(&found.schedule, &c.times).expect("runs");
@@ -121,7 +121,7 @@ fn table(p: usize) -> String {
         };
         write!(text, "| search, {name} | 1, 2 |").expect("text");
         for m in all {
-            let unit = |_: Placement, v: usize| Costs {
+            let unit = |_: Placement, v: usize| CutCosts {
                 // Nothing is freed before the end of W, as in the other lines.
                 held: vec![Held { input: 0, weight: STAGE / v as u64 }; p * v],
                 ..costs(p, v, 0.0, limit)

@@ -1,7 +1,7 @@
 //! Who sees whom in attention, by positions and segments, of a block of queries and of keys.
 
 use super::rows::Seen;
-use super::{Call, KEYS, ends};
+use super::{AttentionCall, KEYS, ends};
 use shardc_ir::kernel::View;
 use std::ops::Range;
 
@@ -12,7 +12,7 @@ pub(super) struct Hidden<'a> {
     segments: Option<[&'a [i32]; 2]>,
 }
 
-impl<'a> Call<'a> {
+impl<'a> AttentionCall<'a> {
     /// Segments of the queries and of the keys of a sequence, if there are segments.
     ///
     /// # Safety

@@ -32,7 +32,7 @@ struct Pending {
 }
 
 /// One that has shown that it knows the secret, and the first message it has sent.
-pub(super) struct Known {
+pub(super) struct KnownPeer {
     pub kind: FrameKind,
     pub data: Vec<u8>,
     pub out: Outgoing,
@@ -91,7 +91,7 @@ impl Acceptor {
     ///
     /// # Errors
     /// Those of drawing a number.
-    pub fn look(&mut self) -> Result<(Vec<Known>, bool)> {
+    pub fn look(&mut self) -> Result<(Vec<KnownPeer>, bool)> {
         let (mut known, mut more) = (vec![], false);
         for _ in 0..self.pending.len() {
             if let Some(conn) = self.pending.pop_front() {
@@ -119,7 +119,7 @@ impl Acceptor {
     }
 
     /// Looks at one, which goes, joins, or stands behind the others.
-    fn turn(&mut self, mut conn: Pending, known: &mut Vec<Known>) -> Result<()> {
+    fn turn(&mut self, mut conn: Pending, known: &mut Vec<KnownPeer>) -> Result<()> {
         match conn.look(&self.secret)? {
             Next::Wait if conn.since.elapsed() < PATIENCE => self.pending.push_back(conn),
             Next::Joins(kind, data) => {
@@ -128,7 +128,7 @@ impl Acceptor {
                 let both = conn.stream.set_nonblocking(false);
                 if let Ok((out, mut incoming)) = both.and_then(|()| called(conn.stream, &pair)) {
                     incoming.skip();
-                    known.push(Known { kind, data, out, incoming });
+                    known.push(KnownPeer { kind, data, out, incoming });
                 }
             }
             Next::Gone if conn.drawn.is_some() => {

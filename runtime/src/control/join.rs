@@ -1,6 +1,6 @@
 //! How the processes of a job find each other.
 
-use super::acceptor::{AGAIN, Acceptor, Known};
+use super::acceptor::{AGAIN, Acceptor, KnownPeer};
 use super::door::{Door, unreachable};
 use super::secret::{NONCE, Pair, Secret, random};
 use super::watch::late;
@@ -129,7 +129,7 @@ struct Hello {
 impl Hello {
     /// Reads it; why it cannot join, if so.
     fn read(
-        known: &Known,
+        known: &KnownPeer,
         leader: &str,
         me: &Me,
     ) -> std::result::Result<Hello, (&'static str, String)> {
@@ -193,7 +193,7 @@ struct Waiting {
 
 impl Waiting {
     /// One that knows the secret joins, or is told why it does not.
-    fn enter(&mut self, mut known: Known, leader: &str, me: &Me) {
+    fn enter(&mut self, mut known: KnownPeer, leader: &str, me: &Me) {
         let n = me.processes;
         let hello = Hello::read(&known, leader, me).and_then(|h| match &self.links[h.number] {
             Some((out, _)) if !out.is_over() => {

@@ -34,7 +34,7 @@ pub use watch::{Watch, late};
 
 use crate::alarm::Alarm;
 use crate::spawn;
-use acceptor::{Acceptor, Known};
+use acceptor::{Acceptor, KnownPeer};
 use join::{Link, Met, knock, resolve, welcome};
 use shardc_ir::diag::{Diag, Exit, Result};
 use std::collections::VecDeque;
@@ -155,7 +155,7 @@ struct Shared {
     /// With which this process ends.
     status: AtomicI32,
     /// Those that have called this process and know the secret.
-    callers: Mutex<Vec<Known>>,
+    callers: Mutex<Vec<KnownPeer>>,
     /// What this process does before its ranks can say where they are, and when they cannot any more.
     phase: Mutex<&'static str>,
     /// Watches the end.

@@ -60,7 +60,7 @@ enum Fault {
 }
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
-struct World {
+struct ModelWorld {
     at: [At; N],
     /// By sender and receiver.
     wires: [[VecDeque<Said>; N]; N],
@@ -83,9 +83,9 @@ struct World {
     early: bool,
 }
 
-impl World {
-    fn new(fault: Fault, together: bool) -> World {
-        World {
+impl ModelWorld {
+    fn new(fault: Fault, together: bool) -> ModelWorld {
+        ModelWorld {
             at: [At::Start; N],
             wires: std::array::from_fn(|_| std::array::from_fn(|_| VecDeque::new())),
             came: 1,
@@ -229,9 +229,9 @@ impl World {
     }
 
     /// All worlds that may follow at once.
-    fn next(&self) -> Vec<World> {
+    fn next(&self) -> Vec<ModelWorld> {
         let mut all = vec![];
-        let mut add = |change: &dyn Fn(&mut World)| {
+        let mut add = |change: &dyn Fn(&mut ModelWorld)| {
             let mut w = self.clone();
             change(&mut w);
             all.push(w);
@@ -301,7 +301,7 @@ impl World {
     }
 
     /// What happens after a time in which nothing else does: the shortest wait first.
-    fn after_a_while(&self) -> Vec<World> {
+    fn after_a_while(&self) -> Vec<ModelWorld> {
         let of = |at: At| (0..N).find(|&p| self.at[p] == at);
         let mut w = self.clone();
         // ASKED, GATHERED, PRINTED, then the silence of one that has stopped, then that of the start.
@@ -361,7 +361,7 @@ impl World {
 /// All worlds that can be, and what is wrong with those at an end, how often.
 fn explore(fault: Fault, together: bool) -> (usize, usize, BTreeMap<String, usize>) {
     let mut known = HashSet::new();
-    let mut open = vec![World::new(fault, together)];
+    let mut open = vec![ModelWorld::new(fault, together)];
     let (mut ends, mut wrong) = (0, BTreeMap::new());
     while let Some(w) = open.pop() {
         if !known.insert(w.clone()) {

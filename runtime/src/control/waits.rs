@@ -85,13 +85,13 @@ fn a_process_of_another_job_is_refused() {
 }
 
 /// Processes of a job, of which one may be struck.
-struct Job {
+struct WaitingJob {
     all: Vec<Child>,
     folder: PathBuf,
 }
 
-impl Job {
-    fn start(n: usize, name: &str, victim: usize, at: &str, how: &str) -> Job {
+impl WaitingJob {
+    fn start(n: usize, name: &str, victim: usize, at: &str, how: &str) -> WaitingJob {
         let own = std::env::current_exe().expect("this program");
         let name = format!("shardc-waits-{}-{name}", std::process::id());
         let (port, folder) = (port(), std::env::temp_dir().join(name));
@@ -104,7 +104,7 @@ impl Job {
             c.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
             c.spawn().expect("a process")
         };
-        Job { all: (0..n).map(one).collect(), folder }
+        WaitingJob { all: (0..n).map(one).collect(), folder }
     }
 
     /// Waits until all but one have ended: how each has, and what it has said.
@@ -128,7 +128,7 @@ impl Job {
     }
 }
 
-impl Drop for Job {
+impl Drop for WaitingJob {
     fn drop(&mut self) {
         for c in &mut self.all {
             let _ = c.kill();
@@ -140,7 +140,7 @@ impl Drop for Job {
 
 /// Strikes a process of three, and looks at how the others end.
 fn struck(at: &str, how: &str, victim: usize) {
-    let mut job = Job::start(3, &format!("{at}-{how}-{victim}"), victim, at, how);
+    let mut job = WaitingJob::start(3, &format!("{at}-{how}-{victim}"), victim, at, how);
     let all = job.ended(victim);
     let said: String = all.iter().map(|x| &*x.2).collect();
     let what = format!("process {victim}, {how} at {at}: {all:?}");
@@ -244,7 +244,7 @@ fn a_wrong_secret_or_number_of_processes_is_told_within_2_s() {
 /// is lost the others find each other, so that one speaks.
 #[test]
 fn strangers_at_the_ports_of_ranks_are_in_nobodys_way() {
-    let mut job = Job::start(4, "ports", 0, "never", "kill");
+    let mut job = WaitingJob::start(4, "ports", 0, "never", "kill");
     let out = BufReader::new(job.all[0].stdout.take().expect("a pipe"));
     let ports = out.lines().map_while(std::io::Result::ok).find_map(|l| {
         Some(l.split_once("ports ")?.1.split(' ').map(|p| p.parse().expect("a port")).collect())

@@ -69,7 +69,7 @@ impl Drop for Filled {
 }
 
 /// One allocation on the device.
-pub struct Arena {
+pub struct DeviceArena {
     stream: Arc<Stream>,
     first: sys::CUdeviceptr,
     bytes: usize,
@@ -77,11 +77,11 @@ pub struct Arena {
     staging: Option<Pinned>,
 }
 
-impl Arena {
+impl DeviceArena {
     /// Memory for so many bytes, full of NaN if `poison`, else of zeros.
-    pub fn new(stream: &Arc<Stream>, bytes: usize, poison: bool) -> Result<Arena> {
+    pub fn new(stream: &Arc<Stream>, bytes: usize, poison: bool) -> Result<DeviceArena> {
         let first = stream.device.allocate(bytes.max(1))?;
-        let arena = Arena { stream: stream.clone(), first, bytes, staging: None };
+        let arena = DeviceArena { stream: stream.clone(), first, bytes, staging: None };
         let byte = if poison { 0xff } else { 0 };
         // SAFETY: the memory was just allocated.
         unsafe { result::memset_d8_async(first, byte, bytes, stream.stream) }
@@ -102,7 +102,7 @@ impl Arena {
     }
 
     /// With pinned memory, before there is work that waits for another rank: see `Pinned::new`.
-    pub fn staged(mut self) -> Result<Arena> {
+    pub fn staged(mut self) -> Result<DeviceArena> {
         self.stage()?;
         Ok(self)
     }
@@ -179,7 +179,7 @@ impl Arena {
     }
 }
 
-impl Drop for Arena {
+impl Drop for DeviceArena {
     fn drop(&mut self) {
         // What is queued on a device that was given up may use it until the process ends.
         if self.stream.wait().is_err() {

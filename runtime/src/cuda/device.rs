@@ -267,7 +267,7 @@ pub fn queues() -> Result<()> {
 }
 
 /// Called while work is awaited, with how long it was: an error ends the wait. And with `None` when it is done.
-pub(super) type Watch = Box<dyn Fn(Option<Duration>) -> Result<()> + Send + Sync>;
+pub(super) type WaitWatch = Box<dyn Fn(Option<Duration>) -> Result<()> + Send + Sync>;
 
 /// Looks before the core is offered to others; for how long it is offered before sleeping. That is a
 /// time and no count: on a busy core a yield takes as long as others want.
@@ -305,7 +305,7 @@ pub(super) fn wait_for(
 pub struct Stream {
     pub(super) device: Arc<Device>,
     pub(super) stream: sys::CUstream,
-    watch: OnceLock<Watch>,
+    watch: OnceLock<WaitWatch>,
     /// Who watches copies, of which rank, and for how long.
     copies: OnceLock<(Arc<Alarm>, usize, Duration)>,
 }
@@ -343,7 +343,7 @@ impl Stream {
 
     /// Whom to ask, while work of this stream is awaited, whether it will ever be done: it may wait for
     /// other ranks. The first one is asked.
-    pub(super) fn watch(&self, watch: Watch) {
+    pub(super) fn watch(&self, watch: WaitWatch) {
         let _ = self.watch.set(watch);
     }
 

@@ -1,8 +1,8 @@
 //! The ranks of a plan on the devices of this machine.
 
-use super::arena::Arena;
+use super::arena::DeviceArena;
 use super::device::{Device, Stream};
-use super::exec::Executor;
+use super::exec::DeviceExecutor;
 use super::modules::{Code, Modules, Ready};
 use super::movement::OnDevice;
 use super::nccl::{Id, Job, Nccl};
@@ -149,10 +149,10 @@ impl Devices {
     ) -> Result<OnCuda> {
         let rank = transport.rank();
         let b = &self.ranks[&rank];
-        let arena = Arena::new(&b.stream, bytes, poison)?.staged()?;
+        let arena = DeviceArena::new(&b.stream, bytes, poison)?.staged()?;
         let open = || Products::noted(&b.stream, self.chosen.clone());
         let products = self.library.then(open).transpose()?;
-        let executor = Executor::new(&b.stream, &b.modules, transport)?.with(products);
+        let executor = DeviceExecutor::new(&b.stream, &b.modules, transport)?.with(products);
         b.stream.device.phase("arena and libraries")?;
         let devices = self.clone();
         Ok(OnCuda { devices, rank, executor, arena, buffer: vec![], touched: 0 })
@@ -163,8 +163,8 @@ impl Devices {
 pub(crate) struct OnCuda {
     devices: Arc<Devices>,
     rank: usize,
-    executor: Executor,
-    arena: Arena,
+    executor: DeviceExecutor,
+    arena: DeviceArena,
     /// Memory of this process, for what is written and read.
     buffer: Vec<u64>,
     touched: usize,
@@ -233,7 +233,7 @@ impl Engine for OnCuda {
 
     fn repeated(&self, (func, launch): (usize, usize), kernel: &Kernel) -> Option<usize> {
         let all = &self.devices.ranks[&self.rank].launches[func][launch];
-        Executor::repeats(kernel).then_some(all.len())
+        DeviceExecutor::repeats(kernel).then_some(all.len())
     }
 
     unsafe fn replay(&mut self, run: usize) -> Result<bool> {

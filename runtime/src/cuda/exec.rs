@@ -1,6 +1,6 @@
 //! Runs one kernel on a device: the launches that it became, a literal, or a collective.
 
-use super::arena::{Arena, Filled};
+use super::arena::{DeviceArena, Filled};
 use super::device::{Called, Stream};
 use super::graphs::Graphs;
 use super::modules::{Modules, Own, Ready};
@@ -20,36 +20,36 @@ use std::sync::Arc;
 const BEHIND: usize = 256;
 
 /// What kernels need beside their memory.
-pub struct Executor {
+pub struct DeviceExecutor {
     stream: Arc<Stream>,
     /// They live as long as what is launched.
     _modules: Arc<Modules>,
     transport: Box<dyn Transport>,
     /// A u64, 0 unless data did not fit; see [`shardc_ir::launch::Word::Status`]. Behind it,
     /// scratch memory.
-    own: Arena,
+    own: DeviceArena,
     products: Option<Products>,
     graphs: Graphs,
     /// For counts of experts, of the exchange that has most.
     counts: Option<Filled>,
 }
 
-impl Executor {
+impl DeviceExecutor {
     pub fn new(
         stream: &Arc<Stream>,
         modules: &Arc<Modules>,
         transport: Box<dyn Transport>,
-    ) -> Result<Executor> {
-        let own = Arena::new(stream, BEHIND + SCRATCH, false)?.staged()?;
+    ) -> Result<DeviceExecutor> {
+        let own = DeviceArena::new(stream, BEHIND + SCRATCH, false)?.staged()?;
         let graphs = Graphs::new(stream);
         let (stream, _modules) = (stream.clone(), modules.clone());
         let (products, counts) = (None, None);
-        Ok(Executor { stream, _modules, transport, own, products, graphs, counts })
+        Ok(DeviceExecutor { stream, _modules, transport, own, products, graphs, counts })
     }
 
     /// With a library that does what products it can be told of, in place of our kernels.
-    pub fn with(self, products: Option<Products>) -> Executor {
-        Executor { products, ..self }
+    pub fn with(self, products: Option<Products>) -> DeviceExecutor {
+        DeviceExecutor { products, ..self }
     }
 
     pub fn transport(&mut self) -> &mut dyn Transport {
@@ -61,13 +61,13 @@ impl Executor {
         !matches!(kernel, Kernel::Collective(_) | Kernel::Literal { .. })
     }
 
-    /// Queues a run of kernels each of which [`Executor::repeats`], by its graph; false if none was kept.
+    /// Queues a run of kernels each of which [`DeviceExecutor::repeats`], by its graph; false if none was kept.
     ///
     /// # Errors
     /// Those of the driver.
     ///
     /// # Safety
-    /// As for [`Executor::run`], for all its kernels.
+    /// As for [`DeviceExecutor::run`], for all its kernels.
     pub unsafe fn replay(&mut self, run: usize) -> Result<bool> {
         // SAFETY: by the caller.
         unsafe { self.graphs.replay(run) }
@@ -82,7 +82,7 @@ impl Executor {
         &mut self,
         run: usize,
         launches: usize,
-        queue: impl FnOnce(&mut Executor) -> Result<()>,
+        queue: impl FnOnce(&mut DeviceExecutor) -> Result<()>,
     ) -> Result<()> {
         if !self.graphs.begin(launches)? {
             return Ok(());
@@ -197,7 +197,7 @@ impl Executor {
     /// Those of the transport.
     ///
     /// # Safety
-    /// As for [`Executor::run`].
+    /// As for [`DeviceExecutor::run`].
     pub unsafe fn rehearse(&mut self, kernel: &Kernel, memory: &[*mut f32]) -> Result<()> {
         let Kernel::Collective(k) = kernel else { return Ok(()) };
         // All rows that a buffer has.

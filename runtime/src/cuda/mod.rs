@@ -17,10 +17,10 @@ mod nccl;
 mod products;
 mod timing;
 
-pub use arena::Arena;
+pub use arena::DeviceArena;
 pub use device::{Device, Stream, queues};
 pub use engine::Devices;
-pub use exec::Executor;
+pub use exec::DeviceExecutor;
 pub use modules::{Code, Modules, Ready};
 pub use movement::OnDevice;
 pub use nccl::{Id, Nccl, id, version};

@@ -1,7 +1,7 @@
 //! Matrix products by NVIDIA's cuBLASLt, which is loaded when it is first asked for. Sums keep one
 //! order: of the ways to split them over blocks, only that is allowed whose parts are added afterwards.
 
-use super::arena::Arena;
+use super::arena::DeviceArena;
 use super::device::Stream;
 use cudarc::cublaslt::{result, sys};
 use shardc_ir::diag::{Diag, Result};
@@ -25,7 +25,7 @@ const ALIGN: usize = shardc_ir::plan::ALIGN;
 pub struct Products {
     stream: Arc<Stream>,
     handle: sys::cublasLtHandle_t,
-    workspace: Arena,
+    workspace: DeviceArena,
     /// `None` for products that the library cannot be told of, or has no way to do.
     known: HashMap<Gemm, Option<Known>>,
     chosen: Chosen,
@@ -216,7 +216,7 @@ impl Products {
                 .help("install CUDA 12 or 13, or leave --products out"));
         }
         stream.device.bind()?;
-        let workspace = Arena::new(stream, WORKSPACE, false)?;
+        let workspace = DeviceArena::new(stream, WORKSPACE, false)?;
         let handle = called(result::create_handle(), "cublasLtCreate")?;
         Ok(Products { stream: stream.clone(), handle, workspace, known: HashMap::new(), chosen })
     }

@@ -1,8 +1,8 @@
 //! Times kernels one by one, launched by graphs as steps launch them.
 
-use super::arena::Arena;
+use super::arena::DeviceArena;
 use super::device::Stream;
-use super::exec::Executor;
+use super::exec::DeviceExecutor;
 use super::modules::{Modules, Ready};
 use super::products::Products;
 use crate::threads::Threads;
@@ -37,9 +37,9 @@ pub struct Timed<'a> {
 pub struct Timer {
     stream: Arc<Stream>,
     modules: Arc<Modules>,
-    own: Executor,
-    library: Option<Executor>,
-    arena: Option<(usize, Arena)>,
+    own: DeviceExecutor,
+    library: Option<DeviceExecutor>,
+    arena: Option<(usize, DeviceArena)>,
     numbers: Vec<u8>,
 }
 
@@ -69,7 +69,7 @@ impl Timer {
     pub fn new(stream: &Arc<Stream>, modules: &Arc<Modules>, library: bool) -> Result<Timer> {
         let executor = || {
             let end = Threads::connect(&Mesh::default(), Duration::from_secs(60)).swap_remove(0);
-            Executor::new(stream, modules, Box::new(end))
+            DeviceExecutor::new(stream, modules, Box::new(end))
         };
         let library = match library {
             true => Some(executor()?.with(Some(Products::open(stream)?))),
@@ -96,7 +96,7 @@ impl Timer {
     /// # Errors
     /// Those of the driver; `plan` for a collective, or if launches are none.
     pub fn seconds(&mut self, t: Timed, library: bool) -> Result<f64> {
-        if t.launches.is_empty() || !Executor::repeats(t.kernel) {
+        if t.launches.is_empty() || !DeviceExecutor::repeats(t.kernel) {
             return Err(Diag::new("plan", "this kernel is not a launch that repeats"));
         }
         let mut sizes: Vec<usize> = t.sizes.to_vec();
@@ -135,17 +135,17 @@ impl Timer {
 
 /// Memory of so many bytes, filled with these numbers.
 fn room_for<'a>(
-    arena: &'a mut Option<(usize, Arena)>,
+    arena: &'a mut Option<(usize, DeviceArena)>,
     stream: &Arc<Stream>,
     bytes: usize,
     numbers: &[u8],
-) -> Result<&'a mut Arena> {
+) -> Result<&'a mut DeviceArena> {
     if arena.as_ref().is_some_and(|a| a.0 < bytes) {
         *arena = None;
     }
     let (_, own) = match arena {
         Some(own) => own,
-        None => arena.insert((bytes, Arena::new(stream, bytes, false)?)),
+        None => arena.insert((bytes, DeviceArena::new(stream, bytes, false)?)),
     };
     own.fill(bytes, numbers)?;
     Ok(own)
@@ -153,7 +153,7 @@ fn room_for<'a>(
 
 /// Attention needs to know the places of tokens.
 fn place_tokens(
-    arena: &mut Arena,
+    arena: &mut DeviceArena,
     k: &Kernel,
     sizes: &[usize],
     (room, copies): (usize, usize),
@@ -169,18 +169,18 @@ fn place_tokens(
 
 /// Seconds of a launch among many, on each memory in turn.
 fn timed(
-    executor: &mut Executor,
+    executor: &mut DeviceExecutor,
     (kernel, launches): (&Kernel, &[Ready]),
     memory: &[Vec<*mut f32>],
 ) -> Result<f64> {
-    let queue = |executor: &mut Executor, count: usize| {
+    let queue = |executor: &mut DeviceExecutor, count: usize| {
         (0..count).try_for_each(|i| {
             // SAFETY: every operand has room for what the kernel reaches, and nobody else has it; the memory
             // lives until this kernel's runs are forgotten.
             unsafe { executor.run(kernel, launches, &memory[i % memory.len()]) }
         })
     };
-    let several = |executor: &mut Executor, count: usize| -> Result<f64> {
+    let several = |executor: &mut DeviceExecutor, count: usize| -> Result<f64> {
         let since = Instant::now();
         queue(executor, count)?;
         executor.wait()?;
@@ -194,7 +194,7 @@ fn timed(
     };
     let count = (LONG / one).ceil().clamp(1.0, MOST as f64) as usize;
     executor.keep(0, count * launches.len(), |executor| queue(executor, count))?;
-    let graph = |executor: &mut Executor| -> Result<f64> {
+    let graph = |executor: &mut DeviceExecutor| -> Result<f64> {
         let since = Instant::now();
         // SAFETY: as above. Where there is no room for the graph, its launches are queued.
         if !unsafe { executor.replay(0)? } {

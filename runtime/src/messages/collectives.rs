@@ -1,7 +1,7 @@
 //! The operations of the transport, as exchanges and folds of flows.
 
 use super::flow::{Flow, Span};
-use super::{Group, InFlight, Messages, Peer, Post, SENT};
+use super::{InFlight, MessageGroup, Messages, Peer, Post, SENT};
 use crate::region::{self, Region, chunk};
 use crate::transport::{Gathered, Reduced, Scattered, Transport};
 use shardc_ir::diag::{Diag, Result};
@@ -206,7 +206,7 @@ impl<P: Post> Transport for Messages<P> {
         }
         let channel = self.stage(from)?;
         let members: Arc<[usize]> = (0..self.mesh.ranks()).collect();
-        let g = Group { members, me: self.rank, channel, tag: SENT };
+        let g = MessageGroup { members, me: self.rank, channel, tag: SENT };
         // SAFETY: who made the regions keeps them during the call (`Region::new`), and results overlap
         // nothing else (`Transport`).
         unsafe { self.swap(&g, &[], &[(from, Flow::of([data]))]) }

@@ -60,14 +60,14 @@ pub trait Post: Send {
 
 /// The ranks of a group, in order.
 #[derive(Clone)]
-struct Group {
+struct MessageGroup {
     members: Arc<[usize]>,
     me: usize,
     channel: usize,
     tag: u32,
 }
 
-impl Group {
+impl MessageGroup {
     fn peer(&self, member: usize) -> Peer {
         Peer { channel: self.channel, member, tag: self.tag }
     }
@@ -92,7 +92,7 @@ pub struct Messages<P: Post> {
     rank: usize,
     timeout: Duration,
     alarm: Arc<Alarm>,
-    groups: BTreeMap<AtomSet, Group>,
+    groups: BTreeMap<AtomSet, MessageGroup>,
     /// The channel of all ranks.
     world: Option<usize>,
     /// By receiver: sends that were not waited for.
@@ -136,13 +136,13 @@ impl<P: Post> Messages<P> {
             let members: Arc<[usize]> = self.mesh.group(axes, self.rank).into();
             let me = members.iter().position(|&r| r == self.rank).expect("a rank is in its group");
             let channel = self.post.open(&members)?;
-            self.groups.insert(axes, Group { members, me, channel, tag: SENT });
+            self.groups.insert(axes, MessageGroup { members, me, channel, tag: SENT });
         }
         Ok(())
     }
 
     /// The group for its next call.
-    fn call(&mut self, axes: AtomSet) -> Result<Group> {
+    fn call(&mut self, axes: AtomSet) -> Result<MessageGroup> {
         self.join(axes)?;
         let g = self.groups.get_mut(&axes).expect("was just made");
         g.tag = 1 + g.tag % CALLS;

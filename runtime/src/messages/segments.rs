@@ -1,7 +1,7 @@
 //! Segments under way between the members of a group: exchanged, or folded as they come.
 
 use super::flow::{Flow, Span, each, shifted};
-use super::{Group, InFlight, Messages, Post};
+use super::{InFlight, MessageGroup, Messages, Post};
 use crate::region::{self, Region};
 use shardc_ir::diag::Result;
 use shardc_ir::types::Reduction;
@@ -39,7 +39,7 @@ impl<P: Post> Messages<P> {
     /// Until the messages are done nobody writes the regions, and the piece is kept.
     unsafe fn give(
         &mut self,
-        g: &Group,
+        g: &MessageGroup,
         to: usize,
         parts: &[(&Region, Range<usize>)],
         in_flight: &mut Vec<InFlight<P::Ticket>>,
@@ -62,7 +62,7 @@ impl<P: Post> Messages<P> {
     /// Until the messages are done nobody writes the regions, and pieces are kept.
     unsafe fn give_all(
         &mut self,
-        g: &Group,
+        g: &MessageGroup,
         out: &[(usize, Flow)],
         k: usize,
         in_flight: &mut Vec<InFlight<P::Ticket>>,
@@ -81,7 +81,7 @@ impl<P: Post> Messages<P> {
     /// Until the messages are done nobody uses the piece, and it is kept.
     pub(super) unsafe fn take(
         &mut self,
-        g: &Group,
+        g: &MessageGroup,
         from: usize,
         piece: &Span,
         in_flight: &mut Vec<InFlight<P::Ticket>>,
@@ -114,7 +114,7 @@ impl<P: Post> Messages<P> {
     /// As for [`Region::new`]; what is received overlaps nothing else.
     pub(super) unsafe fn swap<'a>(
         &mut self,
-        g: &Group,
+        g: &MessageGroup,
         out: &[(usize, Flow<'a>)],
         into: &[(usize, Flow<'a>)],
     ) -> Result<()> {
@@ -155,7 +155,7 @@ impl<P: Post> Messages<P> {
     /// As for [`Region::new`]; results overlap no operands but their own.
     pub(super) unsafe fn fold(
         &mut self,
-        g: &Group,
+        g: &MessageGroup,
         how: &[Reduction],
         out: &[(usize, Flow)],
         own: &Flow,
@@ -221,7 +221,7 @@ impl<P: Post> Messages<P> {
     /// As for [`Messages::fold`].
     unsafe fn share(
         &mut self,
-        g: &Group,
+        g: &MessageGroup,
         k: usize,
         out: &[(usize, Flow)],
         own: &Flow,

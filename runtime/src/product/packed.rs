@@ -64,7 +64,7 @@ const LITTLE_OF_FEW: usize = 1 << 18;
 
 /// Products of matrices `[m, k]` by `[k, n]`: `out = scale · a b`, added to what `out` holds if
 /// `accumulate`.
-pub(super) struct Products<'a, F> {
+pub(super) struct PackedProducts<'a, F> {
     pub size: [usize; 3],
     /// Loops over results, and loops that are summed like k.
     pub batch: Extents,
@@ -96,7 +96,7 @@ fn index(extents: &[usize], mut flat: usize) -> Extents {
     index
 }
 
-impl<F: Fn(&[usize], &[usize]) -> [Stored; 3]> Products<'_, F> {
+impl<F: Fn(&[usize], &[usize]) -> [Stored; 3]> PackedProducts<'_, F> {
     /// Runs all products; of nothing (k or a sum loop of 0) they are 0.
     ///
     /// # Safety
@@ -143,7 +143,7 @@ impl<F: Fn(&[usize], &[usize]) -> [Stored; 3]> Products<'_, F> {
     /// Runs products of few rows.
     ///
     /// # Safety
-    /// As for [`Products::run`].
+    /// As for [`PackedProducts::run`].
     unsafe fn run_few(&self, kernels: &Kernels, threads: usize) {
         let [m, n, k] = self.size;
         let (results, dots) = (self.batch.iter().product::<usize>(), kernels.few.1[m - 1]);
@@ -202,7 +202,7 @@ impl<F: Fn(&[usize], &[usize]) -> [Stored; 3]> Products<'_, F> {
     /// Makes a result.
     ///
     /// # Safety
-    /// As for [`Products::run`].
+    /// As for [`PackedProducts::run`].
     unsafe fn result(&self, at: &[usize], kernels: &Kernels, threads: usize) {
         let ([m, n, k], unit) = (self.size, [kernels.tile[0], self.unit(kernels)]);
         let [a, _, out] = (self.at)(at, &index(&self.sum, 0));
@@ -236,7 +236,7 @@ impl<F: Fn(&[usize], &[usize]) -> [Stored; 3]> Products<'_, F> {
     /// Makes a region of a result: in each turn all threads pack the right operand, then each does tasks.
     ///
     /// # Safety
-    /// As for [`Products::run`], for the result's rows and columns.
+    /// As for [`PackedProducts::run`], for the result's rows and columns.
     unsafe fn region(
         &self,
         made: &Made,
@@ -290,7 +290,7 @@ impl<F: Fn(&[usize], &[usize]) -> [Stored; 3]> Products<'_, F> {
     /// columns.
     ///
     /// # Safety
-    /// As for [`Products::run`], for these rows and columns; what is shared is packed for the turns.
+    /// As for [`PackedProducts::run`], for these rows and columns; what is shared is packed for the turns.
     unsafe fn make(
         &self,
         made: &Made,
@@ -396,7 +396,7 @@ impl Made<'_> {
     }
 
     /// What a turn does with sums, where the result and the sums that lie apart begin with this tile.
-    fn tile<F>(&self, turn: usize, out: Stored, sums: Stored, of: &Products<F>) -> Tile {
+    fn tile<F>(&self, turn: usize, out: Stored, sums: Stored, of: &PackedProducts<F>) -> Tile {
         let (last, between) = (turn + 1 == self.turns, if self.apart { sums } else { out });
         let first = (of.accumulate && !self.apart).then_some(out);
         Tile {

@@ -72,7 +72,7 @@ fn product(
     let size = [a.size[0], b.size[1], a.size[1]];
     let (at, batch, sum) = ([a.stored(), b.stored(), out.stored()], Extents::new(), Extents::new());
     let at = |_: &[usize], _: &[usize]| at;
-    let one = Products { size, batch, sum, at, scale, accumulate, then: None };
+    let one = PackedProducts { size, batch, sum, at, scale, accumulate, then: None };
     // SAFETY: all matrices have this size.
     unsafe { one.run(kernels, threads) };
 }
@@ -184,8 +184,15 @@ fn threads_and_cuts_change_no_bit() {
                 let at = [a.stored().from(top, 0), b.stored().from(0, left), c.stored()];
                 let (size, batch, sum) = ([rows, cols, k], Extents::new(), Extents::new());
                 let at = |_: &[usize], _: &[usize]| at;
-                let part =
-                    Products { size, batch, sum, at, scale: 1.0, accumulate: false, then: None };
+                let part = PackedProducts {
+                    size,
+                    batch,
+                    sum,
+                    at,
+                    scale: 1.0,
+                    accumulate: false,
+                    then: None,
+                };
                 // SAFETY: all matrices have this size.
                 unsafe { part.run(kernels, 1) };
                 let of = |i: usize| whole.get((top + i / cols) * n + left + i % cols);

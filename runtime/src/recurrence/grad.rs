@@ -36,12 +36,12 @@ pub(crate) unsafe fn backward(r: &RecurrenceGrad, memory: &[*mut f32], threads: 
     });
 }
 
-impl Head<'_> {
+impl ScanHead<'_> {
     /// The gradients of a chunk; `s.state` is that of the state behind it, and becomes that of the state before it.
     ///
     /// # Safety
     /// Memory is valid.
-    unsafe fn chunk_grad(&self, r: &RecurrenceGrad, c: &Chunk, s: &Scratch, state: Stored) {
+    unsafe fn chunk_grad(&self, r: &RecurrenceGrad, c: &Chunk, s: &ChunkScratch, state: Stored) {
         let (of, len) = (self.of, c.len);
         let (k, v) = (of.width, of.value_width);
         let [a, _, m, d_m] = s.pairs;
@@ -113,7 +113,7 @@ impl Head<'_> {
     unsafe fn delta_grad(
         &self,
         c: &Chunk,
-        s: &Scratch,
+        s: &ChunkScratch,
         state: Stored,
         [n, d_k, d_v]: [Stored; 3],
         (d_sums, d_beta): (&mut [f64; CHUNK], &mut [f64; CHUNK]),

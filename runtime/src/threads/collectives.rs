@@ -1,7 +1,7 @@
 //! The operations of the transport: publish, read the others' regions, wait.
 
 use super::{Begun, Mover, Threads};
-use crate::hub::{Call, Offers, held};
+use crate::hub::{HubCall, Offers, held};
 use crate::region::{self, Region, chunk, join, split};
 use crate::transport::{Gathered, Reduced, Scattered, Transport, misplaced};
 use shardc_ir::diag::{Diag, Result};
@@ -83,7 +83,7 @@ impl<M: Mover> Transport for Threads<M> {
     }
 
     fn all_to_all(&mut self, axes: AtomSet, from: &[Region], to: &[Region]) -> Result<()> {
-        let publish = |call: &mut Call| call.regions.extend_from_slice(from);
+        let publish = |call: &mut HubCall| call.regions.extend_from_slice(from);
         let c = self.begin(axes, "all_to_all", publish)?;
         self.receive(&c, to, c.me)?;
         self.end(&c)

@@ -43,9 +43,9 @@ pub trait Mover: Send {
 }
 
 /// Moves what is in memory of this process, at once.
-pub struct OnHost;
+pub struct HostMover;
 
-impl Mover for OnHost {
+impl Mover for HostMover {
     const AT_ONCE: bool = true;
     type Mark = ();
     fn mark(&mut self) -> Result<()> {

@@ -21,7 +21,7 @@ use shardc_ir::rng::Stream as Random;
 use shardc_ir::samples::Sample;
 use shardc_ir::tensor::Tensor;
 use shardc_ir::types::{AtomList, DType, Type};
-use shardc_runtime::cuda::{Arena, Executor, Modules, OnDevice, Products, Stream};
+use shardc_runtime::cuda::{DeviceArena, DeviceExecutor, Modules, OnDevice, Products, Stream};
 use shardc_runtime::threads::Threads;
 use std::sync::Arc;
 use std::time::Duration;
@@ -112,7 +112,7 @@ fn one_rank(
             at
         })
         .collect();
-    let mut arena = Arena::new(stream, bytes, true)?;
+    let mut arena = DeviceArena::new(stream, bytes, true)?;
     for ((t, a), &at) in ins.iter().zip(args).zip(&offsets) {
         let data: Vec<u8> = crate::lab::lay(mesh, t, &a[r])
             .iter()
@@ -124,7 +124,7 @@ fn one_rank(
     let memory: Vec<*mut f32> =
         places.iter().map(|&i| arena.address(offsets[i]) as *mut f32).collect();
     let products = library.then(|| Products::open(stream)).transpose()?;
-    let mut executor = Executor::new(stream, modules, Box::new(end))?.with(products);
+    let mut executor = DeviceExecutor::new(stream, modules, Box::new(end))?.with(products);
     // SAFETY: operands have the room that their types say, which is what kernels reach.
     unsafe { executor.run(&work.kernel, &modules.ready(&work.launches)?, &memory) }?;
     executor.wait()?;

@@ -163,7 +163,7 @@ struct Tokens {
 
 /// What becomes of the nodes of a stage.
 #[derive(Default)]
-struct Parts {
+struct StageParts {
     /// By themselves, before the chunks.
     once: Vec<usize>,
     /// Once per chunk.
@@ -294,8 +294,9 @@ impl Stage {
     }
 
     /// Sorts the nodes; says which one is not work on each token for itself, or a sum over them.
-    fn parts(&self, f: &Func, tokens: &Tokens) -> Result<Parts, String> {
-        let mut parts = Parts { once: self.before.iter().copied().collect(), ..Parts::default() };
+    fn parts(&self, f: &Func, tokens: &Tokens) -> Result<StageParts, String> {
+        let mut parts =
+            StageParts { once: self.before.iter().copied().collect(), ..StageParts::default() };
         // What is there behind the chunks only.
         let mut late: HashSet<Value> = HashSet::default();
         for &i in &self.nodes {
@@ -336,7 +337,7 @@ impl Stage {
 
     /// What of backward only passes on a value that the chunks make: it is forward's too, so that less is saved.
     /// What another stage of the pipeline reads is sent by backward.
-    fn passed_on(&self, f: &Func, parts: &Parts) -> Vec<usize> {
+    fn passed_on(&self, f: &Func, parts: &StageParts) -> Vec<usize> {
         let own: HashSet<usize> = parts.chunked.iter().chain(&parts.once).copied().collect();
         let mut out = vec![];
         for &i in parts.chunked.iter().filter(|&&i| i >= self.from) {

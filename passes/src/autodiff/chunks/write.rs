@@ -1,6 +1,6 @@
 //! Writes a loss in chunks.
 
-use super::{Parts, Stage, Tokens, rule_of};
+use super::{Stage, StageParts, Tokens, rule_of};
 use shardc_ir::attr::{RuleAttr, Sizes};
 use shardc_ir::func::{Func, Name, Node, Part, Scope, Value};
 use shardc_ir::maps::{HashMap, HashSet};
@@ -22,7 +22,7 @@ pub struct Writer<'a> {
 }
 
 impl Writer<'_> {
-    pub fn write(mut self, stage: &Stage, parts: &Parts, count: usize) {
+    pub fn write(mut self, stage: &Stage, parts: &StageParts, count: usize) {
         let passed = stage.passed_on(self.f, parts);
         let leaving = self.leaving(parts);
         let len = self.tokens.own.div_ceil(count.min(self.tokens.own));
@@ -88,7 +88,7 @@ impl Writer<'_> {
     }
 
     /// What the chunks make that others read.
-    fn leaving(&self, parts: &Parts) -> HashSet<Value> {
+    fn leaving(&self, parts: &StageParts) -> HashSet<Value> {
         let f = &self.f;
         let chunked: HashSet<usize> = parts.chunked.iter().copied().collect();
         let others = f.nodes.iter().enumerate().filter(|(i, _)| !chunked.contains(i));
@@ -99,7 +99,7 @@ impl Writer<'_> {
     }
 
     /// The nodes in their new order.
-    fn place(self, stage: &Stage, parts: &Parts, passed: &[usize], sent: Vec<Node>) {
+    fn place(self, stage: &Stage, parts: &StageParts, passed: &[usize], sent: Vec<Node>) {
         let Writer { f, new, .. } = self;
         let old = std::mem::take(&mut f.nodes);
         let listed = parts.once.iter().chain(&parts.chunked).chain(&parts.after).chain(passed);

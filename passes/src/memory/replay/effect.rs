@@ -203,7 +203,7 @@ impl<'a> Function<'a> {
     pub fn effect(&mut self, c: &Call, layout: &Layout) -> Result<&Effect, String> {
         let overlaps = layout.overlaps();
         if !self.effects.contains_key(&overlaps) {
-            let effect = Replay::of(self, c, layout).run()?;
+            let effect = CallReplay::of(self, c, layout).run()?;
             self.effects.insert(overlaps.clone(), effect);
         }
         Ok(&self.effects[&overlaps])
@@ -241,7 +241,7 @@ enum Content {
 }
 
 /// A call while it is replayed.
-struct Replay<'a, 'b> {
+struct CallReplay<'a, 'b> {
     function: &'b Function<'a>,
     call: &'b Call,
     layout: &'b Layout,
@@ -255,8 +255,8 @@ struct Replay<'a, 'b> {
     reads: Vec<Read>,
 }
 
-impl<'a, 'b> Replay<'a, 'b> {
-    fn of(function: &'b Function<'a>, call: &'b Call, layout: &'b Layout) -> Replay<'a, 'b> {
+impl<'a, 'b> CallReplay<'a, 'b> {
+    fn of(function: &'b Function<'a>, call: &'b Call, layout: &'b Layout) -> CallReplay<'a, 'b> {
         let f = function.f;
         let mut content = f.per_value(Content::None);
         for (i, a) in f.args.iter().enumerate() {
@@ -266,7 +266,7 @@ impl<'a, 'b> Replay<'a, 'b> {
         let slots = Slots::of(spans());
         let within = spans().map(|span| slots.within(span)).collect();
         let (seen, reads) = (f.per_value(false), vec![]);
-        Replay { function, call, layout, slots, within, next: 0, content, seen, reads }
+        CallReplay { function, call, layout, slots, within, next: 0, content, seen, reads }
     }
 
     fn place(&self, v: Value) -> Span {
@@ -399,7 +399,7 @@ impl<'a, 'b> Replay<'a, 'b> {
     }
 
     fn effect(self) -> Effect {
-        let Replay { function, layout, slots, content, mut reads, .. } = self;
+        let CallReplay { function, layout, slots, content, mut reads, .. } = self;
         reads.sort_unstable_by_key(|r| (r.piece, r.span, r.order));
         let mut numbers: HashMap<u64, usize> = HashMap::default();
         let results = function.f.results.iter().map(|r| match content[r.value] {

@@ -1,6 +1,6 @@
 //! What was chosen from, for who asks why: what was chosen, the next best, and what both cost.
 
-use crate::choose::{Choice, NEVER, Problem, Var, best_with};
+use crate::choose::{BudgetAnswer, NEVER, Problem, Var, best_with};
 use crate::shard::ways::Way;
 use shardc_ir::func::{Value, ValueMap};
 use shardc_ir::types::Type;
@@ -30,7 +30,7 @@ impl Layouts {
 #[derive(Clone, Debug)]
 pub struct Choices {
     problem: Problem,
-    found: Choice,
+    found: BudgetAnswer,
     /// By value of the model.
     layouts: ValueMap<Option<(Var, Layouts)>>,
     stored: ValueMap<Option<Var>>,
@@ -45,7 +45,11 @@ pub struct Compared<T> {
 }
 
 impl Choices {
-    pub(super) fn new(problem: Problem, found: Choice, stored: ValueMap<Option<Var>>) -> Choices {
+    pub(super) fn new(
+        problem: Problem,
+        found: BudgetAnswer,
+        stored: ValueMap<Option<Var>>,
+    ) -> Choices {
         Choices { problem, found, layouts: ValueMap::filled(None, stored.len()), stored }
     }
 

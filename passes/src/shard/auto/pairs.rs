@@ -4,7 +4,7 @@
 //! above the least: where an axis leaves a dim, another one takes it.
 
 use super::{Builder, Choices, Price};
-use crate::shard::ways::{Chosen, Execution, Group, Place};
+use crate::shard::ways::{Chosen, Execution, Place, PlacedAtoms};
 use shardc_ir::func::ValueMap;
 use shardc_ir::mesh::{Atom, AtomSet, PIPELINE};
 
@@ -15,7 +15,7 @@ pub const MOST_EXACT: usize = 2;
 const STARTS: usize = 3;
 
 /// What was chosen, and what it costs.
-type Found = (Chosen, Price);
+type ChosenLayouts = (Chosen, Price);
 
 impl Builder<'_> {
     /// The least over all axes. Exact, with what it was chosen from, over few.
@@ -48,7 +48,12 @@ impl Builder<'_> {
     }
 
     /// From a choice, or from nothing split, to one that no pair makes better; beginning with pair number `first`.
-    fn descend(&mut self, groups: &[AtomSet], first: usize, from: Option<Found>) -> Found {
+    fn descend(
+        &mut self,
+        groups: &[AtomSet],
+        first: usize,
+        from: Option<ChosenLayouts>,
+    ) -> ChosenLayouts {
         let pairs: Vec<[usize; 2]> =
             (0..groups.len()).flat_map(|b| (0..b).map(move |a| [a, b])).collect();
         let (mut now, mut price) = match from {
@@ -81,7 +86,7 @@ impl Builder<'_> {
     }
 
     /// The axes as groups; where something is that is not open, says the choice so far.
-    pub(super) fn groups(&self, place: impl Fn(&Chosen, Atom) -> Place) -> Vec<Group> {
+    pub(super) fn groups(&self, place: impl Fn(&Chosen, Atom) -> Place) -> Vec<PlacedAtoms> {
         let mut out = vec![];
         for &(atoms, open) in &self.over {
             match self.now.as_ref().filter(|_| !open) {

@@ -44,7 +44,7 @@ pub struct Orders<'a> {
 type Ways = SmallVec<[Execution; 3]>;
 
 /// How all ops may run.
-struct Known<'a> {
+struct RunFacts<'a> {
     ops: &'a Factors,
     /// Of nodes that are alike they are the same.
     ways: Vec<Ways>,
@@ -54,7 +54,7 @@ struct Known<'a> {
     uses: Uses,
 }
 
-impl Known<'_> {
+impl RunFacts<'_> {
     fn ways(&self, u: usize) -> &Ways {
         &self.ways[self.of[u] as usize]
     }
@@ -85,7 +85,7 @@ impl Orders<'_> {
                 new
             }));
         }
-        let known = Known { ops, ways, of, uses: f.uses() };
+        let known = RunFacts { ops, ways, of, uses: f.uses() };
         (0..ops.len()).map(|u| self.execution(u, &known, moves)).collect()
     }
 
@@ -123,7 +123,7 @@ impl Orders<'_> {
     }
 
     /// The split of an op's loops that sends least, forward and backward; of equal ones that of the first order.
-    fn execution(&self, u: usize, known: &Known, moves: &mut Moves) -> Execution {
+    fn execution(&self, u: usize, known: &RunFacts, moves: &mut Moves) -> Execution {
         let all = known.ways(u);
         let least = match all.len() {
             1 => 0,
@@ -137,7 +137,7 @@ impl Orders<'_> {
     }
 
     /// Picoseconds of what is sent so that an op runs so, between its values as they lie.
-    fn sends(&self, u: usize, e: &Execution, known: &Known, moves: &mut Moves) -> u64 {
+    fn sends(&self, u: usize, e: &Execution, known: &RunFacts, moves: &mut Moves) -> u64 {
         let (mesh, f, n, op) = (self.mesh, self.f, &self.f.nodes[u], &known.ops[u]);
         let mut sum = Cost::ZERO;
         let mut moved = |from: &Type, to: &Type, v: Value| {

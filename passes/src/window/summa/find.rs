@@ -65,7 +65,7 @@ fn steps(mesh: &Mesh, lists: &[AtomList]) -> Option<usize> {
 
 /// Finds the products that can be taken in steps.
 pub fn find(mesh: &Mesh, f: &Func) -> Vec<Job> {
-    let s = Search { mesh, f, uses: f.uses() };
+    let s = GatheredSearch { mesh, f, uses: f.uses() };
     let whole = (0..f.nodes.len()).filter_map(|n| s.summed(n));
     let mut jobs: Vec<Job> = whole.collect();
     jobs.extend((0..f.nodes.len()).filter_map(|n| s.scattered(n)));
@@ -73,13 +73,13 @@ pub fn find(mesh: &Mesh, f: &Func) -> Vec<Job> {
     jobs
 }
 
-struct Search<'a> {
+struct GatheredSearch<'a> {
     mesh: &'a Mesh,
     f: &'a Func,
     uses: Uses,
 }
 
-impl Search<'_> {
+impl GatheredSearch<'_> {
     /// What the value is gathered of, if all that cuts the dim is gathered and cuts it evenly.
     fn gathered(&self, v: Value) -> Option<Gathered> {
         let n = self.uses.made_by(&self.f.nodes, v)?;

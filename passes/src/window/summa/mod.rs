@@ -27,14 +27,21 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 
 /// Nodes run in this order, as far as they are ready: a place in the program, a step, a number.
-type Key = (usize, usize, usize);
+type RunOrder = (usize, usize, usize);
 
 /// Takes all products of a program apart that have such operands. Nodes of forward stay before those of
 /// backward.
 pub fn summa(mesh: &Mesh, f: &mut Func) {
     let jobs = find(mesh, f);
-    let mut w =
-        Writer { mesh, f, new: vec![], place: 0, step: 0, scope: Scope(0), part: Part::Forward };
+    let mut w = SummaWriter {
+        mesh,
+        f,
+        new: vec![],
+        place: 0,
+        step: 0,
+        scope: Scope(0),
+        part: Part::Forward,
+    };
     for group in together(w.f, &jobs) {
         w.group(&group);
     }
@@ -45,7 +52,7 @@ pub fn summa(mesh: &Mesh, f: &mut Func) {
     }
     let old = std::mem::take(&mut f.nodes).into_iter().enumerate();
     let old = old.filter(|(i, _)| !gone[*i]).map(|(i, n)| ((i, 0, 0), n));
-    let mut all: Vec<(Key, Node)> = old.chain(new).collect();
+    let mut all: Vec<(RunOrder, Node)> = old.chain(new).collect();
     // Gathers that only these products used.
     let mut used = f.per_value(false);
     f.results.iter().for_each(|r| used[r.value] = true);
@@ -64,7 +71,7 @@ pub fn summa(mesh: &Mesh, f: &mut Func) {
 }
 
 /// The nodes in the order of their keys, as far as what they need is there.
-fn ordered(values: usize, all: Vec<(Key, Node)>) -> Vec<Node> {
+fn ordered(values: usize, all: Vec<(RunOrder, Node)>) -> Vec<Node> {
     let mut maker: ValueMap<usize> = ValueMap::filled(usize::MAX, values);
     for (i, (_, n)) in all.iter().enumerate() {
         n.outs.iter().for_each(|o| maker[o] = i);
@@ -77,9 +84,9 @@ fn ordered(values: usize, all: Vec<(Key, Node)>) -> Vec<Node> {
             wakes[m].push(i);
         }
     }
-    let mut ready: BinaryHeap<Reverse<(Key, usize)>> =
+    let mut ready: BinaryHeap<Reverse<(RunOrder, usize)>> =
         (0..all.len()).filter(|&i| waits[i] == 0).map(|i| Reverse((all[i].0, i))).collect();
-    let keys: Vec<Key> = all.iter().map(|x| x.0).collect();
+    let keys: Vec<RunOrder> = all.iter().map(|x| x.0).collect();
     let mut nodes: Vec<Option<Node>> = all.into_iter().map(|x| Some(x.1)).collect();
     let mut out = Vec::with_capacity(nodes.len());
     while let Some(Reverse((_, i))) = ready.pop() {
@@ -95,10 +102,10 @@ fn ordered(values: usize, all: Vec<(Key, Node)>) -> Vec<Node> {
     out
 }
 
-struct Writer<'a> {
+struct SummaWriter<'a> {
     mesh: &'a Mesh,
     f: &'a mut Func,
-    new: Vec<(Key, Node)>,
+    new: Vec<(RunOrder, Node)>,
     /// Where the next node goes, and in which scope.
     place: usize,
     step: usize,
@@ -106,7 +113,7 @@ struct Writer<'a> {
     part: Part,
 }
 
-impl Writer<'_> {
+impl SummaWriter<'_> {
     /// All steps of a group: step by step, so that a piece that is shared is sent once and then gone.
     fn group(&mut self, jobs: &[&Job]) {
         self.place = jobs.iter().map(|j| j.product()).max().unwrap_or_default();

@@ -3,8 +3,8 @@
 use super::comm::Data;
 use super::laid::{Laid, bytes};
 use super::library::{DataType, Fold, Queue};
-use super::{Event, Group, Nccl};
-use crate::cuda::arena::Arena;
+use super::{Event, Nccl, RankGroup};
+use crate::cuda::arena::DeviceArena;
 use crate::region::Region;
 use crate::transport::{Gathered, Reduced, Scattered, Took, Transport, failure, misplaced};
 use shardc_ir::diag::{Diag, Result};
@@ -48,12 +48,12 @@ fn rows(regions: &[Region], at_once: bool) -> Vec<&[Region]> {
 }
 
 impl Nccl {
-    fn group(&self, axes: AtomSet) -> Result<&Group> {
+    fn group(&self, axes: AtomSet) -> Result<&RankGroup> {
         self.groups.get(&axes).ok_or_else(|| failure("no such group".into()))
     }
 
     /// A group for whose members there are so many places, one for each.
-    fn with_places(&self, axes: AtomSet, places: usize) -> Result<&Group> {
+    fn with_places(&self, axes: AtomSet, places: usize) -> Result<&RankGroup> {
         let group = self.group(axes)?;
         if places == group.ways {
             return Ok(group);
@@ -85,7 +85,7 @@ impl Nccl {
         axes: AtomSet,
         from: &[&[Region]],
         to: &[&[Region]],
-        f: impl FnOnce(&Group, &[Laid], &[Laid], Queue) -> Result<()>,
+        f: impl FnOnce(&RankGroup, &[Laid], &[Laid], Queue) -> Result<()>,
     ) -> Result<()> {
         let lane = self.group(axes)?.lane;
         let places = self.lanes[lane].lay(&[from, to].concat(), self.rehearses)?;
@@ -122,7 +122,7 @@ impl Transport for Nccl {
     }
 
     fn barrier(&mut self, axes: AtomSet) -> Result<()> {
-        let nothing = |g: &Group, _: &[Laid], _: &[Laid], queue| {
+        let nothing = |g: &RankGroup, _: &[Laid], _: &[Laid], queue| {
             g.comm.together(|| {
                 // SAFETY: there are no bytes.
                 (0..g.ways).filter(|&p| p != g.me).try_for_each(|p| unsafe {
@@ -138,7 +138,7 @@ impl Transport for Nccl {
     fn all_reduce(&mut self, axes: AtomSet, tensors: &[Reduced]) -> Result<()> {
         let from: Vec<&[Region]> = tensors.iter().map(|t| std::slice::from_ref(&t.from)).collect();
         let to: Vec<&[Region]> = tensors.iter().map(|t| std::slice::from_ref(&t.to)).collect();
-        let fold = |g: &Group, from: &[Laid], to: &[Laid], queue| {
+        let fold = |g: &RankGroup, from: &[Laid], to: &[Laid], queue| {
             g.comm.together(|| {
                 // SAFETY: each place has the elements of its tensor's region, and both regions have
                 // as many (`Reduced`).
@@ -164,7 +164,7 @@ impl Transport for Nccl {
         }
         let from: Vec<&[Region]> = tensors.iter().map(|t| std::slice::from_ref(&t.from)).collect();
         let to: Vec<&[Region]> = tensors.iter().flat_map(|t| rows(&t.to, even(t))).collect();
-        let gather = |g: &Group, from: &[Laid], mut results: &[Laid], queue| {
+        let gather = |g: &RankGroup, from: &[Laid], mut results: &[Laid], queue| {
             g.comm.together(|| {
                 for (t, from) in tensors.iter().zip(from) {
                     let own;
@@ -203,7 +203,7 @@ impl Transport for Nccl {
         }
         let from: Vec<&[Region]> = tensors.iter().flat_map(|t| rows(&t.from, even(t))).collect();
         let to: Vec<&[Region]> = tensors.iter().map(|t| std::slice::from_ref(&t.to)).collect();
-        let scatter = |g: &Group, mut operands: &[Laid], results: &[Laid], queue| {
+        let scatter = |g: &RankGroup, mut operands: &[Laid], results: &[Laid], queue| {
             g.comm.together(|| {
                 for (t, to) in tensors.iter().zip(results) {
                     let how = folded(t.fold);
@@ -243,7 +243,7 @@ impl Transport for Nccl {
         let operands: Vec<&[Region]> = from.iter().map(Vec::as_slice).collect();
         let results: Vec<&[Region]> = to.iter().map(Vec::as_slice).collect();
         let sum = |row: &[Region]| row.iter().map(bytes).sum();
-        let swap = |g: &Group, out: &[Laid], into: &[Laid], queue| {
+        let swap = |g: &RankGroup, out: &[Laid], into: &[Laid], queue| {
             g.comm.together(|| {
                 // SAFETY: each place has the bytes of all regions of its row.
                 (0..g.ways).try_for_each(|p| unsafe {
@@ -262,7 +262,7 @@ impl Transport for Nccl {
     fn permute(&mut self, axes: AtomSet, shift: usize, from: &Region, to: &Region) -> Result<()> {
         let (out, into) = (bytes(from), bytes(to));
         let (from, to) = (std::slice::from_ref(from), std::slice::from_ref(to));
-        let pass = |g: &Group, from: &[Laid], to: &[Laid], queue| {
+        let pass = |g: &RankGroup, from: &[Laid], to: &[Laid], queue| {
             let next = (g.me + shift) % g.ways;
             let last = (g.me + g.ways - shift % g.ways) % g.ways;
             // SAFETY: each place has the bytes of its region.
@@ -278,7 +278,7 @@ impl Transport for Nccl {
     fn broadcast(&mut self, axes: AtomSet, root: usize, data: &Region) -> Result<()> {
         let (n, row) = (bytes(data), std::slice::from_ref(data));
         // SAFETY: both places have the bytes of the region.
-        let give = |g: &Group, from: &[Laid], to: &[Laid], queue| unsafe {
+        let give = |g: &RankGroup, from: &[Laid], to: &[Laid], queue| unsafe {
             g.comm.broadcast(raw(from[0].at, n), to[0].at, root % g.ways, queue)
         };
         // SAFETY: who made the regions keeps them until what is queued is done (`Region::new`).
@@ -330,7 +330,7 @@ impl Transport for Nccl {
     fn rehearse(&mut self, does: bool) -> Result<bool> {
         self.rehearses = does;
         for lane in self.lanes.iter_mut().filter(|l| !does && l.scratch.bytes > 0) {
-            lane.scratch.room = Some(Arena::new(&lane.stream, lane.scratch.bytes, false)?);
+            lane.scratch.room = Some(DeviceArena::new(&lane.stream, lane.scratch.bytes, false)?);
         }
         Ok(true)
     }

@@ -3,7 +3,7 @@
 //! nothing is queued yet, and nothing else may be done with the communicator. (`NCCL_COMM_BLOCKING=1` has it block.)
 
 use super::library::{
-    Code, DataType, Fold, Handle, IN_PROGRESS, Id, Library, Queue, SUCCESS, ncclConfig_t,
+    DataType, Fold, Handle, IN_PROGRESS, Id, Library, NcclCode, Queue, SUCCESS, ncclConfig_t,
 };
 use crate::alarm::{Alarm, silent};
 use crate::cuda::device::wait_for;
@@ -233,12 +233,12 @@ impl Comm {
         Ok(Some(comm))
     }
 
-    fn check(&self, call: &str, code: Code) -> Result<()> {
+    fn check(&self, call: &str, code: NcclCode) -> Result<()> {
         self.library.check(code, || format!("{call} on {}", self.name))
     }
 
     /// How what goes on is: in progress, or how it has ended.
-    fn state(&self) -> Result<Code> {
+    fn state(&self) -> Result<NcclCode> {
         let mut state = SUCCESS;
         let _held = self.limits.enter()?;
         // SAFETY: the communicator lives.
@@ -254,7 +254,7 @@ impl Comm {
 
     /// Waits until a call that gave this code is over. While ranks start, who watches their start has its limit too;
     /// the end has that one alone.
-    fn settle(&self, call: &str, code: Code) -> Result<()> {
+    fn settle(&self, call: &str, code: NcclCode) -> Result<()> {
         if code != IN_PROGRESS {
             return self.check(call, code);
         }
@@ -290,7 +290,7 @@ impl Comm {
     }
 
     /// Does a call that may go on beside its caller, until it is over.
-    fn begin(&self, call: &str, f: impl FnOnce() -> Code) -> Result<()> {
+    fn begin(&self, call: &str, f: impl FnOnce() -> NcclCode) -> Result<()> {
         let code = self.limits.enter().map(|_held| f())?;
         self.settle(call, code)
     }

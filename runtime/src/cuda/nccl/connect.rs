@@ -2,9 +2,9 @@
 
 use super::comm::{Comm, Config, Data, Limits, failed_elsewhere};
 use super::library::{DataType, Library};
-use super::{Edge, Group, Job, Lane, Nccl, Scratch, UnderWay, order, warm};
+use super::{Edge, Job, Lane, Nccl, RankGroup, Scratch, UnderWay, order, warm};
 use crate::alarm::{Alarm, DEVICE, silent};
-use crate::cuda::arena::Arena;
+use crate::cuda::arena::DeviceArena;
 use crate::cuda::device::{Event, Stream, wait_for};
 use crate::cuda::movement::OnDevice;
 use crate::transport::failure;
@@ -20,8 +20,8 @@ const BLOCKS: i32 = 4;
 
 /// A rank's communicators by what they are for, and all of them in the order in which they were made.
 #[derive(Default)]
-struct Parts {
-    groups: BTreeMap<AtomSet, Group>,
+struct RankCommunicators {
+    groups: BTreeMap<AtomSet, RankGroup>,
     to: BTreeMap<usize, Edge>,
     from: BTreeMap<usize, Edge>,
     comms: Vec<Arc<Comm>>,
@@ -59,7 +59,7 @@ impl Nccl {
         let limits = Limits::new(&job.alarm, rank, job.start, job.timeout);
         let given_up = limits.clone();
         job.alarm.at_end(Box::new(move || given_up.abort()));
-        let mut parts = Parts::default();
+        let mut parts = RankCommunicators::default();
         if let Err(d) = parts.meet(plan, (job, &limits), main) {
             // What goes on may never end: nothing that it uses is freed.
             job.alarm.ring();
@@ -68,7 +68,7 @@ impl Nccl {
         }
         limits.met();
         job.alarm.begin(String::new());
-        let Parts { groups, to, from, comms } = parts;
+        let RankCommunicators { groups, to, from, comms } = parts;
         let under_way = Arc::<UnderWay>::default();
         let seen = under_way.clone();
         job.alarm.ask(Box::new(move || seen.seen()));
@@ -94,7 +94,7 @@ impl Nccl {
     }
 }
 
-impl Parts {
+impl RankCommunicators {
     /// Makes all communicators, and exchanges something in each.
     fn meet(
         &mut self,
@@ -119,7 +119,7 @@ impl Parts {
         let apart = library.launches_in_order && near.len() < plan.groups().len();
         let lane_of = |axes: AtomSet| usize::from(apart && near.contains(&axes));
         self.split_groups(plan, rank, &all, (&job.alarm, &lane_of))?;
-        let room = Arena::new(main, warm::room(plan), false)?;
+        let room = DeviceArena::new(main, warm::room(plan), false)?;
         main.wait()?;
         let connected = self
             .split_edges(plan, rank, (&all, job), main, &room)
@@ -148,7 +148,7 @@ impl Parts {
             let config = Config::of(&label, None);
             let comm = all.part((Some(members[0]), me), config, name)?.expect("it has a number");
             self.comms.push(comm.clone());
-            self.groups.insert(axes, Group { comm, me, ways: members.len(), lane: lane(axes) });
+            self.groups.insert(axes, RankGroup { comm, me, ways: members.len(), lane: lane(axes) });
         }
         Ok(())
     }
@@ -161,7 +161,7 @@ impl Parts {
         rank: usize,
         (all, job): (&Comm, &Job),
         main: &Stream,
-        byte: &Arena,
+        byte: &DeviceArena,
     ) -> Result<()> {
         let class = plan.class_of(rank);
         let sets = apart(plan.edges());

@@ -21,20 +21,20 @@ const NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
 pub struct Id(pub [u8; 128]);
 
 /// A code of `ncclResult_t`: later versions may have more of them.
-pub(super) type Code = c_int;
-pub(super) const SUCCESS: Code = Is::ncclSuccess as Code;
-pub(super) const IN_PROGRESS: Code = Is::ncclInProgress as Code;
-const CUDA: Code = Is::ncclUnhandledCudaError as Code;
-const SYSTEM: Code = Is::ncclSystemError as Code;
-const INVALID_ARGUMENT: Code = Is::ncclInvalidArgument as Code;
-const INVALID_USAGE: Code = Is::ncclInvalidUsage as Code;
-const REMOTE: Code = Is::ncclRemoteError as Code;
+pub(super) type NcclCode = c_int;
+pub(super) const SUCCESS: NcclCode = Is::ncclSuccess as NcclCode;
+pub(super) const IN_PROGRESS: NcclCode = Is::ncclInProgress as NcclCode;
+const CUDA: NcclCode = Is::ncclUnhandledCudaError as NcclCode;
+const SYSTEM: NcclCode = Is::ncclSystemError as NcclCode;
+const INVALID_ARGUMENT: NcclCode = Is::ncclInvalidArgument as NcclCode;
+const INVALID_USAGE: NcclCode = Is::ncclInvalidUsage as NcclCode;
+const REMOTE: NcclCode = Is::ncclRemoteError as NcclCode;
 
 /// Declares the table of functions, and loads it.
 macro_rules! functions {
     ($($name:ident: $symbol:literal ($($arg:ty),*)),* $(,)?) => {
         pub(super) struct Functions {
-            $(pub $name: unsafe extern "C" fn($($arg),*) -> Code,)*
+            $(pub $name: unsafe extern "C" fn($($arg),*) -> NcclCode,)*
         }
 
         impl Functions {
@@ -60,7 +60,7 @@ functions! {
     finalize: "ncclCommFinalize" (Handle),
     destroy: "ncclCommDestroy" (Handle),
     abort: "ncclCommAbort" (Handle),
-    async_error: "ncclCommGetAsyncError" (Handle, *mut Code),
+    async_error: "ncclCommGetAsyncError" (Handle, *mut NcclCode),
     group_start: "ncclGroupStart" (),
     group_end: "ncclGroupEnd" (),
     send: "ncclSend" (*const c_void, usize, DataType, c_int, Handle, Queue),
@@ -78,14 +78,14 @@ pub(super) struct Library {
     pub functions: Functions,
     /// Kernels of several communicators start in the order of their calls, on all ranks.
     pub launches_in_order: bool,
-    text: unsafe extern "C" fn(Code) -> *const c_char,
+    text: unsafe extern "C" fn(NcclCode) -> *const c_char,
     /// What was said last; versions that do not have it say nothing.
     last: Option<unsafe extern "C" fn(Handle) -> *const c_char>,
     _object: Object,
 }
 
 /// What does not hold where NCCL gives a code.
-fn rule(code: Code) -> &'static str {
+fn rule(code: NcclCode) -> &'static str {
     match code {
         CUDA => "NCCL's own calls of the driver succeed: the device has room for its buffers",
         SYSTEM => "NCCL reaches every host of the job, and has memory of this one for its buffers",
@@ -123,7 +123,7 @@ impl Library {
         let open = |name: &&str| unsafe { Object::new(*name) }.ok();
         let object = NAMES.iter().find_map(open);
         let object = object.ok_or_else(|| missing(format!("{} is not here", NAMES[0])))?;
-        type Version = unsafe extern "C" fn(*mut c_int) -> Code;
+        type Version = unsafe extern "C" fn(*mut c_int) -> NcclCode;
         // SAFETY: the type is that of nccl.h, and it writes one number.
         let version = unsafe { object.get::<Version>(b"ncclGetVersion") }.ok().map(|version| {
             let mut number = 0;
@@ -146,7 +146,7 @@ impl Library {
     }
 
     /// `call` names the function and who it was called for, in an error.
-    pub fn check(&self, code: Code, call: impl FnOnce() -> String) -> Result<()> {
+    pub fn check(&self, code: NcclCode, call: impl FnOnce() -> String) -> Result<()> {
         if code == SUCCESS {
             return Ok(());
         }

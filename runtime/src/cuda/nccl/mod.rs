@@ -26,7 +26,7 @@ mod warm;
 
 pub use library::Id;
 
-use super::arena::Arena;
+use super::arena::DeviceArena;
 use super::device::{Event, Stream};
 use super::movement::OnDevice;
 use crate::alarm::{Alarm, Call};
@@ -57,7 +57,7 @@ pub fn id() -> Result<Id> {
 }
 
 /// The ranks of a group.
-struct Group {
+struct RankGroup {
     comm: Arc<Comm>,
     me: usize,
     ways: usize,
@@ -124,7 +124,7 @@ pub struct Nccl {
     main: Arc<Stream>,
     /// Of collectives: of groups that leave a host, and, if those are apart, of groups that do not.
     lanes: Vec<Lane>,
-    groups: BTreeMap<AtomSet, Group>,
+    groups: BTreeMap<AtomSet, RankGroup>,
     to: BTreeMap<usize, Edge>,
     from: BTreeMap<usize, Edge>,
     /// Operations only say how much memory they need.
@@ -140,7 +140,7 @@ pub struct Nccl {
 /// Memory for what is not adjacent.
 #[derive(Default)]
 struct Scratch {
-    room: Option<Arena>,
+    room: Option<DeviceArena>,
     bytes: usize,
 }
 

@@ -1,11 +1,11 @@
 //! The first exchange of every kind in every group, before the arena is there: NCCL connects the members then,
 //! each waiting on the host for the others, and takes memory for it. Later nothing of that is left to do.
 
-use super::Group;
+use super::RankGroup;
 use super::comm::{Comm, Data};
 use super::library::{DataType, Fold, Queue};
 use crate::alarm::Alarm;
-use crate::cuda::arena::Arena;
+use crate::cuda::arena::DeviceArena;
 use crate::cuda::device::Stream;
 use shardc_ir::diag::Result;
 use shardc_ir::mesh::AtomSet;
@@ -64,9 +64,9 @@ pub(super) fn room(plan: &Plan) -> usize {
 /// Those of NCCL.
 pub(super) fn groups(
     plan: &Plan,
-    groups: &BTreeMap<AtomSet, Group>,
+    groups: &BTreeMap<AtomSet, RankGroup>,
     main: &Stream,
-    room: &Arena,
+    room: &DeviceArena,
     alarm: &Alarm,
 ) -> Result<()> {
     for (axes, kinds) in kinds(plan) {
@@ -79,7 +79,7 @@ pub(super) fn groups(
     Ok(())
 }
 
-fn one(kind: Kind, g: &Group, room: &Arena, queue: Queue) -> Result<()> {
+fn one(kind: Kind, g: &RankGroup, room: &DeviceArena, queue: Queue) -> Result<()> {
     let (from, to) = (room.address(0), room.address(ELEMENT * g.ways));
     let element = |at: u64| Data { at, count: 1, kind: DataType::ncclFloat32 };
     let swap = |comm: &Comm, out: &[usize], into: &[usize]| {

@@ -7,7 +7,7 @@ use shardc_ir::diag::{Diag, Result};
 use shardc_ir::kernel::Kernel;
 use shardc_ir::mesh::Mesh;
 use shardc_ir::samples::Sample;
-use shardc_runtime::cuda::{Arena, Executor, Modules, Ready, Stream};
+use shardc_runtime::cuda::{DeviceArena, DeviceExecutor, Modules, Ready, Stream};
 use shardc_runtime::threads::Threads;
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,8 +18,8 @@ const PLACE: usize = 256;
 
 /// One rank, which transposes the matrix in its first place into the second, and that into the third.
 struct Rank {
-    arena: Arena,
-    executor: Executor,
+    arena: DeviceArena,
+    executor: DeviceExecutor,
     kernels: [(Kernel, Vec<Ready>); 2],
 }
 
@@ -29,7 +29,7 @@ fn rank(machine: &Machine) -> Rank {
         let s = Sample::parse(text).unwrap();
         let f = super::function(&mesh, s.op, &s.ins);
         let kernel = lower(&mesh, &f, &f.nodes[0], &[]).unwrap();
-        assert!(Executor::repeats(&kernel));
+        assert!(DeviceExecutor::repeats(&kernel));
         let launches = cuda::launches(&kernel, &Limits::of("sm_80")).unwrap();
         (kernel, launches)
     });
@@ -38,8 +38,8 @@ fn rank(machine: &Machine) -> Rank {
     let kernels = kernels.map(|(k, launches)| (k, modules.ready(&launches).unwrap()));
     let stream: Arc<Stream> = Stream::new(&machine.device).unwrap();
     let end = Threads::connect(&mesh, Duration::from_secs(20)).remove(0);
-    let arena = Arena::new(&stream, 3 * PLACE, true).unwrap();
-    let executor = Executor::new(&stream, &modules, Box::new(end)).unwrap();
+    let arena = DeviceArena::new(&stream, 3 * PLACE, true).unwrap();
+    let executor = DeviceExecutor::new(&stream, &modules, Box::new(end)).unwrap();
     Rank { arena, executor, kernels }
 }
 
@@ -80,8 +80,8 @@ impl Rank {
 
 /// Queues a kernel.
 fn queue(
-    arena: &Arena,
-    executor: &mut Executor,
+    arena: &DeviceArena,
+    executor: &mut DeviceExecutor,
     kernels: &[(Kernel, Vec<Ready>); 2],
     k: usize,
 ) -> Result<()> {

@@ -6,7 +6,7 @@ use shardc_codegen::cuda;
 use shardc_ir::diag::Result;
 use shardc_ir::mesh::{AtomSet, Mesh};
 use shardc_ir::types::{DType, Reduction};
-use shardc_runtime::cuda::{Arena, Device, Modules, OnDevice, Stream};
+use shardc_runtime::cuda::{Device, DeviceArena, Modules, OnDevice, Stream};
 use shardc_runtime::threads::{Mover, Threads};
 use shardc_runtime::transport::{Gathered, Reduced, Region, Scattered, Transport};
 use std::sync::Arc;
@@ -42,7 +42,7 @@ fn copy(ends: &mut Ends, from: &Region, to: &Region) -> Result<()> {
 }
 
 /// The memory of a rank after all rounds, which it queues one after the other.
-fn one_rank(rank: usize, arena: &mut Arena, mut ends: Ends, exchange: Exchange) -> Vec<f32> {
+fn one_rank(rank: usize, arena: &mut DeviceArena, mut ends: Ends, exchange: Exchange) -> Vec<f32> {
     let table = (0..ROUNDS).flat_map(|i| value(i, rank).to_le_bytes().repeat(N));
     arena.write(TABLE * N * 4, &table.collect::<Vec<u8>>()).unwrap();
     let region = |place: usize| {
@@ -81,8 +81,8 @@ fn rounds(what: &str, exchange: Exchange, expected: fn(round: usize, rank: usize
     let mesh = Mesh::new(&[("tp", RANKS)]).unwrap();
     let ends =
         Threads::connect_with(&mesh, Duration::from_secs(60), (0..RANKS).map(mover).collect());
-    let mut arenas: Vec<Arena> =
-        streams.iter().map(|s| Arena::new(s, PLACES * N * 4, true).unwrap()).collect();
+    let mut arenas: Vec<DeviceArena> =
+        streams.iter().map(|s| DeviceArena::new(s, PLACES * N * 4, true).unwrap()).collect();
     let memory: Vec<Vec<f32>> = std::thread::scope(|s| {
         let all: Vec<_> = arenas
             .iter_mut()

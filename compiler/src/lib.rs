@@ -182,7 +182,7 @@ fn made(input: Input, o: &Options, manager: Manager, since: Instant) -> Result<O
 /// Compiles a model from a config alone.
 pub fn compile_config(config: &serde_json::Value, o: &Options) -> Result<Output> {
     let model = shardc_frontends::from_config(config, "config.json", &shape(o))?;
-    finish(adapted(from_model(model), o)?, o, Manager::new(&mut |_, _| {}), Instant::now(), vec![])
+    finish(adapted(from_model(model), o)?, o, Manager::default(), Instant::now(), vec![])
 }
 
 /// The kinds of groups that exchange data in every layer and reach over several nodes.

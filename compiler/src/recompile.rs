@@ -41,7 +41,7 @@ pub fn recompile_watched(s: &Stored, o: &Options, watch: Watch) -> Result<Output
 pub fn as_made(s: &Stored, o: &Options) -> Result<Output> {
     let from = begun(s)?;
     from.as_ref().map_or(Ok(()), |begin| flags::begun(begin, o))?;
-    recompile_with(s, o, Manager { from, ..Manager::new(&mut |_, _| {}) })
+    recompile_with(s, o, Manager { from, ..Manager::default() })
 }
 
 fn recompile_with(s: &Stored, o: &Options, manager: Manager) -> Result<Output> {
@@ -60,5 +60,5 @@ pub fn retarget(s: &Stored, o: &Options) -> Result<Output> {
     let mut input = from_text(&s.source)?;
     input.source.module.mesh = Default::default();
     input.source.module.funcs[0].annotations.clear();
-    finish(input, o, Manager::new(&mut |_, _| {}), Instant::now(), vec![])
+    finish(input, o, Manager::default(), Instant::now(), vec![])
 }

@@ -32,8 +32,8 @@ pub(crate) struct Compilation<'o, 'w> {
     pub phases: Vec<(&'static str, f64)>,
 }
 
-/// A module as a pass has left it, whether that changed it, and the milliseconds that it took.
-type AfterPass = (&'static Pass, Module, bool, f64);
+/// A module as a pass has left it, if somebody sees that, whether that changed it, and the milliseconds that it took.
+type AfterPass = (&'static Pass, Option<Module>, bool, f64);
 
 /// What ranks run, and its memory, with the milliseconds that each took.
 type Lowered = (Vec<RankClass>, [f64; 2]);
@@ -141,14 +141,20 @@ impl<'o, 'w> Compilation<'o, 'w> {
         Ok((changed || pass.from != pass.to, ms))
     }
 
+    /// Whether what each pass leaves is verified.
+    fn verifies_each(&self) -> bool {
+        self.manager.verify_each || (cfg!(debug_assertions) && !self.manager.trial)
+    }
+
     /// Notes what a pass has left, and shows it.
     fn left(&mut self, pass: &'static Pass, m: &Module, (changed, ms): (bool, f64)) -> Result<()> {
         self.phases.push((pass.name, ms));
-        let each = self.manager.verify_each || (cfg!(debug_assertions) && !self.manager.trial);
-        if changed && each {
+        if changed && self.verifies_each() {
             self.verified(pass.name, m)?;
         }
-        (self.manager.watch)(pass.name, m);
+        if let Some(watch) = &mut self.manager.watch {
+            watch(pass.name, m);
+        }
         Ok(())
     }
 
@@ -158,12 +164,11 @@ impl<'o, 'w> Compilation<'o, 'w> {
             if self.manager.without == Some(pass.name) {
                 continue;
             }
-            if let Some((left, lowered)) = self.no_larger(pass, &rows[i + 1..], &m)? {
+            if let Some((left, last, lowered)) = self.no_larger(pass, &rows[i + 1..], &m)? {
                 for (pass, module, changed, ms) in left {
-                    self.left(pass, &module, (changed, ms))?;
-                    m = module;
+                    self.left(pass, module.as_ref().unwrap_or(&last), (changed, ms))?;
                 }
-                return self.back_end(m, lowered);
+                return self.back_end(last, lowered);
             }
             let how = self.run(pass, &mut m)?;
             self.left(pass, &m, how)?;
@@ -173,24 +178,25 @@ impl<'o, 'w> Compilation<'o, 'w> {
     }
 
     /// What a pass leaves that is kept where a plan does not need more memory for it, what those behind it leave then,
-    /// and what is made of that. None of other passes, and where there is nothing to keep.
+    /// the last of that, and what is made of it. None of other passes, and where there is nothing to keep.
     fn no_larger(
         &mut self,
         pass: &'static Pass,
         behind: &'static [Pass],
         m: &Module,
-    ) -> Result<Option<(Vec<AfterPass>, Lowered)>> {
+    ) -> Result<Option<(Vec<AfterPass>, Module, Lowered)>> {
         let (Run::NoLarger(of), since) = (pass.run, Instant::now()) else { return Ok(None) };
         let Some(mut others) = of(m, self.o, &self.schedule, 0) else { return Ok(None) };
         takes(pass, m)?;
-        let mut left: Vec<AfterPass> = vec![(pass, m.clone(), false, 0.0)];
+        let seen = self.manager.watch.is_some() || self.verifies_each();
+        let shown = |m: &Module| seen.then(|| m.clone());
+        let mut last = m.clone();
+        let mut left: Vec<AfterPass> = vec![(pass, shown(m), false, 0.0)];
         for pass in behind {
-            let mut m = left[left.len() - 1].1.clone();
-            let (changed, ms) = self.run(pass, &mut m)?;
-            left.push((pass, m, changed, ms));
+            let (changed, ms) = self.run(pass, &mut last)?;
+            left.push((pass, shown(&last), changed, ms));
         }
-        let mut lowered =
-            self.lower(&left[behind.len()].1, usize::MAX)?.expect("no plan needs more");
+        let mut lowered = self.lower(&last, usize::MAX)?.expect("no plan needs more");
         let most = peak(&lowered.0);
         for number in 1.. {
             let mut all = vec![others];
@@ -200,12 +206,16 @@ impl<'o, 'w> Compilation<'o, 'w> {
                 others.values_mut().flatten().for_each(|f| run(&m.mesh, f, self.o));
                 all.push(others);
             }
-            let mut made = left[behind.len()].1.clone();
+            let mut made = last.clone();
             replace(&mut made, all[behind.len()].clone());
             let fits = self.lower(&made, most)?.filter(|l| peak(&l.0) <= most);
             if let Some(fits) = fits {
-                lowered = fits;
-                left.iter_mut().zip(all).for_each(|(left, others)| replace(&mut left.1, others));
+                (last, lowered) = (made, fits);
+                for (shown, others) in left.iter_mut().zip(all) {
+                    if let Some(m) = &mut shown.1 {
+                        replace(m, others);
+                    }
+                }
                 left[0].2 = true;
                 break;
             }
@@ -216,13 +226,13 @@ impl<'o, 'w> Compilation<'o, 'w> {
         }
         let own = left.iter().map(|x| x.3).chain(lowered.1).sum::<f64>();
         left[0].3 = ms(since) - own;
-        Ok(Some((left, lowered)))
+        Ok(Some((left, last, lowered)))
     }
 
     /// The module that one pass alone leaves.
     pub fn only(&mut self, pass: &'static Pass, mut m: Module) -> Result<Module> {
-        if let Some((mut left, _)) = self.no_larger(pass, behind(pass), &m)? {
-            m = left.swap_remove(0).1;
+        if let Some((mut left, ..)) = self.no_larger(pass, behind(pass), &m)? {
+            m = left.swap_remove(0).1.expect("somebody sees it");
         }
         self.run(pass, &mut m)?;
         self.verified(pass.name, &m)?;

@@ -51,8 +51,7 @@ pub fn compile_with(source: Source, o: &Options, manager: Manager) -> Result<Com
 /// # Errors
 /// As of [`compile`].
 pub fn trial(source: Source, o: &Options) -> Result<Compiled> {
-    let mut nobody = |_: &str, _: &Module| {};
-    compile_with(source, o, Manager { trial: true, ..Manager::new(&mut nobody) })
+    compile_with(source, o, Manager { trial: true, ..Manager::default() })
 }
 
 /// The module of a model as the passes up to one of them leave it.
@@ -60,8 +59,7 @@ pub fn trial(source: Source, o: &Options) -> Result<Compiled> {
 /// # Errors
 /// Those of these passes.
 pub fn up_to(last: &str, source: Source, o: &Options) -> Result<Module> {
-    let mut nobody = |_: &str, _: &Module| {};
-    let manager = Manager { trial: true, ..Manager::new(&mut nobody) };
+    let manager = Manager { trial: true, ..Manager::default() };
     let (mut c, rows, mut module) = Compilation::begin(source, o, manager)?;
     let end = rows.iter().position(|p| p.name == last).map_or(rows.len(), |i| i + 1);
     for pass in &rows[..end] {
@@ -86,8 +84,8 @@ pub fn run_pass(
             .rule("a pass takes a program")
             .help("begin with a text that --dump-all wrote"));
     }
-    let mut nobody = |_: &str, _: &Module| {};
-    Compilation::of_given(pass, &module, source, o, Manager::new(&mut nobody))?.only(pass, module)
+    let mut seen = |_: &str, _: &Module| {};
+    Compilation::of_given(pass, &module, source, o, Manager::new(&mut seen))?.only(pass, module)
 }
 
 /// Tensors of a size that are named.

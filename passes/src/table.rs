@@ -139,9 +139,10 @@ pub fn names() -> impl Iterator<Item = &'static str> {
 /// Called after each pass with its name and the module as it then is.
 pub type Watch<'a> = &'a mut dyn FnMut(&str, &Module);
 
-/// How passes are run.
+/// How passes are run: all of them, from the source on, if nothing else is said.
+#[derive(Default)]
 pub struct Manager<'a> {
-    pub watch: Watch<'a>,
+    pub watch: Option<Watch<'a>>,
     /// The module is verified after each pass, as debug builds always do.
     pub verify_each: bool,
     /// What is made is compared with others and thrown away: nothing is checked a second time.
@@ -163,9 +164,9 @@ pub struct Begin {
 }
 
 impl<'a> Manager<'a> {
-    /// All passes, from the source on.
+    /// With somebody who sees what each pass leaves.
     pub fn new(watch: Watch<'a>) -> Manager<'a> {
-        Manager { watch, verify_each: false, trial: false, without: None, from: None }
+        Manager { watch: Some(watch), ..Manager::default() }
     }
 }
 

@@ -12,7 +12,7 @@ use shardc_ir::text;
 use shardc_ir::verify::verify;
 use shardc_ir::weights::Weight;
 use shardc_passes::options::Options;
-use shardc_passes::pipeline::{self, BACK_END, Begin, Manager, PASSES, Pass};
+use shardc_passes::pipeline::{self, BACK_END, Begin, Manager, PASSES, Pass, Watch};
 use shardc_plans::flags::Flags;
 use shardc_process::signals;
 use shardc_report::proof::Prove;
@@ -194,7 +194,9 @@ impl Watched {
             }
         };
         let known = from.as_ref().is_none_or(|begin| begin.made.is_some());
-        let manager = Manager { verify_each: self.verify_each, from, ..Manager::new(&mut watch) };
+        let watched = last.is_some() || self.dump_all.is_some();
+        let watch = watched.then_some(&mut watch as Watch);
+        let manager = Manager { watch, verify_each: self.verify_each, from, ..Manager::default() };
         let out = match self.from.as_deref() {
             // It is the program that a pass cannot do with.
             Some([first, file]) => {

@@ -340,7 +340,7 @@ fn nothing_fits(what: &Plan, asked: &Asked, found: &PlannedLayouts, quiet: bool)
 fn write(model: &Path, asked: &Asked, best: &Compiled, dir: &Path) -> Result<()> {
     let memory = Some(asked.room(best.beside));
     let o = Options { memory, ..best.options.clone() };
-    let mut done = shardc_compiler::compile_with(model, &o, Manager::new(&mut |_, _| {}))?;
+    let mut done = shardc_compiler::compile_with(model, &o, Manager::default())?;
     // As the command that is printed makes it.
     done.stored.options.memory = None;
     done.write(dir)

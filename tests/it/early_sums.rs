@@ -33,8 +33,7 @@ fn on_devices(o: Options) -> Options {
 
 /// The same plan with all sums in `@optimizer_step`.
 pub fn late(model: &Model, o: &Options) -> Compiled {
-    let mut nobody = |_: &str, _: &Module| ();
-    let manager = Manager { without: Some("early-sums"), ..Manager::new(&mut nobody) };
+    let manager = Manager { without: Some("early-sums"), ..Manager::default() };
     compile_with(source_of(model), o, manager).expect("a plan")
 }
 

@@ -153,8 +153,7 @@ fn trial_without(
     o: &Options,
     without: Option<&'static str>,
 ) -> Result<Plan> {
-    let mut nobody = |_: &str, _: &Module| {};
-    let manager = Manager { without, ..Manager::new(&mut nobody) };
+    let manager = Manager { without, ..Manager::default() };
     tried(input, read, o, manager)
 }
 
@@ -176,8 +175,7 @@ pub fn trials(input: &Input, read: &Options, all: [&Options; 2]) -> Result<[Plan
     let first = tried(input, read, all[0], Manager::new(&mut seen))?;
     let pass = pipeline::find(COUNTED).expect("it is in the table of passes");
     let begin = before.map(|module| pipeline::Begin { pass, module, made: None });
-    let mut nobody = |_: &str, _: &Module| {};
-    let manager = Manager { from: begin, ..Manager::new(&mut nobody) };
+    let manager = Manager { from: begin, ..Manager::default() };
     Ok([first, tried(input, read, all[1], manager)?])
 }
 

@@ -136,9 +136,7 @@ fn has_all_speeds(o: &Options) -> bool {
 }
 
 fn compiles(model: &Path, o: &Options) -> bool {
-    !is_long(o)
-        && has_all_speeds(o)
-        && crate::compile_legal(model, o, Manager::new(&mut |_, _| {})).is_ok()
+    !is_long(o) && has_all_speeds(o) && crate::compile_legal(model, o, Manager::default()).is_ok()
 }
 
 /// Options with further changes until no rule is violated, and these changes.

@@ -186,7 +186,7 @@ impl<'a> Writer<'a> {
         source.module.mesh = Default::default();
         source.module.funcs[0].annotations.clear();
         at_one_position(&mut source)?;
-        Ok(pipeline::compile_with(source, &o, Manager::new(&mut |_, _| {}))?.plan)
+        Ok(pipeline::compile_with(source, &o, Manager::default())?.plan)
     }
 
     /// Where the weights of a plan come from.

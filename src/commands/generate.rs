@@ -80,7 +80,7 @@ pub struct Generate {
     /// Where the model runs: cpu, or cuda
     #[arg(long, value_enum, default_value_t)]
     pub device: On,
-    /// Row kernels on the CPU: compiled by the machine's C compiler, or interpreted, which is several times slower
+    /// Row kernels on the CPU: compiled by the machine's C compiler, or interpreted, a few per cent slower in f32
     /// [default: compiled; interpreted, with a warning, if there is no working compiler]
     #[arg(long, value_enum)]
     pub kernels: Option<Kernels>,

@@ -161,8 +161,8 @@ pub struct Run {
     /// Say what of each device's memory the driver, code, NCCL, the plan's arena and the rest have taken, in bytes
     #[arg(long)]
     pub memory_log: bool,
-    /// Kernels: on the CPU, those of rows compiled by the machine's C compiler, or interpreted, which is several times
-    /// slower; on a device, own: no library's, so that all devices of an architecture give the same bits [default:
+    /// Kernels: on the CPU, those of rows compiled by the machine's C compiler, or interpreted, a few per cent slower
+    /// in f32; on a device, own: no library's, so that all devices of an architecture give the same bits [default:
     /// compiled; interpreted, with a warning, if there is no working compiler]
     #[arg(long, value_enum)]
     pub kernels: Option<Kernels>,

@@ -68,7 +68,7 @@ fn failed(what: String) -> Diag {
     Diag::new("c-compiler", what)
         .rule("kernels over rows are compiled on the machine that runs them")
         .help("install a C compiler (gcc or clang), or name one with CC")
-        .help("kernels may be interpreted, several times slower: --kernels interpreted")
+        .help("kernels may be interpreted: --kernels interpreted")
 }
 
 /// The processor, as far as the compiler looks at it.
@@ -102,7 +102,7 @@ pub fn compile(functions: &Functions, limit: Duration) -> Result<Vec<PathBuf>> {
         .ok_or_else(|| failed("no folder for compiled kernels: HOME is not set".into()))?;
     let other = "name another folder with SHARDC_CACHE";
     let folder = Folder::open(&dir).map_err(|d| {
-        let interpreted = "kernels may be interpreted, several times slower: --kernels interpreted";
+        let interpreted = "kernels may be interpreted: --kernels interpreted";
         d.coded("c-compiler").help(other).help(interpreted)
     })?;
     let mut objects = Objects { folder: &folder, found: BTreeMap::new() };

@@ -225,7 +225,7 @@ pub(super) fn launch(
         (On::Cpu, asked) => match native(&programs, how) {
             Ok(made) => Some(Arc::new(made)),
             Err(d) if asked.is_none() => {
-                warn(&[d.why("kernels are interpreted: the same numbers, several times slower")]);
+                warn(&[d.why("kernels are interpreted: the same numbers, in f32 a little slower")]);
                 None
             }
             Err(d) => return Err(d),

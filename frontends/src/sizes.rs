@@ -14,7 +14,7 @@ use recurrent::{recurrent, split_heads, steps};
 use crate::config::{Config, MAX_COUNT, TIED};
 use crate::family::{
     Activation, Adjacent, Beside, Eps, Experts, Factor, Factors, Family, Growth, Halves, Heads,
-    KvHeads, LatentSizes, Positions, RecurrentSizes, ScoreScale, Softcap, Still, Window,
+    KvHeads, LatentSizes, Positions, QkScale, RecurrentSizes, Softcap, Still, Window,
 };
 use crate::rope::{self, Rope};
 use crate::{Facts, Shape};
@@ -137,11 +137,9 @@ impl Arch {
         let facts = Facts { experts: facts.experts.filter(|_| sparse.contains(&true)), ..facts };
         warnings.extend(idle_balance(f, shape, facts.experts.is_some()));
         let scale = match f.attention.scores {
-            ScoreScale::OverRootOfHead => 1.0 / (facts.head_dim as f64).sqrt(),
-            ScoreScale::OverRootOf(key, absent) => {
-                1.0 / c.positive_if(key)?.unwrap_or(absent).sqrt()
-            }
-            ScoreScale::Times(key, absent) => c.positive_if(key)?.unwrap_or(absent),
+            QkScale::OverRootOfHead => 1.0 / (facts.head_dim as f64).sqrt(),
+            QkScale::OverRootOf(key, absent) => 1.0 / c.positive_if(key)?.unwrap_or(absent).sqrt(),
+            QkScale::Times(key, absent) => c.positive_if(key)?.unwrap_or(absent),
         };
         let factor = |of: Factor| match of {
             Factor::One => Ok(1.0),

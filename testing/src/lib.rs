@@ -120,6 +120,19 @@ pub fn samples(every: u64, long: u64) -> u64 {
     if nightly() { long } else { every }
 }
 
+/// The folders with the sources of all crates that are for users, and of this one, from the root of the workspace:
+/// those beside a `Cargo.toml`, examples and fuzzing aside.
+pub fn sources() -> Vec<String> {
+    let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
+    let all = std::fs::read_dir(root).expect("the root of the workspace").flatten();
+    let name = |e: std::fs::DirEntry| e.file_name().into_string().expect("a name");
+    let is = |of: &String| ["Cargo.toml", "src"].iter().all(|f| root.join(of).join(f).exists());
+    let mut found: Vec<String> = all.map(name).filter(is).map(|of| of + "/src").collect();
+    found.push("src".into());
+    found.sort();
+    found
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -148,17 +161,4 @@ mod tests {
             }
         }
     }
-}
-
-/// The folders with the sources of all crates that are for users, and of this one, from the root of the workspace:
-/// those beside a `Cargo.toml`, examples and fuzzing aside.
-pub fn sources() -> Vec<String> {
-    let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
-    let all = std::fs::read_dir(root).expect("the root of the workspace").flatten();
-    let name = |e: std::fs::DirEntry| e.file_name().into_string().expect("a name");
-    let is = |of: &String| ["Cargo.toml", "src"].iter().all(|f| root.join(of).join(f).exists());
-    let mut found: Vec<String> = all.map(name).filter(is).map(|of| of + "/src").collect();
-    found.push("src".into());
-    found.sort();
-    found
 }

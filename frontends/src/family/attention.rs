@@ -16,7 +16,7 @@ pub struct Attention {
     pub norms: Option<HeadNorms>,
     pub o: Linear,
     pub window: Window,
-    pub scores: ScoreScale,
+    pub scores: QkScale,
     /// Queries, keys and values are limited to this key's number, before they turn, if it is one.
     pub clip: Option<&'static str>,
     /// Of the scores.
@@ -31,7 +31,7 @@ pub struct Attention {
 
 /// What the products of queries and keys are multiplied by.
 #[derive(Clone, Copy, Debug)]
-pub enum ScoreScale {
+pub enum QkScale {
     /// 1 over the root of the head size.
     OverRootOfHead,
     /// 1 over the root of a key's number, and of this where it is absent.

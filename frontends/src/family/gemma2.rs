@@ -13,7 +13,7 @@ pub(super) const FAMILY: Family = Family {
     attention: Attention {
         norm_behind: Some("post_attention_layernorm"),
         window: Window::Alternating { absent: 4096, every: 2, key: None },
-        scores: ScoreScale::OverRootOf("query_pre_attn_scalar", 256.0),
+        scores: QkScale::OverRootOf("query_pre_attn_scalar", 256.0),
         softcap: Some(Softcap { key: "attn_logit_softcapping", absent: Some(50.0) }),
         ..llama::FAMILY.attention
     },

@@ -11,7 +11,7 @@ pub(super) const FAMILY: Family = Family {
         logits: Factor::Over("logits_scaling", 1.0),
     },
     attention: Attention {
-        scores: ScoreScale::Times("attention_multiplier", 1.0),
+        scores: QkScale::Times("attention_multiplier", 1.0),
         ..llama::FAMILY.attention
     },
     ..llama::FAMILY

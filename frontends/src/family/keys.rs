@@ -7,7 +7,7 @@
 use super::wrappers;
 use super::{
     Adjacent, Beside, Bias, Eps, Experts, Factor, Family, Groups, Growth, Halves, Heads, KvHeads,
-    Linear, Mixer, Normed, Positions, ScoreScale, SparseLayers, Still, Unlisted, Walking, Window,
+    Linear, Mixer, Normed, Positions, QkScale, SparseLayers, Still, Unlisted, Walking, Window,
 };
 use crate::config::Config;
 use crate::rope;
@@ -204,7 +204,7 @@ impl Family {
         if let Beside::Unless(key) = self.beside {
             all.push(key);
         }
-        if let ScoreScale::OverRootOf(key, _) | ScoreScale::Times(key, _) = self.attention.scores {
+        if let QkScale::OverRootOf(key, _) | QkScale::Times(key, _) = self.attention.scores {
             all.push(key);
         }
         all.extend(self.attention.clip.into_iter().chain(self.mtp));

@@ -32,7 +32,7 @@ pub(super) const FAMILY: Family = Family {
         heads: Heads::of(Bias::Key("attention_bias")),
         o: Linear::torch("o_proj", Bias::Key("attention_bias")),
         window: Window::Never,
-        scores: ScoreScale::OverRootOfHead,
+        scores: QkScale::OverRootOfHead,
         clip: None,
         softcap: None,
         norms: None,

@@ -67,8 +67,7 @@ mod wrappers;
 
 pub use crate::positions::{Adjacent, Positions, Still, Turning};
 pub use attention::{
-    Attention, Growth, HeadNorms, Heads, Latent, LatentSizes, NormedOver, ScoreScale, Unlisted,
-    Window,
+    Attention, Growth, HeadNorms, Heads, Latent, LatentSizes, NormedOver, QkScale, Unlisted, Window,
 };
 pub use experts::{
     Clamped, Experts, Groups, Narrowed, Normed, Score, ScoreFunction, Shared, SharedWidth,

@@ -265,7 +265,7 @@ fn read_bytes(dir: &Path, name: &str) -> Result<Vec<u8>> {
     files::read(&path, MAX_FILE).map_err(|d| d.help("or recompile the plan with shardc compile"))
 }
 
-/// A text of a plan, of at most [`MAX_FILE`] bytes.
+/// A text of a plan, of at most `MAX_FILE` bytes.
 pub fn read_file(dir: &Path, name: &str) -> Result<String> {
     String::from_utf8(read_bytes(dir, name)?)
         .map_err(|_| not_a_plan(dir, name, "it is not text (not UTF-8)"))

@@ -81,10 +81,12 @@ fn meant(what: &str, mut d: Diag) -> Diag {
     d
 }
 
-/// One of many answers about a plan, which is compiled again only once for all of them; see [`explain`].
+/// An answer about a plan, which is compiled again only once for many of them: of `%value` (the `%` may be left out,
+/// `@func %value` chooses a function), `collective:N`, `tensor:NAME` (or the name alone), `schedule`, `transfers`,
+/// `memory`, or `price`.
 ///
 /// # Errors
-/// Those of [`explain`].
+/// `unknown-value`, `unknown-collective` or `unknown-tensor`, with what there is.
 pub fn answer(why: &Why, what: &str) -> Result<Answer> {
     let what = what.trim();
     if what == "price" {

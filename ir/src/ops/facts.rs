@@ -47,7 +47,7 @@ pub enum Kind {
     GroupedProduct,
     /// A step of an optimizer.
     Update,
-    /// Of ranks: what each holds of a value changes, not the value ([`super::Collective`]).
+    /// Of ranks: what each holds of a value changes, not the value ([`super::LayoutChange`]).
     Layout,
 }
 

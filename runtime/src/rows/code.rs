@@ -32,6 +32,14 @@ impl Access {
             elem,
         }
     }
+
+    /// Whether both reach memory in the same order: one may lie on the other then. What has no strides stays where it
+    /// is.
+    pub fn walks_as(&self, other: &Access) -> bool {
+        let (a, b) = (&self.view.strides, &other.view.strides);
+        let at = |of: &Extents, l: usize| of.get(l).copied().unwrap_or(0);
+        (0..a.len().max(b.len())).all(|l| at(a, l) == at(b, l))
+    }
 }
 
 /// One loop over a block.

@@ -161,8 +161,8 @@ impl Writer<'_> {
         keep: bool,
     ) -> Vec<Instruction> {
         for &i in stage {
-            // What is stored is read first: another result may lie on it.
-            let in_place = stores.len() < 2 || !stores.iter().any(|s| s.1 == i);
+            // What is stored, or read by later sections, is read first: another result may lie on it.
+            let in_place = !keep && (stores.len() < 2 || !stores.iter().any(|s| s.1 == i));
             match left.iter().find(|x| x.0 == i) {
                 Some(&(_, s)) => self.read(i, self.store(s), in_place),
                 None => self.instruction(i, stage, in_place),
@@ -186,7 +186,10 @@ impl Writer<'_> {
             let none = self.new_value();
             self.add(Does::Store(self.store(s)), &[value], none);
         }
-        self.fuse();
+        // Later sections may read what this one makes.
+        if !keep {
+            self.fuse();
+        }
         self.make_readable();
         self.write_in_place();
         let code = self.emit(keep);
@@ -352,15 +355,11 @@ impl Writer<'_> {
                 _ => continue,
             };
             let alike = |v: &usize| match self.found[*v] {
-                Some(Found { at: Where::Memory(a), .. }) => {
-                    self.accesses[a].view.strides == access.view.strides
-                }
+                Some(Found { at: Where::Memory(a), .. }) => self.accesses[a].walks_as(access),
                 _ => false,
             };
             let loads = |s: &Step| match s.does {
-                Does::Load(a) => {
-                    self.accesses.get(a).is_some_and(|a| a.view.strides == access.view.strides)
-                }
+                Does::Load(a) => self.accesses.get(a).is_some_and(|a| a.walks_as(access)),
                 _ => false,
             };
             let read = self.steps[m + 1..].iter().any(|s| s.args.iter().any(alike) || loads(s));

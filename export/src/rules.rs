@@ -1,7 +1,8 @@
 //! Update rules in other software: which of ours it has, and why not the others.
 
 use super::Export;
-use shardc_passes::optim::of_all;
+use shardc_ir::text::update::Rules;
+use shardc_passes::optim::{of_all, rules};
 use shardc_passes::options::Options;
 use shardc_plans::flags::Target;
 use shardc_plans::flags::spec::TRAINERS;
@@ -34,18 +35,29 @@ pub(super) fn lion(o: &Options) -> Option<Lion> {
     (fits && f32).then_some(Lion { betas, decay, lr: g.lr })
 }
 
+/// Rules of a user's own text by which something is updated.
+fn own(o: &Options) -> Vec<String> {
+    let file = Rules::parse(&o.optim_file, "--optim-file").unwrap_or_default();
+    rules(o).into_iter().filter(|name| file.named(name).next().is_some()).collect()
+}
+
 /// Notes what a target has not of the groups of a plan: of software that has a config for training.
 pub(super) fn check(e: &mut Export) {
     let to = e.to;
     if !TRAINERS.contains(&to) || (to == Target::Deepspeed && lion(e.o).is_some()) {
         return;
     }
+    let of_file = own(e.o);
+    for name in &of_file {
+        let what = format!("the update rule `@{name}` of --optim-file: it is a text of your own");
+        e.lack(true, what);
+    }
     for text in &e.o.optim {
         let rule = text.split_once('=').map_or("", |x| x.1).split(',').next().unwrap_or("").trim();
         e.lack(true, format!("the update rule `{text}`: {}", why(to, rule)));
     }
-    if !e.o.optim.is_empty() {
-        e.helps.push("compile with --optimizer adamw or sgd and no --optim, or train it here: shardc run, or export --to torch");
+    if !e.o.optim.is_empty() || !of_file.is_empty() {
+        e.helps.push("compile with --optimizer adamw or sgd and no --optim or --optim-file, or train it here: shardc run, or export --to torch");
     }
 }
 

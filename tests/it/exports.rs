@@ -252,6 +252,17 @@ fn update_rules_are_written_or_refused() {
             assert!(named, "{flags:?} {to}: {said}");
         }
     }
+    // Neither does one of the user's own that is called so.
+    let own = "update @adamw(\n  %p: f32[*] param, %g: f32[*] grad,\n  %lr: f32[] scalar \"lr\",\n) -> (f32[*] param)\n{\n  \
+               return sub %p, mul[*,->*] %g, %lr\n}\n";
+    lab.write("own.ir", own);
+    let plan =
+        ["--optim-file", "own.ir", "--decay", "all", "--weight-decay", "0", "-o", "own.plan"];
+    lab.ok(&[&["compile", &model, "--seq", "16"][..], &plan].concat());
+    for to in ["megatron", "torchtitan", "deepspeed", "nanotron"] {
+        let said = lab.refuses(&["export", "own.plan", "--to", to], 4, "export");
+        assert!(said.contains("the update rule `@adamw` of --optim-file"), "{to}: {said}");
+    }
     let config = |i: usize| -> Json {
         let out = lab.ok(&["export", &format!("{i}.plan"), "--to", "deepspeed"]).stdout;
         serde_json::from_slice(&out).expect("JSON")

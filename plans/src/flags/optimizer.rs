@@ -467,7 +467,9 @@ fn texts(o: &Options) -> String {
 
 /// The optimizer, in a few words.
 pub fn name(o: &Options) -> String {
+    let own = Rules::parse(&o.optim_file, "--optim-file").unwrap_or_default();
     let one = |rule: String| match &*rule {
+        name if own.named(name).next().is_some() => format!("@{name}"),
         "adamw" => "AdamW".into(),
         "sgd" => "SGD".into(),
         "lion" => "Lion".into(),

@@ -58,7 +58,10 @@ fn modules(src: &Path, at: &Path, out: &mut BTreeMap<String, String>) {
         if rust && !["lib", "main"].contains(&name.as_str()) {
             let text = read(&path);
             let own = text.split("#[cfg(test)]\nmod ").next().unwrap_or_default();
-            *out.entry(name).or_default() += own;
+            // From so deep `super::` is the crate.
+            let deep = path.strip_prefix(src).expect("below").iter().count();
+            let deep = if path.ends_with("mod.rs") { deep - 1 } else { deep };
+            *out.entry(name).or_default() += &own.replace(&"super::".repeat(deep), "crate::");
         }
     }
 }

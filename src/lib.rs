@@ -6,7 +6,7 @@ mod torch;
 
 pub use shardc_compiler::{
     Output, as_made, compare, compile, compile_config, compile_with, device, measure, numbers,
-    planner, recompile, recompile_watched, retarget, search,
+    planner, recompile, retarget, search,
 };
 pub use shardc_plans::input::{Input, brought, facts, read_model, shape, text_source};
 pub use shardc_plans::plan_dir::SCHEMA;

@@ -9,7 +9,7 @@ pub mod planner;
 mod recompile;
 pub mod search;
 
-pub use recompile::{as_made, recompile, recompile_watched, retarget};
+pub use recompile::{as_made, recompile, retarget};
 use shardc_ir::diag::{Diag, Result, count};
 use shardc_ir::func::Value;
 use shardc_ir::hardware::Hardware;

@@ -5,7 +5,7 @@ use shardc_ir::diag::{Diag, Result};
 use shardc_ir::text;
 use shardc_ir::verify::verify;
 use shardc_passes::options::Options;
-use shardc_passes::pipeline::{self, Begin, Manager, Watch};
+use shardc_passes::pipeline::{self, Begin, Manager};
 use shardc_plans::flags;
 use shardc_plans::input::from_text;
 use shardc_plans::stored::{From, Stored};
@@ -28,12 +28,7 @@ fn begun(s: &Stored) -> Result<Option<Begin>> {
 
 /// Compiles a stored plan's source again with other options.
 pub fn recompile(s: &Stored, o: &Options) -> Result<Output> {
-    recompile_watched(s, o, &mut |_, _| {})
-}
-
-/// The same, showing what each pass leaves.
-pub fn recompile_watched(s: &Stored, o: &Options, watch: Watch) -> Result<Output> {
-    recompile_with(s, o, Manager::new(watch))
+    recompile_with(s, o, Manager::default())
 }
 
 /// Compiles a stored plan as it was, with options that may differ behind where it began: from its model, or from the

@@ -142,7 +142,11 @@ fn no_effect(mesh: &Mesh, params: &[ParamLayout], o: &Options) -> Vec<Diag> {
                 whole.len(),
                 p.param.name
             );
-            let divides = (0..p.stored.rank()).any(|d| p.stored.dims[d].size.is_multiple_of(n));
+            // Of the piece of a dim that a rank has.
+            let splits = |d: usize| {
+                p.stored.dims[d].size.is_multiple_of(n * p.stored.pieces(mesh, d).max(1))
+            };
+            let divides = (0..p.stored.rank()).any(splits);
             warn(
                 what,
                 match divides {

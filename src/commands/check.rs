@@ -5,6 +5,7 @@ use serde_json::json;
 use shardc_compiler::search::advice::{advise, gained};
 use shardc_compiler::search::ways;
 use shardc_ir::diag::{Result, count};
+use shardc_passes::pipeline::Manager;
 use shardc_plans::flags::Flags;
 use shardc_plans::rules::{self, Violation};
 use shardc_process::terminal::{json_line, note};
@@ -26,7 +27,7 @@ pub fn check(model: &Path, flags: Flags, as_json: bool) -> Result<i32> {
     }
     if found.is_empty() {
         // No rule is violated; whatever the passes still refuse, or warn of, is found by compiling.
-        match shardc_compiler::compile(&model, &asked, &mut |_, _| {}) {
+        match shardc_compiler::compile_with(&model, &asked, Manager::default()) {
             Ok(done) => {
                 super::warn(&done.warnings);
                 super::warn(&flags.without_effect(

@@ -397,10 +397,12 @@ fn chats_have_a_system_column() {
             assert_eq!(said["unused"], json!([]), "{key}");
         }
     }
-    let twice = json!([{ "from": "system", "value": "s" }, turns[0], turns[1]]);
-    lab.write("c.jsonl", json!({ "system": "s", "conversations": twice }).to_string());
-    let said = lab.refuses(&["data", "c.jsonl", "--tokenizer", &tokenizer()], 2, "data");
-    assert!(said.contains("beside a message of the role system"), "{said}");
+    let other = json!({ "from": "system", "value": "s" });
+    for twice in [[&other, &turns[0], &turns[1]], [&turns[0], &other, &turns[1]]] {
+        lab.write("c.jsonl", json!({ "system": "s", "conversations": twice }).to_string());
+        let said = lab.refuses(&["data", "c.jsonl", "--tokenizer", &tokenizer()], 2, "data");
+        assert!(said.contains("beside a message of the role system"), "{said}");
+    }
     lab.write("c.jsonl", json!({ "system": 1, "conversations": turns }).to_string());
     let said = lab.refuses(&["data", "c.jsonl", "--tokenizer", &tokenizer()], 2, "data");
     assert!(said.contains("`system` is not a string"), "{said}");

@@ -33,25 +33,6 @@ const MINUTES: Duration = Duration::from_secs(600);
 
 /// Programs that become one kernel or a few, for R rows of C elements; `i` is drawn in 0..C.
 const PROGRAMS: [&str; 26] = [
-    // rows side by side, as more operands have one element a row: two results, one of which may lie on what the other
-    // reads; and values before the walk that are read in it and behind it
-    "(%x: f32[R,C], %a: f32[R], %c: f32[R]) -> (f32[R], f32[R]) {
-       %z = exp %x : f32[R,C]
-       %s = reduce_sum[rc->r] %z : f32[R]
-       %t = add %s, %c : f32[R]
-       %p = add %a, %t : f32[R]
-       %q = mul %a, %t : f32[R]
-       return %p, %q }",
-    "(%x: f32[R,C], %w: f32[C], %a: f32[R], %b: f32[R], %c: f32[R]) -> f32[R] {
-       %t = add %a, %b : f32[R]
-       %u = mul %t, %c : f32[R]
-       %z = mul[rc,c->rc] %x, %w : f32[R,C]
-       %y = add[rc,r->rc] %z, %t : f32[R,C]
-       %v = mul[rc,r->rc] %y, %a : f32[R,C]
-       %s = reduce_sum[rc->r] %v : f32[R]
-       %o = mul %s, %u : f32[R]
-       %q = add %o, %t : f32[R]
-       return %q }",
     // a sum over one of two dims, beside what has both
     "(%x: f32[R,3,C], %w: f32[R,3]) -> f32[R,3,C] {
        %r = reduce_sum[rs->r] %w : f32[R]
@@ -239,6 +220,25 @@ const PROGRAMS: [&str; 26] = [
        %y = dot[cr,cr->r] %x, %x : f32[R]
        %z = add %y, %w : f32[R]
        return %z }",
+    // rows side by side, as more operands have one element a row: two results, one of which may lie on what the other
+    // reads; and values before the walk that are read in it and behind it
+    "(%x: f32[R,C], %a: f32[R], %c: f32[R]) -> (f32[R], f32[R]) {
+       %z = exp %x : f32[R,C]
+       %s = reduce_sum[rc->r] %z : f32[R]
+       %t = add %s, %c : f32[R]
+       %p = add %a, %t : f32[R]
+       %q = mul %a, %t : f32[R]
+       return %p, %q }",
+    "(%x: f32[R,C], %w: f32[C], %a: f32[R], %b: f32[R], %c: f32[R]) -> f32[R] {
+       %t = add %a, %b : f32[R]
+       %u = mul %t, %c : f32[R]
+       %z = mul[rc,c->rc] %x, %w : f32[R,C]
+       %y = add[rc,r->rc] %z, %t : f32[R,C]
+       %v = mul[rc,r->rc] %y, %a : f32[R,C]
+       %s = reduce_sum[rc->r] %v : f32[R]
+       %o = mul %s, %u : f32[R]
+       %q = add %o, %t : f32[R]
+       return %q }",
 ];
 
 /// Rows and elements: one, odd, around a vector, around a chunk, many, and as many chunks as a vector

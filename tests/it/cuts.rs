@@ -108,6 +108,9 @@ fn cuts_by_hand_that_do_not_fit_are_refused() {
         assert!(said.contains("for example --layers down\n"), "{given}: {said}");
     }
     lab.ok(&args("down"));
+    // Without pp there is nothing to cut.
+    let said = lab.refuses(&["compile", text, "-o", "p", "--layers", "2,2"], 2, "layers");
+    assert!(!said.contains("for example"), "{said}");
     // Equal layers need 8 % stages == 0; otherwise any number will do.
     let three = |layers: &str| {
         let mut o = options(&[("pp", 3)], false, 2);

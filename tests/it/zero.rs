@@ -360,6 +360,12 @@ fn what_zero_leaves_whole_is_told_with_a_way_that_works() {
     assert_eq!(said("olmo2", &[("dp_shard", 2)]), "");
     let pieces = said("olmo2", &[("dp_shard", 2), ("tp", 2)]);
     assert_eq!(pieces, "leave it: ranks of another axis use pieces of what each of them holds");
+    // A bias of 10 in two pieces of tp is 5 on a rank, which other sizes divide.
+    let lab = crate::lab::Lab::new("zero-pieces");
+    let toy = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/toy.toml");
+    let out = lab.ok(&["compile", toy, "--mesh", "dp_shard=2,tp=2", "--zero", "1"]);
+    let said = String::from_utf8_lossy(&out.stderr);
+    assert!(said.contains("use a size of dp_shard that divides one of their dims"), "{said}");
 }
 
 /// Over NCCL the parameters of a block are gathered in one call per direction, and their gradients scattered in

@@ -222,10 +222,18 @@ fn not_together(d: Diag, asked: &Asked, all: &[Candidate]) -> Diag {
     let words = |some: &[&(String, usize)]| {
         some.iter().map(|(n, v)| format!("{n}={v}")).collect::<Vec<_>>().join(", ")
     };
+    let mut seen = BTreeSet::new();
+    if let Some((name, _)) = asked.fixed.iter().find(|f| !seen.insert(&f.0)) {
+        return d.why(format!("--fix says {name} twice")).help(format!("give {name} once"));
+    }
     let axes = |f: &&(String, usize)| ["tp", "cp", "pp", "dp"].contains(&f.0.as_str());
     let axes: Vec<_> = asked.fixed.iter().filter(axes).collect();
     let ranks = axes.iter().fold(1usize, |n, f| n.saturating_mul(f.1));
-    if ranks == 0 || !asked.gpus.is_multiple_of(ranks) {
+    let wrong = match axes.len() {
+        4 => ranks != asked.gpus,
+        _some => ranks == 0 || !asked.gpus.is_multiple_of(ranks),
+    };
+    if wrong {
         let there = count(asked.gpus, "rank", "ranks");
         return d
             .why(format!(
@@ -233,7 +241,10 @@ fn not_together(d: Diag, asked: &Asked, all: &[Candidate]) -> Diag {
                 words(&axes),
                 count(ranks, "rank", "ranks")
             ))
-            .help(format!("fix numbers whose product divides {}", asked.gpus));
+            .help(match axes.len() {
+                4 => format!("fix numbers whose product is {}", asked.gpus),
+                _some => format!("fix numbers whose product divides {}", asked.gpus),
+            });
     }
     let has = |c: &Candidate, f: &(String, usize)| c.number(&f.0) == Some(f.1);
     for (i, a) in asked.fixed.iter().enumerate() {

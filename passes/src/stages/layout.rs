@@ -140,6 +140,8 @@ fn here(stages: usize, layers: usize) -> String {
 fn example(units: &[Unit], stages: usize) -> Option<String> {
     let layers = units.iter().filter(|u| u.layer.is_some()).count();
     let all: Vec<String> = match stages {
+        // There is nothing to cut.
+        0 | 1 => return None,
         _ if layers >= stages => {
             let each = |i: usize| layers / stages + usize::from(i < layers % stages);
             (0..stages).map(|i| each(i).to_string()).collect()

@@ -404,7 +404,9 @@ fn behind(system: Json, all: Vec<Json>) -> Result<Vec<Json>> {
     match system {
         Json::Null => Ok(all),
         Json::String(text) if text.is_empty() => Ok(all),
-        Json::String(_) if all.first().is_some_and(|m| m["role"] == "system") => {
+        Json::String(_)
+            if all.iter().any(|m| m["role"] == "system" || m["role"] == "developer") =>
+        {
             Err(wrong("`system` stands beside a message of the role system").help(help))
         }
         Json::String(text) => Ok([vec![message("system", &text)], all].concat()),

@@ -97,7 +97,7 @@ pub struct Report {
     pub refuted: Vec<Refuted>,
     /// Equations whose sides have other forms, and are too large to compute whether they differ.
     pub unsure: Vec<Refuted>,
-    /// Where something differs: where the model makes the first value that the plan makes nowhere in this form.
+    /// Where a loss or output differs: where the model makes the first value that the plan makes nowhere in this form.
     pub first: Option<String>,
     pub gaps: Vec<Gap>,
     /// How often which lemma was used.
@@ -146,14 +146,18 @@ fn decide(subject: &Subject, lemmas: Lemmas, compute: bool) -> Report {
     shown.append(&mut report.shown);
     let mut unsure = vec![];
     unequal.sort_by_cached_key(|x| extent(&w.s, x.2));
-    let first = first.filter(|_| !unequal.is_empty());
     if compute && refuted.is_empty() {
         unequal = judged(&mut w, subject, unequal, &mut shown, &mut gaps, &mut unsure);
     }
+    // Where all that forward shows is as it should be, its values in other forms say nothing.
+    let first = first.filter(|_| unequal.iter().any(|x| x.0 == FORWARD));
     refuted.extend(unequal.into_iter().map(|x| x.1));
     let (lemmas, nodes, terms) = (w.s.used.clone(), w.nodes, w.s.len());
     Report { shown, refuted, unsure, first, gaps, lemmas, nodes, terms }
 }
+
+/// The kind of equations of what forward and evaluations show.
+pub(crate) const FORWARD: &str = "losses and outputs";
 
 /// Most terms that are counted of a difference.
 const COUNTED: usize = 10_000;

@@ -13,7 +13,6 @@
 //! - the text of its update rule, on the whole parameter, makes the new parameter and states;
 //! - a bias that corrects the choice of experts moves by `rate` towards experts below the mean load.
 
-use crate::Recipe;
 use crate::fun::Real;
 use crate::ledger::Gap;
 use crate::meaning;
@@ -22,6 +21,7 @@ use crate::ops::{AtLeast, Both, Clamp, Each, Select};
 use crate::reverse;
 use crate::term::{Mentions, Origin, Store, Term};
 use crate::whole::{Results, Whole};
+use crate::{FORWARD, Recipe};
 use shardc_ir::func::{Fill, Func, Role, RoleKind, StateInit, StateName, Value};
 use shardc_ir::mesh::Mesh;
 use shardc_ir::ops::Op;
@@ -279,7 +279,7 @@ impl Textbook {
                 [what.clone(), format!("{} functions make it", made.len()), "one".into()]
             });
             let got = made.first().copied();
-            w.ledger.equal(&w.s, texts, "losses and outputs", what, got, *want);
+            w.ledger.equal(&w.s, texts, FORWARD, what, got, *want);
         }
         let left: Vec<Role> = w.outputs.keys().cloned().collect();
         for role in left {
@@ -296,7 +296,7 @@ impl Textbook {
         if let Some(per_label) = self.per_label {
             for t in w.made(&Role::new(RoleKind::Step, "inv_tokens")) {
                 let what = "1 / labels of the batch".to_string();
-                w.ledger.equal(&w.s, texts, "losses and outputs", what, Some(t), per_label);
+                w.ledger.equal(&w.s, texts, FORWARD, what, Some(t), per_label);
             }
         }
         for (p, &want) in &self.gradients {
@@ -339,7 +339,7 @@ impl Textbook {
             w.ledger.must("composition", several, || {
                 [what.clone(), format!("{} functions make it", made.len()), "made once".into()]
             });
-            let kind = if shown { "losses and outputs" } else { "updates" };
+            let kind = if shown { FORWARD } else { "updates" };
             if made.is_empty() {
                 w.ledger.equal(&w.s, texts, kind, what.clone(), None, want);
             }
@@ -358,7 +358,7 @@ impl Textbook {
                 let what = format!("{role} of an evaluation");
                 match want {
                     Some(want) => {
-                        w.ledger.equal(&w.s, texts, "losses and outputs", what, Some(t), want);
+                        w.ledger.equal(&w.s, texts, FORWARD, what, Some(t), want);
                     }
                     None => w.ledger.must("composition", false, || {
                         [what, "an evaluation makes it".into(), "losses alone".into()]

@@ -165,7 +165,9 @@ impl std::fmt::Display for Outcome {
 pub fn first(r: &Report) -> Option<String> {
     let known = r.refuted.first().is_some_and(|x| x.textbook_place == r.first);
     let (place, line) = r.first.as_deref().filter(|_| !known)?.split_once(": ")?;
-    Some(format!("the first value of the model that the plan makes nowhere: `{line}`, in {place}"))
+    Some(format!(
+        "the first value of the model that the plan makes nowhere in this form: `{line}`, in {place}"
+    ))
 }
 
 /// What a plan computes somewhere, and what it should: lines of the programs and of the model, or where something has

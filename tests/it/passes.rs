@@ -347,6 +347,16 @@ fn a_large_changed_program_is_refuted() {
         assert!(line.contains("= silu %l0.gate") && line.contains("model.layers.0.mlp"), "{line}");
     }
     lab.ok(&from("same.ir"));
+    // Of a wrong update nothing is said of forward, which may have other forms of the same.
+    let other = format!("{FIXTURES}/mamba2");
+    let base = ["compile", &other, "--mesh", "dp=2", "--seq", "16"];
+    lab.ok(&[&base[..], &["--dump-all", "steps"]].concat());
+    let step = std::fs::read_to_string(lab.path("steps/16-step.ir")).expect("a dump");
+    assert!(step.contains("adamw[0.9;"), "{step}");
+    lab.write("update.ir", step.replace("adamw[0.9;", "adamw[0.8;"));
+    let wrong = ["--from", "early-sums", "update.ir", "-o", "other"];
+    let said = lab.refuses(&[&base[..], &wrong].concat(), 2, "refuted");
+    assert!(!said.contains("makes nowhere"), "{said}");
 }
 
 /// Two states that change their parameters: the program verifies, and memory cannot hold what it says. It is the

@@ -733,6 +733,10 @@ fn plans_that_cannot_be_are_refused() {
     );
     let both = lab.refuses(&with(&["--fix", "tp=4,dp=4"]), 3, "no-layout");
     assert!(both.contains("tp=4, dp=4 are 16 ranks, and there are 4 ranks"), "{both}");
+    let few = lab.refuses(&with(&["--fix", "tp=1,cp=1,pp=1,dp=2"]), 3, "no-layout");
+    assert!(few.contains("dp=2 are 2 ranks, and there are 4 ranks"), "{few}");
+    let twice = lab.refuses(&with(&["--fix", "tp=4,tp=2"]), 3, "no-layout");
+    assert!(twice.contains("--fix says tp twice"), "{twice}");
     let pair = lab.refuses(&with(&["--fix", "mb=1,zero=3,tp=4"]), 3, "no-layout");
     assert!(
         pair.contains("none has zero=3, tp=4 together")

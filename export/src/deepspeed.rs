@@ -10,9 +10,13 @@ use shardc_ir::loss_scale::LossScaling;
 use shardc_ir::types::DType;
 use shardc_passes::options::{Decay, Optimizer};
 
+/// The release whose parser tests read the config with.
+const RELEASE: &str = "0.19.8";
+
 /// `ds_config.json`.
 pub(super) fn files(e: &mut Export) -> Result<Vec<File>> {
     e.trains();
+    e.notes.push(format!("config of DeepSpeed {RELEASE}"));
     let f = e.facts()?;
     let o = e.o;
     let [tp, cp, pp, replicas, shards] = e.axes();

@@ -9,6 +9,9 @@ use shardc_ir::diag::Result;
 use shardc_report::inspect::place;
 use std::collections::BTreeMap;
 
+/// The release whose models ran with the arguments.
+const RELEASE: &str = "5.23";
+
 /// What the names of a layer's experts have in them.
 const EXPERTS: &str = ".experts.";
 
@@ -27,6 +30,7 @@ fn experts(e: &mut Export, tp: usize, shards: usize) {
 /// `tp_plan.json`.
 pub(super) fn files(e: &mut Export) -> Result<Vec<File>> {
     let o = e.o;
+    e.notes.push(format!("arguments of DistributedConfig of transformers {RELEASE}"));
     let f = e.s.facts.ok_or_else(unknown)?;
     let [tp, cp, pp, replicas, shards] = e.axes();
     e.is_whole();

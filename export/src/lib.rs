@@ -80,8 +80,8 @@ fn of_options(s: &Stored, o: &Options, to: Target, exact: bool) -> Result<Export
         Target::Torch => torch::files(&mut e)?,
     };
     e.done()?;
-    // What its files have no room for.
-    let told = beside(s, to).into_iter().chain(e.notes).collect();
+    // What its files have no room for: the version that reads them first.
+    let told = e.notes.into_iter().chain(beside(s, to)).collect();
     Ok(Exported { files, told })
 }
 

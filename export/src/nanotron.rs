@@ -9,6 +9,9 @@ use shardc_ir::types::DType;
 use shardc_passes::autodiff::recompute::Recompute;
 use shardc_passes::options::{Decay, Optimizer};
 
+/// The commit whose dataclasses the config was read with.
+const COMMIT: &str = "2411b022";
+
 /// Steps of a run whose schedule says none.
 const STEPS: usize = 1000;
 
@@ -98,7 +101,8 @@ pub(super) fn files(e: &mut Export) -> Result<Vec<File>> {
         }
     }
     let notes: String = e.notes.drain(..).map(|note| format!("# {note}\n")).collect();
-    Ok(vec![File::new("nanotron.yaml", notes + &yaml(&config))])
+    let text = format!("# config of nanotron at commit {COMMIT}\n{notes}{}", yaml(&config));
+    Ok(vec![File::new("nanotron.yaml", text)])
 }
 
 /// What config.json says that the model is called, which is where its tokenizer is published; a folder of the computer

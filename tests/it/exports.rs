@@ -634,3 +634,52 @@ fn what_is_made_again_is_told() {
         }
     }
 }
+
+/// Buckets of DeepSpeed are layers: sums and gathers go on layer by layer behind the work of others.
+#[test]
+fn buckets_of_deepspeed_are_layers() {
+    let lab = Lab::new("exports-buckets");
+    let model = lab.model("llama_deep");
+    // Hidden 16, heads of 4, of which 4 are of queries and 2 of keys and values; 24 inside of an MLP; two norms.
+    let layer = 16 * 4 * (4 + 2 + 2) + 4 * 4 * 16 + 3 * 16 * 24 + 2 * 16;
+    let of = |zero: &str| {
+        let base = ["compile", &model, "--seq", "16", "--mesh", "dp=2", "--zero", zero];
+        lab.ok(&[&base[..], &["-o", zero]].concat());
+        let out = lab.ok(&["export", zero, "--to", "deepspeed"]).stdout;
+        let config: Json = serde_json::from_slice(&out).expect("JSON");
+        config["zero_optimization"].clone()
+    };
+    assert_eq!(of("0"), serde_json::json!({ "stage": 0 }));
+    let two = serde_json::json!({
+        "stage": 2, "overlap_comm": true, "reduce_bucket_size": layer,
+        "allgather_bucket_size": layer,
+    });
+    assert_eq!(of("2"), two);
+    let three = serde_json::json!({
+        "stage": 3, "overlap_comm": true, "reduce_bucket_size": layer,
+        "stage3_prefetch_bucket_size": layer, "stage3_max_live_parameters": 2 * layer,
+    });
+    assert_eq!(of("3"), three);
+}
+
+/// The first line of a file says which version it is for; of JSON, which has no comments, the first line that is told.
+#[test]
+fn the_first_line_names_the_version() {
+    let lab = Lab::new("exports-versions");
+    let model = lab.model("llama_mha");
+    lab.ok(&["compile", &model, "--seq", "16", "--mesh", "dp=2", "--zero", "1", "-o", "p"]);
+    lab.ok(&["compile", &model, "--seq", "16", "--mesh", "dp=2", "--zero", "3", "-o", "z"]);
+    for (to, plan, version) in [
+        ("megatron", "p", "Megatron-LM at commit d98e8a64"),
+        ("torchtitan", "z", "torchtitan (b5bcd76c, or release 0.3.0)"),
+        ("nanotron", "p", "nanotron at commit 2411b022"),
+        ("deepspeed", "p", "DeepSpeed 0.19.8"),
+        ("hf-tp-plan", "z", "transformers 5.23"),
+    ] {
+        let out = lab.ok(&["export", plan, "--to", to]);
+        let is_json = serde_json::from_slice::<Json>(&out.stdout).is_ok();
+        let said = if is_json { out.stderr } else { out.stdout };
+        let said = String::from_utf8_lossy(&said).into_owned();
+        assert!(said.lines().next().is_some_and(|l| l.contains(version)), "{to}: {said}");
+    }
+}

@@ -155,6 +155,8 @@ fn experts(e: &mut Export, f: &Facts, x: ExpertFacts, g: &Gating, out: &mut Flag
     }
     out.put("moe-token-dispatcher-type", "alltoall");
     out.on("moe-grouped-gemm", true);
+    // Whatever the type of weights, plans compute logits of routers in f32.
+    out.put("moe-router-dtype", "fp32");
     if sigmoids {
         out.put("moe-router-score-function", "sigmoid");
         out.on("moe-router-enable-expert-bias", true);

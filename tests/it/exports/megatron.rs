@@ -134,6 +134,10 @@ fn flags_start_and_overlap() {
     let (one, text) = flags("llama_mha", &[]);
     assert!(!one.contains_key("--overlap-grad-reduce") && !text.contains("CUDA_DEVICE"), "{text}");
     is(&one, "--recompute-modules", "layernorm");
+    is(&one, "--cross-entropy-loss-fusion", "");
+    is(&one, "--cross-entropy-fusion-impl", "native");
+    assert!(!one.contains_key("--moe-router-dtype"), "{one:?}");
+    assert!(text.starts_with("# flags of Megatron-LM at commit "), "{text}");
     let (dp, _) = flags("llama_mha", &["--mesh", "dp=2"]);
     assert!(dp.contains_key("--overlap-grad-reduce") && !dp.contains_key("--overlap-param-gather"));
     let hsdp = ["--mesh", "dp_replicate=2,dp_shard=2", "--zero", "3", "--recompute", "none"];
@@ -150,6 +154,15 @@ fn flags_start_and_overlap() {
         text.contains("# environment: CUDA_DEVICE_MAX_CONNECTIONS=1, on GPUs before"),
         "{text}"
     );
+    // Logits of routers are f32 in plans of any element type: products of f32 tokens with f32 gates.
+    for fixture in ["mixtral", "deepseek_v3", "glm4_moe"] {
+        let (all, _) = flags(fixture, &["--dtype", "bf16"]);
+        is(&all, "--moe-router-dtype", "fp32");
+        let text = std::fs::read_to_string(lab.path("p/programs/all.ir")).expect("programs");
+        let own: Vec<&str> = text.lines().filter(|l| l.contains(".router_logits = dot")).collect();
+        let wide = |l: &&str| l.contains(".tokens_f32, ") && l.contains(" : f32[");
+        assert!(!own.is_empty() && own.iter().all(wide), "{fixture}: {own:?}");
+    }
     // Families with latent attention, shared experts, leading dense layers, biases and learned positions.
     let (v3, _) = flags("deepseek_v3", &["--mesh", "dp=2,ep=2"]);
     for (flag, want) in [

@@ -221,7 +221,8 @@ fn a_source_that_is_left_out_is_priced_by_the_others() {
     let [all, quiet, alone] = ordered.map(tau);
     println!("tau {all:.3} of {} pairs; {quiet:.3} without exchanges", ordered[0].1);
     println!("{alone:.3} without waiting, too");
-    assert!(median <= 0.07 && of_sources <= 0.10 && tenth <= 0.22);
+    // As in sample.
+    assert!(median <= 0.036 && of_sources <= 0.036 && tenth <= 0.085);
     assert!(medians.iter().all(|m| *m <= 0.10), "{medians:?}");
     assert!(all >= 0.85);
     // The order of these runs is decided by waiting: no pair of them has two meshes.

@@ -41,6 +41,21 @@ pub enum Anew {
 }
 
 impl Recompute {
+    /// So many of as many layers of a stage; none if there are too many to say.
+    pub fn some(n: usize, of: usize) -> Option<Recompute> {
+        Some(Recompute::Layers(u16::try_from(n).ok()?, u16::try_from(of).ok()?))
+    }
+
+    /// How many of a stage's layers are computed again as a whole, if nothing else is computed again.
+    pub fn layers(self, of: usize) -> Option<usize> {
+        match self {
+            Recompute::None => Some(0),
+            Recompute::Layers(n, _) => Some(usize::from(n)),
+            Recompute::Full => Some(of),
+            Recompute::Selective | Recompute::Ops | Recompute::Modules(_) => None,
+        }
+    }
+
     /// The part of the layers that is computed again as a whole.
     pub fn whole(self) -> f64 {
         match self {

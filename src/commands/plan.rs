@@ -228,7 +228,7 @@ pub fn plan(what: &Plan, format: Format) -> Result<i32> {
             show(json_line("plan", out));
         }
         Format::Human => {
-            show(table(&asked, &found));
+            show(table(what, &asked, &found));
             show(most.map_or(String::new(), |(of, all)| largest_text(of, &asked, &all)));
             if let Some(c) = what.explain.and_then(|line| found.fits.get(line - 1)) {
                 show(lines::explain(&asked, &found.input, c, what)?);
@@ -359,7 +359,7 @@ fn is_front(all: &[Compiled], c: &Compiled) -> bool {
     })
 }
 
-fn table(asked: &Asked, found: &PlannedLayouts) -> String {
+fn table(what: &Plan, asked: &Asked, found: &PlannedLayouts) -> String {
     let target = asked.target.filter(|_| found.fits.iter().any(|c| c.in_target.is_some()));
     let theirs = target.map(|to| to.software().to_string());
     let step = match found.band {
@@ -391,14 +391,12 @@ fn table(asked: &Asked, found: &PlannedLayouts) -> String {
     }
     all.extend(found.beyond.iter().map(|b| lines::beyond(found, b, target.is_some())));
     let rows = lines::rows(all, 1..5 + usize::from(target.is_some()));
+    let [above, below] = lines::step(what, asked);
     let counted = format!(
-        "a step: {} of {}, in {}\n{} legal, of {} states and what enters layers alone are within {}, all priced in \
+        "{below}{} legal, of {} states and what enters layers alone are within {}, all priced in \
          closed form; {} \
          compiled, {} refused, {} passed over (a plan that needs less does not fit), {} not compiled that may be as \
          fast; the last {} brought nothing faster",
-        count(asked.options.global_batch, "sequence", "sequences"),
-        count(asked.options.seq, "token", "tokens"),
-        asked.options.dtype.name(),
         found.legal,
         found.may_fit,
         bytes(asked.memory),
@@ -416,7 +414,7 @@ fn table(asked: &Asked, found: &PlannedLayouts) -> String {
         lines::fits(asked, found),
         lines::assumed(asked, found)
     );
-    format!("{rows}\n\n{}", terminal::prose(&said))
+    format!("{above}{rows}\n\n{}", terminal::prose(&said))
 }
 
 fn largest_text(of: Of, asked: &Asked, all: &[Largest]) -> String {

@@ -317,7 +317,7 @@ pub fn plan(model: &Path, asked: &Asked, say: &mut dyn FnMut(Progress)) -> Resul
     let (untaken, refused): (Vec<_>, Vec<_>) =
         refused.into_iter().partition(|(_, d)| asked.target.is_some() && d.code == "export");
     untaken.into_iter().for_each(|(_, d)| left_out.add(d));
-    order(&mut fits);
+    order(&mut fits, |c| (c.seconds, c.peak, c.options.mesh.len()));
     // What the target seems to have no room for comes last.
     fits.sort_by_key(|c| asked.is_over(c));
     fits.truncate(asked.top);
@@ -387,14 +387,15 @@ fn narrower(
 /// Lines whose seconds differ by less are one to who reads them.
 const SAME: f64 = 0.01;
 
-/// The fastest first; of those that are within 1 % of the first of them, what needs least memory, then fewest axes.
-fn order(fits: &mut [Compiled]) {
-    fits.sort_by(|a, b| a.seconds.total_cmp(&b.seconds).then(a.peak.cmp(&b.peak)));
+/// The fastest first; of those that are within 1 % of the first of them, what needs least memory, then fewest axes. `of`
+/// says seconds, bytes and axes.
+fn order<T>(fits: &mut [T], of: impl Fn(&T) -> (f64, usize, usize)) {
+    fits.sort_by(|a, b| of(a).0.total_cmp(&of(b).0).then(of(a).1.cmp(&of(b).1)));
     let mut rest = fits;
     while let Some(first) = rest.first() {
-        let bound = first.seconds * (1.0 + SAME);
-        let n = rest.iter().take_while(|c| c.seconds <= bound).count();
-        rest[..n].sort_by_key(|c| (c.peak, c.options.mesh.len()));
+        let bound = of(first).0 * (1.0 + SAME);
+        let n = rest.iter().take_while(|c| of(c).0 <= bound).count();
+        rest[..n].sort_by_key(|c| (of(c).1, of(c).2));
         rest = &mut rest[n..];
     }
 }
@@ -407,4 +408,37 @@ pub fn about_a_million(seq: usize, gpus: usize) -> usize {
     let below = odd << (wanted / odd).max(1).ilog2();
     // The nearer one, by ratio.
     if wanted * wanted > 2 * below * below { 2 * below } else { below }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::order;
+
+    /// Of lines that are one to who reads them the smaller is first, then the one with fewer axes; the first of the next
+    /// ones is the fastest of them, however small the others.
+    #[test]
+    fn the_smaller_of_equally_fast_lines_is_first() {
+        let mut all = [
+            (1.000, 60, 1, "fastest"),
+            (1.009, 50, 2, "smaller"),
+            (1.008, 50, 1, "with fewer axes"),
+            (1.011, 10, 1, "slower"),
+            (1.030, 20, 1, "slowest"),
+            (1.021, 30, 1, "of the second 1 %, and larger"),
+        ];
+        all.reverse();
+        order(&mut all, |c| (c.0, c.1, c.2));
+        let words = all.map(|c| c.3);
+        assert_eq!(
+            words,
+            [
+                "with fewer axes",
+                "smaller",
+                "fastest",
+                "slower",
+                "of the second 1 %, and larger",
+                "slowest",
+            ]
+        );
+    }
 }

@@ -89,6 +89,11 @@ impl Candidate {
         }
     }
 
+    /// Most layers of its stages.
+    pub fn layers_of_stage(&self, layers: usize) -> usize {
+        layers.div_ceil(self.layout.pp * self.layout.chunks)
+    }
+
     /// True if there is no pipeline.
     fn flat(&self) -> bool {
         self.layout.pp == 1
@@ -455,6 +460,79 @@ mod tests {
                 let broken = rules::violations(&f, &c.options(&base));
                 assert!(broken.is_empty(), "{model}: {}: {broken:?}", c.words());
             }
+        }
+    }
+
+    /// Layouts of a model in `benches/configs` on so many ranks, with so many sequences of 4,096 tokens.
+    fn layouts(model: &str, gpus: usize, global_batch: usize) -> Vec<Candidate> {
+        let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../benches/configs"));
+        let path = root.join(format!("{model}.json"));
+        let f = shardc_plans::input::facts(&path).expect("a config").expect("a family");
+        let text = std::fs::read_to_string(&path).expect("a config");
+        let config = serde_json::from_str(&text).expect("JSON");
+        let base = Options { dtype: DType::BF16, seq: 4096, global_batch, ..Options::default() };
+        candidates(&f, &shardc_plans::machine::sizes(&f, &config), &base, (gpus, 8))
+    }
+
+    /// Chunks that leave equal stages are tried, whatever number they are: those that published recipes have, too.
+    #[test]
+    fn any_number_of_chunks_that_divides_the_layers_is_tried() {
+        // 80 layers over 4 ranks, and 48 over 2.
+        for (model, gpus, pp, all) in [
+            ("llama-3.1-70b", 32, 4, &[2, 4, 5, 10, 20][..]),
+            ("qwen3-30b-a3b", 16, 2, &[2, 3, 4, 6, 8, 12, 24]),
+        ] {
+            let found = layouts(model, gpus, 256);
+            let interleaved = found.iter().filter(|c| c.named == Named::Interleaved);
+            let own: Vec<&Candidate> = interleaved.filter(|c| c.layout.pp == pp).collect();
+            let mut chunks: Vec<usize> = own.iter().map(|c| c.layout.chunks).collect();
+            chunks.sort_unstable();
+            chunks.dedup();
+            // Beside these, 2, 4 and 8 with stages that are not equal.
+            let equal: Vec<usize> = chunks
+                .iter()
+                .copied()
+                .filter(|v| all.contains(v) || ![2, 4, 8].contains(v))
+                .collect();
+            assert_eq!(equal, all, "{model}");
+            for c in own {
+                let o = c.options(&Options::default());
+                assert_eq!(o.chunks, Some(c.layout.chunks));
+                assert!(c.words().contains(&format!("v{} ", c.layout.chunks)), "{}", c.words());
+            }
+        }
+    }
+
+    /// What backward may compute again: nothing but what is element-wise, whole layers, and the modules that a model has.
+    #[test]
+    fn modules_that_a_model_has_may_be_computed_again() {
+        let layers = Again::some(50, 80).expect("few");
+        for (model, gpus, all) in [
+            ("llama-3.1-8b", 16, &["elementwise", "full"][..]),
+            ("qwen3-30b-a3b", 16, &["elementwise", "experts", "full", "moe"]),
+            (
+                "deepseek-v3",
+                64,
+                &["elementwise", "full", "mla_up_proj", "mla_up_proj+experts", "mla_up_proj+moe"],
+            ),
+        ] {
+            let found = layouts(model, gpus, 256);
+            let mut words: Vec<String> = found
+                .iter()
+                .map(|c| match c.options(&Options::default()).recompute {
+                    Recompute::Ops(names) => names[1..].join("+"),
+                    other => other.to_string(),
+                })
+                .collect();
+            words.sort_unstable();
+            words.dedup();
+            assert_eq!(words, all, "{model}");
+            // Of layers some, which the search tries of what it has compiled.
+            let layout = Layout { recompute: layers, ..found[0].layout };
+            let some = Candidate { layout, ..found[0] };
+            assert!(some.words().ends_with(" full in 50 of 80"), "{}", some.words());
+            let said = some.options(&Options::default()).recompute.to_string();
+            assert_eq!(said, "mix:50*full+elementwise");
         }
     }
 }

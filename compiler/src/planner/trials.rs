@@ -1,5 +1,7 @@
 //! Which layouts are compiled, in which order, and what is learned from each.
 
+mod fewer;
+
 use super::guess::{ClosedForm, Guess, Guesses};
 use super::space::{Candidate, FAMILIES};
 use super::steady::{self, Steady};
@@ -27,7 +29,7 @@ const FEW: usize = 10;
 const LATE: usize = 1;
 /// Layouts of which none has fitted, before formulas are no more believed to be too high.
 const HOPES: usize = 10;
-/// Most layouts of the budget that are for fewer layers of the fastest plan that computes some again.
+/// Most layouts of the budget that are for fewer layers of plans that compute some again.
 const FOR_LAYERS: usize = 3;
 /// Layouts that are looked at to find faster ones than those that fit.
 pub(super) const MOST_LOOKED_AT: usize = 4096;
@@ -192,53 +194,6 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Compiles the fastest plan with fewer of the layers that it computes again, as long as that fits: formulas only try
-    /// some numbers of them.
-    fn fewer_layers(&mut self, guesses: &mut Guesses, say: &mut dyn FnMut(Progress)) {
-        for _ in 0..FOR_LAYERS {
-            let next = self.fewer(guesses);
-            let Some(g) = next.filter(|_| self.goes_on()) else { return };
-            self.compile_all(vec![g], say);
-        }
-    }
-
-    /// The layout of the fastest plan with the fewest layers that fit by what is known of it; none if no layer less does.
-    fn fewer(&self, guesses: &mut Guesses) -> Option<Guess> {
-        let best = self.fitting().min_by(|a, b| a.seconds.total_cmp(&b.seconds))?;
-        let c = best.guess.candidate;
-        let layers = self.form.sizes.layers.div_ceil(c.layout.pp * c.layout.chunks);
-        let with = |recompute| Candidate { layout: Layout { recompute, ..c.layout }, ..c };
-        let again = |r: Recompute| match r {
-            Recompute::None => Some(0),
-            Recompute::Layers(n, _) => Some(usize::from(n)),
-            Recompute::Full => Some(layers),
-            _parts => None,
-        };
-        let now = again(c.layout.recompute).filter(|n| *n > 0)?;
-        // The most layers with which such a plan did not fit, and what it needs.
-        let failed = self.failed.iter().filter(|f| with(f.0.layout.recompute) == f.0);
-        let failed = failed.filter_map(|f| Some((again(f.0.layout.recompute)?, f.1)));
-        let over = failed.filter(|f| f.0 < now).max();
-        let room = self.asked.room(best.beside).saturating_sub(best.peak) as f64;
-        let each = match over {
-            Some((n, bytes)) => bytes.saturating_sub(best.peak) as f64 / (now - n) as f64,
-            None => {
-                let mut likely = |r| guesses.another(with(r)).map_or(f64::NAN, |g| g.likely);
-                (likely(Recompute::None) - likely(Recompute::Full)) / layers as f64
-            }
-        };
-        let least = over.map_or(1, |f| f.0 + 1);
-        let n = now.saturating_sub((room / each) as usize).max(least);
-        if n >= now || each.is_nan() || each <= 0.0 {
-            return None;
-        }
-        let of = |n: usize| u16::try_from(n).ok();
-        let fewer = with(Recompute::Layers(of(n)?, of(layers)?));
-        // What takes longer with fewer of them was compiled before.
-        let known = self.fits.iter().any(|c| c.guess.candidate == fewer);
-        guesses.another(fewer).ok().filter(|_| !known)
-    }
-
     /// Compiles of each family of layouts the fastest that seems to fit: plans of one are faster than their formula, and
     /// what is known of one plan of a family orders the others.
     fn compile_families(&mut self, guesses: &mut Guesses, say: &mut dyn FnMut(Progress)) {
@@ -336,8 +291,7 @@ impl<'a> Search<'a> {
     /// True if the formula of memory, scaled by what plans like it needed, says so, and if one is asked for that of the
     /// target.
     pub fn seems_to_fit(&self, g: &Guess) -> bool {
-        let theirs = target::held(self.form, self.asked, &g.candidate).ok().flatten();
-        if theirs.is_some_and(|bytes| bytes > self.asked.memory) {
+        if !self.fits_in_target(g) {
             return false;
         }
         let many = self.compiled >= HOPES;
@@ -347,6 +301,12 @@ impl<'a> Search<'a> {
         let known = known.find_map(|(of, margin)| Some(self.ratios.get(&of)? * margin));
         let ratio = known.unwrap_or(FIRST_RATIO * margin);
         g.likely * ratio <= self.asked.room_of(&g.candidate) as f64
+    }
+
+    /// True unless the model of the target's memory says otherwise.
+    fn fits_in_target(&self, g: &Guess) -> bool {
+        let theirs = target::held(self.form, self.asked, &g.candidate).ok().flatten();
+        theirs.is_none_or(|bytes| bytes <= self.asked.memory)
     }
 
     /// What the error of the formula of memory depends on, from what plans that are most alike have in common to what it

@@ -17,6 +17,23 @@ use shardc_process::terminal;
 use shardc_report::report::beside_words;
 use std::ops::Range;
 
+/// What a step has: above the table if some of it is a default, and else below.
+pub(super) fn step(what: &Plan, asked: &Asked) -> [String; 2] {
+    let o = &asked.options;
+    let [rows, tokens] =
+        [count(o.global_batch, "sequence", "sequences"), count(o.seq, "token", "tokens")];
+    let text = format!("a step: {rows} of {tokens}, in {}", o.dtype.name());
+    let all = [("--global-batch", what.global_batch), ("--seq", what.seq)];
+    let absent: Vec<&str> = all.into_iter().filter(|f| f.1.is_none()).map(|f| f.0).collect();
+    match absent.is_empty() {
+        true => [String::new(), text + "\n"],
+        false => {
+            let text = format!("{text} (default {})\n\n", absent.join(", "));
+            [terminal::prose(&text), String::new()]
+        }
+    }
+}
+
 /// What all lines are priced with, what lies beside the plan of the first, and what the target does not take.
 pub(super) fn assumed(asked: &Asked, found: &PlannedLayouts) -> String {
     let name = &asked.device.name;

@@ -123,8 +123,20 @@ fn a_job_is_planned_by_default() {
         ];
         let said = lab.ok(&args).stdout;
         let said = String::from_utf8_lossy(&said).into_owned();
-        assert!(said.contains(&format!("a step: {job}, in bf16")), "{said}");
+        let first = format!("a step: {job}, in bf16 (default --global-batch, --seq)\n\n ");
+        assert!(said.starts_with(&first) && said.matches("a step: ").count() == 1, "{said}");
     }
+    let few = ["plan", model, "--gpus", "8", "--machine", "h100", "--top", "1", "--budget", "6"];
+    let of = |more: &[&str]| {
+        String::from_utf8_lossy(&lab.ok(&[&few[..], more].concat()).stdout).into_owned()
+    };
+    let some = of(&["--seq", "4096"]);
+    let first = "a step: 256 sequences of 4096 tokens, in bf16 (default --global-batch)\n\n ";
+    assert!(some.starts_with(first), "{some}");
+    // What was asked for is below.
+    let all = of(&["--seq", "4096", "--global-batch", "64"]);
+    let last = all.find("\na step: 64 sequences of 4096 tokens, in bf16\n");
+    assert!(last.is_some_and(|at| at > all.find(" 1*").expect("a line")), "{all}");
     let more =
         ["--gpus", "64", "--machine", "h100", "--what-if", "ib=12,nvlink=300", "--budget", "6"];
     let said = lab.ok(&[&["plan", model], &more[..]].concat()).stdout;

@@ -1,8 +1,7 @@
 //! Update rules in other software: which of ours it has, and why not the others.
 
 use super::Export;
-use shardc_ir::text::update::Rules;
-use shardc_passes::optim::{of_all, rules};
+use shardc_passes::optim::{of_all, own_rules};
 use shardc_passes::options::Options;
 use shardc_plans::flags::Target;
 use shardc_plans::flags::spec::TRAINERS;
@@ -35,19 +34,13 @@ pub(super) fn lion(o: &Options) -> Option<Lion> {
     (fits && f32).then_some(Lion { betas, decay, lr: g.lr })
 }
 
-/// Rules of a user's own text by which something is updated.
-fn own(o: &Options) -> Vec<String> {
-    let file = Rules::parse(&o.optim_file, "--optim-file").unwrap_or_default();
-    rules(o).into_iter().filter(|name| file.named(name).next().is_some()).collect()
-}
-
 /// Notes what a target has not of the groups of a plan: of software that has a config for training.
 pub(super) fn check(e: &mut Export) {
     let to = e.to;
     if !TRAINERS.contains(&to) || (to == Target::Deepspeed && lion(e.o).is_some()) {
         return;
     }
-    let of_file = own(e.o);
+    let of_file = own_rules(e.o);
     for name in &of_file {
         let what = format!("the update rule `@{name}` of --optim-file: it is a text of your own");
         e.lack(true, what);

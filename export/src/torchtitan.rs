@@ -52,7 +52,7 @@ pub(super) fn files(e: &mut Export) -> Result<Vec<File>> {
     put("pipeline_parallel_degree", pp.to_string());
     let mut files = vec![];
     if pp > 1 {
-        if o.zero >= 2 && o.zero_accumulate == Accumulate::None {
+        if o.zero >= 2 && o.zero_accumulate == Accumulate::None && o.microbatches() > 1 {
             e.notes.push(
                 "plan: gradients are reduced for each microbatch; pipelines of PyTorch keep them whole and reduce them \
                  once, which needs more memory (shardc compile --zero-accumulate gradients says how much)"

@@ -4,7 +4,7 @@ mod asked;
 mod heads;
 mod written;
 
-pub use asked::{of_all, place, rules};
+pub use asked::{is_plain, of_all, own_rules, place, rules};
 pub use written::{given, in_place, of_text, written};
 
 use crate::options::{Decay, Options};

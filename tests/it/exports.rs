@@ -259,6 +259,20 @@ fn update_rules_are_written_or_refused() {
     let plan =
         ["--optim-file", "own.ir", "--decay", "all", "--weight-decay", "0", "-o", "own.plan"];
     lab.ok(&[&["compile", &model, "--seq", "16"][..], &plan].concat());
+    // Its model names the rule, and compiles to the same programs.
+    let text = |name: &str| std::fs::read_to_string(lab.path(name)).expect("a text");
+    assert!(text("own.plan/model.ir").contains("update @adamw("), "{}", text("own.plan/model.ir"));
+    lab.ok(&[
+        "compile",
+        "own.plan/model.ir",
+        "--decay",
+        "all",
+        "--weight-decay",
+        "0",
+        "-o",
+        "again.plan",
+    ]);
+    assert_eq!(text("own.plan/programs/all.ir"), text("again.plan/programs/all.ir"));
     for to in ["megatron", "torchtitan", "deepspeed", "nanotron"] {
         let said = lab.refuses(&["export", "own.plan", "--to", to], 4, "export");
         assert!(said.contains("the update rule `@adamw` of --optim-file"), "{to}: {said}");

@@ -23,6 +23,17 @@ pub fn rules(o: &Options) -> Vec<String> {
     all
 }
 
+/// Those of them that are a user's own text, whatever they are called.
+pub fn own_rules(o: &Options) -> Vec<String> {
+    let own = Rules::parse(&o.optim_file, place(o)).unwrap_or_default();
+    rules(o).into_iter().filter(|name| own.named(name).next().is_some()).collect()
+}
+
+/// Whether AdamW or SGD alone, as it is built in, updates all that is trained.
+pub fn is_plain(o: &Options) -> bool {
+    o.optim.is_empty() && own_rules(o).is_empty()
+}
+
 /// The one group by which all that is trained is updated; `None` if there are several, or a text is none.
 pub fn of_all(o: &Options) -> Option<Group> {
     let Some((last, before)) = o.optim.split_last() else { return Some(base(o)) };

@@ -10,7 +10,7 @@
 //! ```
 
 use super::asked::allows;
-use super::{Groups, groups};
+use super::{Groups, groups, is_plain};
 use crate::globs::frozen;
 use crate::options::{Optimizer, Options};
 use shardc_ir::diag::Result;
@@ -28,7 +28,7 @@ use std::sync::Arc;
 /// Those of [`groups`].
 pub fn written(source: &Source, o: &Options) -> Result<String> {
     let model = source.module.funcs.first();
-    let Some(f) = model.filter(|_| o.mode == Mode::Train && !o.optim.is_empty()) else {
+    let Some(f) = model.filter(|_| o.mode == Mode::Train && !is_plain(o)) else {
         return Ok(String::new());
     };
     let all = groups(f, &source.weights, &frozen(&source.weights, o)?, o)?;

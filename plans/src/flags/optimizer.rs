@@ -10,10 +10,10 @@ use super::values::{not_negative, positive};
 use crate::flags::Target::{Deepspeed, Torchtitan};
 use crate::seal::hash;
 use shardc_ir::loss_scale::LossScaling;
-use shardc_ir::text::update::{BUILT_IN, Rules};
+use shardc_ir::text::update::BUILT_IN;
 use shardc_ir::types::DType;
 use shardc_passes::lora::Lora;
-use shardc_passes::optim::{place, rules};
+use shardc_passes::optim::{own_rules, place, rules};
 use shardc_passes::options::{Optimizer, Options};
 
 const OPTIMIZER: OptionSpec = OptionSpec { heading: "Optimizer", ..OptionSpec::NONE };
@@ -443,8 +443,7 @@ fn without_betas(s: &Seen) -> bool {
 
 /// Something is trained, and nothing by a rule of the user's own text.
 fn without_own(s: &Seen) -> bool {
-    let own = Rules::parse(&s.o.optim_file, "--optim-file").unwrap_or_default();
-    s.trains() && !rules(s.o).iter().any(|name| own.named(name).next().is_some())
+    s.trains() && own_rules(s.o).is_empty()
 }
 
 /// Where the texts of the update rules are from, each with the beginning of its hash: a proof is one of these texts.
@@ -467,9 +466,9 @@ fn texts(o: &Options) -> String {
 
 /// The optimizer, in a few words.
 pub fn name(o: &Options) -> String {
-    let own = Rules::parse(&o.optim_file, "--optim-file").unwrap_or_default();
+    let own = own_rules(o);
     let one = |rule: String| match &*rule {
-        name if own.named(name).next().is_some() => format!("@{name}"),
+        _own if own.contains(&rule) => format!("@{rule}"),
         "adamw" => "AdamW".into(),
         "sgd" => "SGD".into(),
         "lion" => "Lion".into(),

@@ -7,7 +7,7 @@ use shardc_ir::plan::Mode;
 use shardc_ir::source::Source;
 use shardc_ir::text::parse_source;
 use shardc_passes::globs::frozen;
-use shardc_passes::optim::groups;
+use shardc_passes::optim::{groups, is_plain};
 use shardc_passes::options::Options;
 use shardc_plans::stored::Stored;
 use shardc_process::terminal;
@@ -50,7 +50,7 @@ impl GroupReport {
 /// Those of groups, which compiling has refused.
 pub fn rows(source: &Source, o: &Options) -> Result<Vec<GroupReport>> {
     let model = source.module.funcs.first();
-    let Some(f) = model.filter(|_| o.mode == Mode::Train && !o.optim.is_empty()) else {
+    let Some(f) = model.filter(|_| o.mode == Mode::Train && !is_plain(o)) else {
         return Ok(vec![]);
     };
     let still = frozen(&source.weights, o)?;

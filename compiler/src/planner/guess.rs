@@ -8,7 +8,7 @@ use super::space::{Candidate, Inside};
 use super::what_if::Ifs;
 use shardc_cost::device::Device;
 use shardc_cost::layer::Question;
-use shardc_cost::layout::{Job, Kernels, Overlap, Stack};
+use shardc_cost::layout::{Job, Kernels, Layout, Overlap, Stack};
 use shardc_cost::model::Sizes;
 use shardc_cost::plan::scores::seen;
 use shardc_cost::step::{Closed, CutKey, Pieces, Ranks, StageLoads};
@@ -284,6 +284,12 @@ impl<'a> Guesses<'a> {
         let some: Vec<u32> =
             self.order.iter().copied().filter(|i| of(&self.all[*i as usize])).collect();
         some.into_iter().take(MOST_LOOKED_AT).map(|i| self.look_at(i as usize)).find(fits)
+    }
+
+    /// Whether there is a layout like this one but for what is computed again: it is legal, and one that was asked for.
+    pub fn have(&self, c: &Candidate) -> bool {
+        let recompute = c.layout.recompute;
+        self.all.iter().any(|x| Candidate { layout: Layout { recompute, ..x.layout }, ..*x } == *c)
     }
 
     /// A layout that is not among these, whatever its schedule makes ranks wait.

@@ -233,6 +233,10 @@ fn modules_and_some_layers_are_computed_again() {
     assert!(words[0].starts_with("dp64 zero3 mb1 full in "), "{words:?}");
     assert_eq!(words[1..], ["dp64 zero3 mb4 full", "dp64 zero3 mb2 full"]);
     assert_eq!(all[0]["options"]["recompute"], "mix:50*full+elementwise", "{all}");
+    // Never with another microbatch than is asked for.
+    let fixed = job("llama-3.1-70b", size, "tp=1,pp=1,cp=1,zero=3,mb=2", &[]);
+    let lines = fixed.as_array().expect("lines").iter();
+    lines.for_each(|l| assert!(l["layout"].as_str().is_some_and(|l| l.contains(" mb2 ")), "{l}"));
     // What is found with that microbatch alone is not faster.
     let alone = job("llama-3.1-70b", size, "tp=1,pp=1,cp=1,zero=3,mb=1", &[]);
     assert!(seconds(&all[0]) <= 1.01 * seconds(&alone[0]), "{all} {alone}");

@@ -62,6 +62,9 @@ impl Search<'_> {
                 let microbatches = rows / microbatch;
                 let layout = Layout { microbatch, microbatches, ..own.layout };
                 let with = |recompute| Candidate { layout: Layout { recompute, ..layout }, ..own };
+                if !guesses.have(&with(own.layout.recompute)) {
+                    return None;
+                }
                 let mut likely = |r| guesses.another(with(r)).map_or(f64::NAN, |g| g.likely);
                 let again = |c: &Candidate| c.layout.recompute;
                 let failed = self.failed.iter().filter(|f| with(again(&f.0)) == f.0);

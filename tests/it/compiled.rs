@@ -2,6 +2,7 @@
 
 mod aarch64;
 mod epilogues;
+mod random;
 
 use crate::fixture::{Fixture, options};
 use shardc::commands::run::{Kernels, Run, Start, session};
@@ -355,6 +356,46 @@ fn bits(all: &[Vec<f32>]) -> Vec<Vec<u32>> {
     all.iter().map(|x| x.iter().map(|x| x.to_bits()).collect()).collect()
 }
 
+/// Where results are not the meaning of a function, in f64: sums of so many products in f32, a bf16 rounded at
+/// each node. What is small beside `least`, or beside the largest of its tensor, has larger errors.
+fn meaning(
+    f: &Func,
+    program: &[Kernel],
+    args: &[Tensor],
+    results: &[Vec<f32>],
+    terms: usize,
+    least: f64,
+) -> Option<String> {
+    let wide: Vec<Vec<Tensor>> = args.iter().map(|t| vec![t.clone()]).collect();
+    let want = interp::call(&Mesh::default(), f, &wide, Precision::F64);
+    let want = want.unwrap_or_else(|e| panic!("{e}"));
+    let half = (0..f.values.len()).any(|v| f.ty(Value(v as u32)).dtype == DType::BF16);
+    for ((r, got), want) in f.results.iter().zip(results).zip(&want) {
+        let dtype = f.ty(r.value).dtype;
+        let largest = want[0].data.iter().fold(least, |a, b| a.max(b.abs()));
+        // Equal terms round alike: half a unit for each of a lane's sums, of which a row has 16, and
+        // one where rows are folded side by side.
+        let maker = launches(f).iter().position(|x| x.outs.contains(&r.value));
+        let mut rows = program[maker.expect("it is made")].rows().iter();
+        let lanes = if rows.any(|k| k.by_columns()) { 1.0 } else { 16.0 };
+        let alike = 2f64.powi(-24) * (terms as f64 / lanes);
+        let bound = if half { 0.02 } else { 2e-5 + alike };
+        for (i, w) in want[0].data.iter().enumerate() {
+            let g = match dtype {
+                DType::BF16 => {
+                    f64::from(f32::from_bits(got[i / 2].to_bits() >> (i % 2 * 16) << 16))
+                }
+                _ => f64::from(got[i]),
+            };
+            // Not a number is not near.
+            if !((g - w).abs() <= bound * largest) {
+                return Some(format!("{:?}[{i}]: {g} is not {w}", r.value));
+            }
+        }
+    }
+    None
+}
+
 #[test]
 fn compiled_kernels_give_the_bits_of_interpreted_ones() {
     let mesh = Mesh::default();
@@ -405,30 +446,8 @@ fn compiled_kernels_give_the_bits_of_interpreted_ones() {
                 assert_eq!(bits(&there), bits(&interpreted), "{pair:?}: {}", text_of(f));
             }
         }
-        // The meaning, in f64: sums of C products in f32, a bf16 rounded at each node.
-        let wide: Vec<Vec<Tensor>> = args.iter().map(|t| vec![t.clone()]).collect();
-        let want = interp::call(&mesh, f, &wide, Precision::F64).unwrap_or_else(|e| panic!("{e}"));
-        for ((r, got), want) in f.results.iter().zip(&interpreted).zip(&want) {
-            let half = f.ty(r.value).dtype == DType::BF16
-                || f.args.iter().any(|a| f.ty(a.value).dtype == DType::BF16);
-            let largest = want[0].data.iter().fold(1e-3f64, |a, b| a.max(b.abs()));
-            for (i, w) in want[0].data.iter().enumerate() {
-                let g = match f.ty(r.value).dtype {
-                    DType::BF16 => {
-                        f64::from(f32::from_bits(got[i / 2].to_bits() >> (i % 2 * 16) << 16))
-                    }
-                    _ => f64::from(got[i]),
-                };
-                // Equal terms round alike: half a unit for each of a lane's sums, of which a row has 16, and
-                // one where rows are folded side by side.
-                let maker = launches(f).iter().position(|x| x.outs.contains(&r.value));
-                let mut rows = program[maker.expect("it is made")].rows().iter();
-                let lanes = if rows.any(|k| k.by_columns()) { 1.0 } else { 16.0 };
-                let alike = 2f64.powi(-24) * (*cols as f64 / lanes);
-                let bound = if half { 0.02 } else { 2e-5 + alike };
-                assert!((g - w).abs() <= bound * largest, "{i}: {g} is not {w}: {}", text_of(f));
-            }
-        }
+        let apart = meaning(f, program, &args, &interpreted, *cols, 1e-3);
+        assert!(apart.is_none(), "{}: {}", apart.unwrap_or_default(), text_of(f));
     }
     assert!(several > 0, "no program has several kernels in a launch");
     assert!(fused > 50, "only {fused} programs have fused kernels");

@@ -1,97 +1,126 @@
 //! Rules of arithmetic: constants that join, operands that do nothing, products that sum.
 
-use super::pattern::{Line, rules};
+use super::attrs::{contract, keeps, plus, times};
+use super::families::{flat, joined, scale_in, scale_out, without_zeros};
+use super::line::{Line, X, rule, size, spread};
+use shardc_ir::attr::Broadcast;
+use shardc_ir::ops::*;
+use shardc_ir::types::DType;
+
+/// Scales join, and stand wherever the value is smallest: out of a linear op, and into its operands.
+#[rustfmt::skip]
+#[allow(irrefutable_let_patterns, unused_variables)] // of patterns and examples
+pub(crate) const SCALES: &[Line] = rules! { mesh;
+    "scale-of-scale" {
+        (Scale { by: a } (Scale { by: b } x)) => (Scale { by: times(a, b)? } x);
+        [x: "f32[3,4]"; a = 2.5, b = -0.5]
+    }
+    "scale-by-one" {
+        (Scale { by: 1.0 } x) => x;
+        [x: "f32[3,4]";]
+    }
+    "scale-out" { by scale_out;
+        (ReduceSum { rule: r } (Scale { by: a } x)) => (Scale { by: a } (ReduceSum { rule: r } x));
+        [x: "f32[3,4]"; a = 0.5, r = rule("ab->a")]
+        (Transpose { rule: r } (Scale { by: a } x)) => (Scale { by: a } (Transpose { rule: r } x));
+        [x: "f32[3,4]"; a = 0.5, r = rule("ab->ba")]
+        (Expand { rule: r, sizes: n } (Scale { by: a } x)) => (Scale { by: a } (Expand { rule: r, sizes: n } x));
+        [x: "f32[3]"; a = 0.5, r = rule("a->ab"), n = size(b'b', 5)]
+        (Dot { rule: r } (Scale { by: a } x) y) => (Scale { by: a } (Dot { rule: r } x y));
+        [x: "f32[3,4]", y: "f32[4,2]"; a = 0.5, r = rule("mk,kn->mn")]
+        (Dot { rule: r } x (Scale { by: a } y)) => (Scale { by: a } (Dot { rule: r } x y));
+        [x: "f32[3,4]", y: "f32[4,2]"; a = 0.5, r = rule("mk,kn->mn")]
+        (AllReduce { axes: t } (Scale { by: a } x)) => (Scale { by: a } (AllReduce { axes: t } x));
+        [x: "f32[4,6]+x"; a = 0.5, t = X]
+        (AllGather { axes: t, dim: d } (Scale { by: a } x)) => (Scale { by: a } (AllGather { axes: t, dim: d } x));
+        [x: "f32[4@x,6]"; a = 0.5, t = X, d = 0]
+        (ReduceScatter { axes: t, dim: d } (Scale { by: a } x)) => (Scale { by: a } (ReduceScatter { axes: t, dim: d } x));
+        [x: "f32[4,6]+x"; a = 0.5, t = X, d = 0]
+        (Slice { axes: t, dim: d } (Scale { by: a } x)) => (Scale { by: a } (Slice { axes: t, dim: d } x));
+        [x: "f32[4,6]"; a = 0.5, t = X, d = 0]
+    }
+    "scale-in" { by scale_in;
+        (Scale { by: a } (ReduceSum { rule: r } x)) => (ReduceSum { rule: r } (Scale { by: a } x));
+        [x: "f32[3,4]"; a = 0.5, r = rule("ab->a")]
+        (Scale { by: a } (Dot { rule: r } x y)) => (Dot { rule: r } x (Scale { by: a } y));
+        [x: "f32[3,4]", y: "f32[4,2]"; a = 0.5, r = rule("mk,kn->mn")]
+        (Scale { by: a } (AllReduce { axes: t } x)) => (AllReduce { axes: t } (Scale { by: a } x));
+        [x: "f32[4,6]+x"; a = 0.5, t = X]
+    }
+};
 
 #[rustfmt::skip]
-pub(crate) const RULES: &[Line] = rules! {
-    "scale-of-scale";
-        "(scale[?a] (scale[?b] ?x))" => "(scale[times ?a ?b] ?x)";
-        "a: 2.5 | b: -0.5 | x: f32[3,4]"
-    "neg-neg";
-        "(scale[-1.0] (scale[-1.0] ?x))" => "?x";
-        "x: f32[3,4]"
-    "scale-by-one";
-        "(scale[1.0] ?x)" => "?x";
-        "x: f32[3,4]"
-    "shift-of-shift";
-        "(shift[?a] (shift[?b] ?x))" => "(shift[plus ?a ?b] ?x)";
-        "a: 2.5 | b: -0.5 | x: f32[3,4]"
-    "shift-by-zero";
-        "(shift[0.0] ?x)" => "?x";
-        "x: f32[3,4]"
-    "sum-of-scales";
-        "(add (scale[?a] ?x) (scale[?a] ?y))" => "(scale[?a] (add ?x ?y))";
-        "a: 0.5 | x: f32[3,4] | y: f32[3,4]"
-    "scale-into-sum";
-        "(scale[?a] (reduce_sum[?r] ?x))" => "(reduce_sum[?r] (scale[?a] ?x))";
-        "a: 0.5 | r: ab->a | x: f32[3,4]"
-    "scale-out-of-sum";
-        "(reduce_sum[?r] (scale[?a] ?x))" => "(scale[?a] (reduce_sum[?r] ?x))";
-        "a: 0.5 | r: ab->a | x: f32[3,4]"
-    "scale-before-expand";
-        "(scale[?a] (expand[?r; ?n] ?x))" => "(expand[?r; ?n] (scale[?a] ?x))";
-        "a: 0.5 | r: a->ab | n: b=5 | x: f32[3]"
-    "scale-out-left";
-        "(dot[?r] (scale[?a] ?x) ?y)" => "(scale[?a] (dot[?r] ?x ?y))";
-        "a: 0.5 | r: mk,kn->mn | x: f32[3,4] | y: f32[4,2]"
-    "scale-out-right";
-        "(dot[?r] ?x (scale[?a] ?y))" => "(scale[?a] (dot[?r] ?x ?y))";
-        "a: 0.5 | r: mk,kn->mn | x: f32[3,4] | y: f32[4,2]"
-    "scale-in-left";
-        "(scale[?a] (dot[?r] ?x ?y))" => "(dot[?r] (scale[?a] ?x) ?y)";
-        "a: 0.5 | r: mk,kn->mn | x: f32[3,4] | y: f32[4,2]"
-    "scale-in-right";
-        "(scale[?a] (dot[?r] ?x ?y))" => "(dot[?r] ?x (scale[?a] ?y))";
-        "a: 0.5 | r: mk,kn->mn | x: f32[3,4] | y: f32[4,2]"
-    "add-of-one";
-        "(add ?x)" => "?x";
-        "x: f32[3,4]"
-    "add-of-same";
-        "(add ?x ?x)" => "(scale[2.0] ?x)";
-        "x: f32[3,4]"
-    "add-of-negative";
-        "(add ?x (scale[-1.0] ?y))" => "(sub ?x ?y)";
-        "x: f32[3,4] | y: f32[3,4]"
-    "sub-of-negative";
-        "(sub ?x (scale[-1.0] ?y))" => "(add ?x ?y)";
-        "x: f32[3,4] | y: f32[3,4]"
-    "add-of-add";
-        "(add (add ?x ?y) ?z)" => "(add ?x ?y ?z)";
-        "x: f32[3] | y: f32[3] | z: f32[3]"
-    "add-of-three";
-        "(add (add ?x ?y ?z) ?w)" => "(add ?x ?y ?z ?w)";
-        "x: f32[3] | y: f32[3] | z: f32[3] | w: f32[3]"
-    "add-zeros";
-        "(add ?x (fill[0.0]))" => "?x";
-        "x: f32[3,4] | fill: f32[3,4]"
-    "zeros-add";
-        "(add (fill[0.0]) ?x)" => "?x";
-        "x: f32[3,4] | fill: f32[3,4]"
-    "sub-zeros";
-        "(sub ?x (fill[0.0]))" => "?x";
-        "x: f32[3,4] | fill: f32[3,4]"
-    "mul-by-ones";
-        "(mul ?x (fill[1.0]))" => "?x";
-        "x: f32[3,4] | fill: f32[3,4]"
-    "ones-mul";
-        "(mul (fill[1.0]) ?x)" => "?x";
-        "x: f32[3,4] | fill: f32[3,4]"
-    "mul-by-spread-ones";
-        "(mul[?r] ?x (fill[1.0]))" => "?x" if "keeps_left ?r";
-        "r: ab,b->ab | x: f32[3,4] | fill: f32[4]"
-    "spread-ones-mul";
-        "(mul[?r] (fill[1.0]) ?x)" => "?x" if "keeps_right ?r";
-        "r: a,ab->ab | x: f32[3,4] | fill: f32[3]"
-    "div-by-ones";
-        "(div ?x (fill[1.0]))" => "?x";
-        "x: f32[3,4] | fill: f32[3,4]"
-    "cast-to-same";
-        "(cast[?t] ?x)" => "?x";
-        "t: f32 | x: f32[3,4]"
-    "stop-of-stop";
-        "(stop_gradient (stop_gradient ?x))" => "(stop_gradient ?x)";
-        "x: f32[3,4]"
-    "sum-of-product";
-        "(reduce_sum[?r] (mul ?x ?y))" => "(dot[contract ?r] ?x ?y)";
-        "r: abc->ab | x: f32[3,4,2] | y: f32[3,4,2]"
+#[allow(irrefutable_let_patterns, unused_variables)] // of patterns and examples
+pub(crate) const RULES: &[Line] = rules! { mesh;
+    "shift-of-shift" {
+        (Shift { by: a } (Shift { by: b } x)) => (Shift { by: plus(a, b)? } x);
+        [x: "f32[3,4]"; a = 2.5, b = -0.5]
+    }
+    "shift-by-zero" {
+        (Shift { by: 0.0 } x) => x;
+        [x: "f32[3,4]";]
+    }
+    "sum-of-scales" { by |g, _, t, found| joined(g, t, |o| matches!(o, Op::Scale(_)), found);
+        (Add { rule: Broadcast(None) } (Scale { by: a } x) (Scale { by: a } y))
+        => (Scale { by: a } (Add { rule: Broadcast(None) } x y));
+        [x: "f32[3,4]", y: "f32[3,4]"; a = 0.5]
+    }
+    "add-of-one" {
+        (Add { rule: Broadcast(None) } x) => x;
+        [x: "f32[3,4]";]
+    }
+    "add-of-same" {
+        (Add { rule: Broadcast(None) } x y) => (Scale { by: 2.0 } x) if x == y;
+        [x: "f32[3,4]"; y = x]
+    }
+    "add-of-negative" {
+        (Add { rule: r } x (Scale { by: -1.0 } y)) => (Sub { rule: r.clone() } x y);
+        [x: "f32[3,4]", y: "f32[3,4]"; r = Broadcast::SAME]
+    }
+    "sub-of-negative" {
+        (Sub { rule: r } x (Scale { by: -1.0 } y)) => (Add { rule: r.clone() } x y);
+        [x: "f32[3,4]", y: "f32[3,4]"; r = Broadcast::SAME]
+    }
+    "add-of-add" { by flat;
+        (Add { rule: Broadcast(None) } (Add { rule: Broadcast(None) } x y) z)
+        => (Add { rule: Broadcast(None) } x y z);
+        [x: "f32[3]", y: "f32[3]", z: "f32[3]";]
+        (Add { rule: Broadcast(None) } (Add { rule: Broadcast(None) } x y z) w)
+        => (Add { rule: Broadcast(None) } x y z w);
+        [x: "f32[3]", y: "f32[3]", z: "f32[3]", w: "f32[3]";]
+    }
+    "add-zeros" { by without_zeros;
+        (Add { rule: Broadcast(None) } x (Fill { value: 0.0 })) => x;
+        [x: "f32[3,4]", fill: "f32[3,4]";]
+        (Add { rule: Broadcast(None) } (Fill { value: 0.0 }) x y) => (Add { rule: Broadcast(None) } x y);
+        [x: "f32[3,4]", y: "f32[3,4]", fill: "f32[3,4]";]
+    }
+    "sub-zeros" {
+        (Sub { rule: Broadcast(None) } x (Fill { value: 0.0 })) => x;
+        [x: "f32[3,4]", fill: "f32[3,4]";]
+    }
+    "mul-by-ones" {
+        (Mul { rule: r } x (Fill { value: 1.0 })) => x if keeps(&r, 0);
+        [x: "f32[3,4]", fill: "f32[4]"; r = spread("ab,b->ab")]
+    }
+    "ones-mul" {
+        (Mul { rule: r } (Fill { value: 1.0 }) x) => x if keeps(&r, 1);
+        [x: "f32[3,4]", fill: "f32[3]"; r = spread("a,ab->ab")]
+    }
+    "div-by-ones" {
+        (Div { rule: r } x (Fill { value: 1.0 })) => x if keeps(&r, 0);
+        [x: "f32[3,4]", fill: "f32[3,4]"; r = Broadcast::SAME]
+    }
+    "cast-to-same" {
+        (Cast { to: t } x) => x;
+        [x: "f32[3,4]"; t = DType::F32]
+    }
+    "stop-of-stop" {
+        (StopGradient {} (StopGradient {} x)) => (StopGradient {} x);
+        [x: "f32[3,4]";]
+    }
+    "sum-of-product" {
+        (ReduceSum { rule: r } (Mul { rule: Broadcast(None) } x y)) => (Dot { rule: contract(&r) } x y);
+        [x: "f32[3,4,2]", y: "f32[3,4,2]"; r = rule("abc->ab")]
+    }
 };

@@ -1,35 +1,36 @@
 //! Writes solutions back into a function: names, scopes and notes of what stays are kept.
 
 use super::choose::{Item, Solution};
-use super::segment::{Ref, Segment};
+use super::segment::{Ref, Run};
 use shardc_ir::func::{Func, Name, Node, Patch, Value};
 use std::borrow::Cow;
+use std::rc::Rc;
 
 /// Replaces segments, given in program order, by their solutions.
-pub(crate) fn apply(f: &mut Func, changes: &[(&Segment, &Solution)]) {
+pub(crate) fn apply(f: &mut Func, changes: &[(Run, Rc<Solution>)]) {
     if changes.is_empty() {
         return;
     }
     let mut patch = Patch::of(f);
-    changes.iter().for_each(|(s, solution)| segment(f, s, solution, &mut patch));
+    changes.iter().for_each(|(run, solution)| segment(f, run, solution, &mut patch));
     patch.apply(f);
 }
 
-fn segment(f: &mut Func, s: &Segment, solution: &Solution, patch: &mut Patch) {
-    let start = s.run.start;
+fn segment(f: &mut Func, run: &Run, solution: &Solution, patch: &mut Patch) {
+    let start = run.nodes.start;
     let mut fresh: Vec<Value> = vec![];
     let value = |f: &Func, r: Ref, fresh: &[Value]| match r {
-        Ref::Outer(i) => s.outer[i as usize],
+        Ref::Outer(i) => run.outer[i as usize],
         Ref::Inner { node, out } => f.nodes[start + node as usize].outs[out as usize],
         Ref::Fresh(i) => fresh[i as usize],
     };
-    s.run.clone().for_each(|n| patch.erase(n));
+    run.nodes.clone().for_each(|n| patch.erase(n));
     for item in &solution.items {
         match item {
             Item::Keep { node, ins } => {
                 let ins = ins.iter().map(|&r| value(f, r, &fresh)).collect();
                 let node = Node { ins, ..f.nodes[start + *node as usize].clone() };
-                patch.insert(s.run.end, node);
+                patch.insert(run.nodes.end, node);
             }
             Item::New { node, op, ins, fresh: ty, rule } => {
                 let old = &f.nodes[start + *node as usize];
@@ -48,7 +49,7 @@ fn segment(f: &mut Func, s: &Segment, solution: &Solution, patch: &mut Patch) {
                 let ins: Vec<Value> = ins.iter().map(|&r| value(f, r, &fresh)).collect();
                 let note = (!rule.is_empty()).then_some(Cow::Borrowed(*rule));
                 let node = Node { note, ..Node::new(op.clone(), &ins, &[out], scope) };
-                patch.insert(s.run.end, node);
+                patch.insert(run.nodes.end, node);
             }
         }
     }

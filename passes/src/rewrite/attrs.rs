@@ -1,119 +1,65 @@
-//! Functions and predicates on attributes that rules may use, on the text that programs have.
+//! Attributes that rules make of others; `None` where they do not fit.
 
-use shardc_ir::attr::{Attr, AttrCx, read_atoms};
-use shardc_ir::mesh::{AtomSet, Mesh};
-use shardc_ir::rule::{Dims, Group, Rule, dims_text};
+use shardc_ir::attr::{Broadcast, RuleAttr};
+use shardc_ir::mesh::AtomSet;
+use shardc_ir::rule::{Dims, Group, Rule};
+use std::sync::Arc;
 
-/// The attribute that a function makes of others; `None` if it is not defined on them.
-///
-/// | function | of | result |
-/// |---|---|---|
-/// | `times`, `plus` | two numbers | their product, sum, where an f64 is exactly that |
-/// | `union` | axes that do not meet | all of them |
-/// | `compose` | rules of one operand, outer first | the rule of both |
-/// | `compose_left`, `compose_right` | a rule of two operands, one of the first (second) | both |
-/// | `compose_out` | a rule of one operand, the rule of two operands it is applied to | both |
-/// | `spread_left`, `spread_right` | the rule of an `expand` | of an op with it as that operand |
-/// | `contract` | the rule of a sum | of a `dot` of two such operands |
-/// | `from`, `to` | `dim=1` | `from=1`, `to=1` |
-/// | `turns` | axes, two shifts | one shift |
-pub(crate) fn compute(mesh: &Mesh, function: &str, args: &[&str]) -> Option<String> {
-    match (function, args) {
-        ("times", [a, b]) => {
-            let (a, b): (f64, f64) = (a.parse().ok()?, b.parse().ok()?);
-            let x = a * b;
-            let exact = a.mul_add(b, -x) == 0.0 && (x.is_normal() || a == 0.0 || b == 0.0);
-            number(x).filter(|_| exact)
-        }
-        ("plus", [a, b]) => {
-            let (a, b): (f64, f64) = (a.parse().ok()?, b.parse().ok()?);
-            // What rounding leaves over (Knuth, TAOCP 2, 4.2.2, theorem C).
-            let x = a + b;
-            let of_b = x - a;
-            let rest = (a - (x - of_b)) + (b - of_b);
-            number(x).filter(|_| rest == 0.0)
-        }
-        ("union", [a, b]) => union(mesh, a, b),
-        ("compose", [outer, inner]) => {
-            let (o, i) = (unary(outer)?, unary(inner)?);
-            let to = rename(&o.outs[0], &o.ins[0], &i.outs[0])?;
-            Some(format!("{}->{}", dims_text(&i.ins[0]), dims_text(&to)))
-        }
-        ("compose_left", [outer, inner]) => compose_operand(outer, inner, 0),
-        ("compose_right", [outer, inner]) => compose_operand(outer, inner, 1),
-        ("compose_out", [outer, inner]) => {
-            let (o, i) = (unary(outer)?, binary(inner)?);
-            let to = rename(&o.outs[0], &o.ins[0], &i.outs[0])?;
-            let (a, b) = (dims_text(&i.ins[0]), dims_text(&i.ins[1]));
-            Some(format!("{a},{b}->{}", dims_text(&to)))
-        }
-        ("spread_left", [expand]) => {
-            let (small, whole) = expand.split_once("->")?;
-            Some(format!("{small},{whole}->{whole}"))
-        }
-        ("spread_right", [expand]) => {
-            let (small, whole) = expand.split_once("->")?;
-            Some(format!("{whole},{small}->{whole}"))
-        }
-        ("contract", [sum]) => {
-            let (from, to) = sum.split_once("->")?;
-            Some(format!("{from},{from}->{to}"))
-        }
-        ("from", [dim]) => Some(format!("from={}", dim.strip_prefix("dim=")?)),
-        ("to", [dim]) => Some(format!("to={}", dim.strip_prefix("dim=")?)),
-        ("turns", [axes, a, b]) => {
-            let ways = mesh.ways(read_atoms(axes, mesh).ok()?.set());
-            let shift = |s: &str| s.strip_prefix("shift=")?.parse::<usize>().ok();
-            Some(format!("shift={}", (shift(a)? % ways + shift(b)? % ways) % ways))
-        }
-        _unknown => None,
-    }
+/// The product, where an f64 is exactly that: plans are proved over the reals.
+pub(crate) fn times(a: f64, b: f64) -> Option<f64> {
+    let x = a * b;
+    let exact = a.mul_add(b, -x) == 0.0 && (x.is_normal() || a == 0.0 || b == 0.0);
+    (exact && x.is_finite()).then_some(x)
 }
 
-/// True if a predicate holds.
-///
-/// | predicate | of | meaning |
-/// |---|---|---|
-/// | `identity` | a rule of one operand | it changes nothing |
-/// | `keeps_left`, `keeps_right` | a rule of two operands | the result has that operand's dims |
-pub(crate) fn holds(predicate: &str, args: &[&str]) -> bool {
-    let binary = |rule: &str| {
-        let (ins, out) = rule.split_once("->")?;
-        let (a, b) = ins.split_once(',')?;
-        Some((a == out, b == out))
-    };
-    match (predicate, args) {
-        ("identity", [r]) => r.split_once("->").is_some_and(|(a, b)| a == b),
-        ("keeps_left", [r]) => binary(r).is_some_and(|k| k.0),
-        ("keeps_right", [r]) => binary(r).is_some_and(|k| k.1),
-        _unknown => false,
-    }
+/// The sum, where an f64 is exactly that.
+pub(crate) fn plus(a: f64, b: f64) -> Option<f64> {
+    // What rounding leaves over (Knuth, TAOCP 2, 4.2.2, theorem C).
+    let x = a + b;
+    let of_b = x - a;
+    let rest = (a - (x - of_b)) + (b - of_b);
+    (rest == 0.0 && x.is_finite()).then_some(x)
 }
 
-fn number(x: f64) -> Option<String> {
-    x.is_finite().then(|| format!("{x:?}"))
+/// Both sets of axes, if they do not meet.
+pub(crate) fn union(a: AtomSet, b: AtomSet) -> Option<AtomSet> {
+    (!a.meets(b)).then(|| a.union(b))
 }
 
-fn union(mesh: &Mesh, a: &str, b: &str) -> Option<String> {
-    let cx = AttrCx { mesh, ranks: &[] };
-    let (a, b) = (AtomSet::read(a, &cx).ok()?, AtomSet::read(b, &cx).ok()?);
-    if a.meets(b) { None } else { Some(mesh.names(a.union(b), "*")) }
+/// The rule of an op and then one of one operand.
+pub(crate) fn compose(outer: &RuleAttr, inner: &RuleAttr) -> Option<RuleAttr> {
+    let (o, i) = (&outer.0, &inner.0);
+    let to = rename(&o.outs[0], &o.ins[0], &i.outs[0])?;
+    Some(rule_of(&i.ins.iter().collect::<Vec<_>>(), &to))
 }
 
-/// A rule parsed without knowing its operands' ranks.
-fn parse(rule: &str) -> Option<Rule> {
-    let ins = rule.split_once("->")?.0;
-    let rank = |t: &str| Rule::parse(&format!("->{t}"), &[]).ok().map(|r| r.outs[0].len());
-    let ranks: Vec<usize> = ins.split(',').map(rank).collect::<Option<_>>()?;
-    Rule::parse(rule, &ranks).ok()
+/// The rule of an op whose operand `i` first goes through one that only reorders its dims.
+pub(crate) fn through(outer: &RuleAttr, inner: &RuleAttr, i: usize) -> Option<RuleAttr> {
+    let (o, t) = (&outer.0, &inner.0);
+    let reorders = t.ins[0].len() == t.outs[0].len();
+    let own = rename(&t.ins[0], &t.outs[0], &o.ins[i]).filter(|_| reorders)?;
+    let mut ins: Vec<&Dims> = o.ins.iter().collect();
+    ins[i] = &own;
+    Some(rule_of(&ins, &o.outs[0]))
 }
 
-fn unary(rule: &str) -> Option<Rule> {
-    parse(rule).filter(|r| r.ins.len() == 1 && r.outs.len() == 1)
+/// The rule of a `dot` of two operands, from that of the sum of their product.
+pub(crate) fn contract(sum: &RuleAttr) -> RuleAttr {
+    rule_of(&[&sum.0.ins[0]; 2], &sum.0.outs[0])
 }
 
-fn binary(rule: &str) -> Option<Rule> {
-    parse(rule).filter(|r| r.ins.len() == 2 && r.outs.len() == 1)
+/// A rule that changes nothing.
+pub(crate) fn identity(r: &RuleAttr) -> bool {
+    r.0.ins[0] == r.0.outs[0]
+}
+
+/// The result has the dims of operand `i`.
+pub(crate) fn keeps(b: &Broadcast, i: usize) -> bool {
+    b.0.as_ref().is_none_or(|r| r.ins[i] == r.outs[0])
+}
+
+pub(crate) fn rule_of(ins: &[&Dims], to: &Dims) -> RuleAttr {
+    RuleAttr(Arc::new(Rule::of(ins, &[to])))
 }
 
 /// `dims` with the dims of `from` renamed to those of `to`, one by one.
@@ -126,53 +72,34 @@ fn rename(dims: &Dims, from: &Dims, to: &Dims) -> Option<Dims> {
     dims.iter().map(one).collect()
 }
 
-/// The rule of two operands whose operand `i` first goes through a rule of one operand that only
-/// reorders its dims.
-fn compose_operand(outer: &str, inner: &str, i: usize) -> Option<String> {
-    let (o, t) = (binary(outer)?, unary(inner)?);
-    if t.ins[0].len() != t.outs[0].len() {
-        return None;
-    }
-    let through = rename(&t.ins[0], &t.outs[0], &o.ins[i])?;
-    let mut ins = [dims_text(&o.ins[0]), dims_text(&o.ins[1])];
-    ins[i] = dims_text(&through);
-    Some(format!("{},{}->{}", ins[0], ins[1], dims_text(&o.outs[0])))
-}
-
 #[cfg(test)]
 mod tests {
+    use super::super::line::{X, Y, rule, spread};
     use super::*;
-
-    fn of(function: &str, args: &[&str]) -> Option<String> {
-        compute(&Mesh::new(&[("x", 2), ("y", 3)]).expect("a mesh"), function, args)
-    }
 
     #[test]
     fn attributes_are_computed() {
-        assert_eq!(of("times", &["2.0", "-0.5"]).as_deref(), Some("-1.0"));
-        assert_eq!(of("times", &["1e300", "1e300"]), None);
-        // Another number than the two scales make: plans are proved over the reals.
-        assert_eq!(of("times", &["0.3", "0.7"]), None);
-        assert_eq!(of("times", &["1e-200", "1e-200"]), None);
-        assert_eq!(of("times", &["0.0", "0.7"]).as_deref(), Some("0.0"));
-        assert_eq!(of("plus", &["0.25", "3.0"]).as_deref(), Some("3.25"));
-        assert_eq!(of("plus", &["0.1", "0.2"]), None);
-        assert_eq!(of("union", &["y", "x"]).as_deref(), Some("x*y"));
-        assert_eq!(of("union", &["x", "x"]), None);
-        assert_eq!(of("compose", &["ab->ba", "xyz->zy"]).as_deref(), Some("xyz->yz"));
-        assert_eq!(of("compose_left", &["mk,kn->mn", "ab->ba"]).as_deref(), Some("km,kn->mn"));
-        assert_eq!(of("compose_right", &["mk,kn->mn", "ab->ba"]).as_deref(), Some("mk,nk->mn"));
-        assert_eq!(of("compose_out", &["ab->ba", "mk,kn->mn"]).as_deref(), Some("mk,kn->nm"));
-        assert_eq!(of("spread_right", &["s->bs"]).as_deref(), Some("bs,s->bs"));
-        assert_eq!(of("contract", &["bs->b"]).as_deref(), Some("bs,bs->b"));
-        assert_eq!(of("turns", &["y", "shift=2", "shift=2"]).as_deref(), Some("shift=1"));
-        assert_eq!(of("compose", &["(ab)->ab", "c->c"]), None);
-    }
-
-    #[test]
-    fn predicates_hold() {
-        assert!(holds("identity", &["ab->ab"]) && !holds("identity", &["ab->ba"]));
-        assert!(holds("keeps_left", &["ab,b->ab"]) && !holds("keeps_right", &["ab,b->ab"]));
-        assert!(!holds("unheard of", &["ab->ab"]));
+        assert_eq!(times(2.0, -0.5), Some(-1.0));
+        assert_eq!(times(1e300, 1e300), None);
+        // Another number than the two scales make.
+        assert_eq!(times(0.3, 0.7), None);
+        assert_eq!(times(1e-200, 1e-200), None);
+        assert_eq!(times(0.0, 0.7), Some(0.0));
+        assert_eq!(plus(0.25, 3.0), Some(3.25));
+        assert_eq!(plus(0.1, 0.2), None);
+        assert_eq!(union(Y, X), Some(X.union(Y)));
+        assert_eq!(union(X, X), None);
+        let turned = rule("ab->ba");
+        let product = rule("mk,kn->mn");
+        assert_eq!(compose(&turned, &rule("xyz->zy")), Some(rule("xyz->yz")));
+        assert_eq!(compose(&turned, &product), Some(rule("mk,kn->nm")));
+        assert_eq!(through(&product, &turned, 0), Some(rule("km,kn->mn")));
+        assert_eq!(through(&product, &turned, 1), Some(rule("mk,nk->mn")));
+        assert_eq!(contract(&rule("bs->b")), rule("bs,bs->b"));
+        let joined = RuleAttr::new("(ab)->ab", &[1]);
+        assert_eq!(compose(&joined, &rule("c->c")), None);
+        assert!(identity(&rule("ab->ab")) && !identity(&turned));
+        let b = spread("ab,b->ab");
+        assert!(keeps(&b, 0) && !keeps(&b, 1) && keeps(&Broadcast::SAME, 1));
     }
 }

@@ -4,13 +4,10 @@
 //! is local, from the original choice and from the best trees: one class after the other takes
 //! another term if that makes the whole cheaper.
 
-use super::graph::{Graph, Head, Saturated, Term, ty_of};
+use super::graph::{EGraph, Head, Places, Term};
+use super::line::Id;
 use super::segment::{Ref, Segment};
-use egg::Id;
-use shardc_ir::func::Func;
 use shardc_ir::hardware::Hardware;
-use shardc_ir::maps::HashMap;
-use shardc_ir::mesh::Mesh;
 use shardc_ir::ops::Op;
 use shardc_ir::price;
 use shardc_ir::types::Type;
@@ -38,15 +35,15 @@ const PASSES: usize = 4;
 const VISITS: usize = 2_000_000;
 
 struct Chooser<'a> {
-    f: &'a Func,
     s: &'a Segment,
-    sat: &'a Saturated,
-    /// Canonical classes in order, and the terms of each.
+    g: &'a EGraph,
+    /// Classes in order, and the terms of each.
     classes: Vec<Id>,
-    at: HashMap<Id, usize>,
     terms: Vec<Vec<Choice>>,
     /// Term of every transparent node: (class, place among its terms).
     own: Vec<Option<(usize, usize)>>,
+    /// Operands of every node: places of their classes.
+    operands: Vec<Vec<usize>>,
 }
 
 struct Choice {
@@ -56,14 +53,8 @@ struct Choice {
 }
 
 /// The cheapest way to compute the segment; `None` if that is the way it was.
-pub(crate) fn choose(
-    mesh: &Mesh,
-    f: &Func,
-    s: &Segment,
-    sat: &Saturated,
-    hw: &Hardware,
-) -> Option<Solution> {
-    let c = Chooser::new(mesh, f, s, sat, hw);
+pub(crate) fn choose(s: &Segment, g: &EGraph, places: &Places, hw: &Hardware) -> Option<Solution> {
+    let c = Chooser::new(s, g, places, hw);
     let mut distinct: Vec<(usize, usize)> = c.own.iter().flatten().copied().collect();
     distinct.sort_unstable();
     distinct.dedup();
@@ -85,44 +76,25 @@ pub(crate) fn choose(
 }
 
 impl<'a> Chooser<'a> {
-    fn new(mesh: &Mesh, f: &'a Func, s: &'a Segment, sat: &'a Saturated, hw: &Hardware) -> Self {
-        let g = &sat.graph;
-        let is_value = |id: &Id| !matches!(g[*id].nodes[0].head, Head::Attr(_));
-        let mut classes: Vec<Id> = g.classes().map(|c| c.id).filter(is_value).collect();
-        classes.sort_unstable();
-        let at: HashMap<Id, usize> = classes.iter().enumerate().map(|(k, &id)| (id, k)).collect();
-        let place = |id: Id| at[&g.find(id)];
+    fn new(s: &'a Segment, g: &'a EGraph, places: &Places, hw: &Hardware) -> Self {
+        let classes: Vec<Id> = g.classes().collect();
+        let place = |id: Id| classes.binary_search(&g.find(id)).expect("a class");
         let choice = |id: Id, t: &Term| {
-            let ins: Vec<usize> = t.ins().iter().map(|&i| place(i)).collect();
-            let cost = t.op(g).map_or(0, |(op, ins)| {
-                let types: Vec<&Type> = ins.iter().map(|&i| ty_of(g, i)).collect();
-                price::op(hw, mesh, &op, &types, ty_of(g, id))
-            });
-            Choice { term: t.clone(), cost, ins }
+            let types: Vec<&Type> = t.ins.iter().map(|&i| g.ty(i)).collect();
+            let cost = g.op(t).map_or(0, |op| price::op(hw, &g.mesh, op, &types, g.ty(id)));
+            Choice { term: t.clone(), cost, ins: t.ins.iter().map(|&i| place(i)).collect() }
         };
-        let of = |&id: &Id| {
-            let mut nodes: Vec<Term> = g[id].nodes.iter().map(|t| canonical(g, t)).collect();
-            nodes.sort();
-            nodes.dedup();
-            nodes.iter().map(|t| choice(id, t)).collect::<Vec<Choice>>()
-        };
+        let of = |&id: &Id| g.terms(id).iter().map(|t| choice(id, t)).collect::<Vec<Choice>>();
         let terms: Vec<Vec<Choice>> = classes.iter().map(of).collect();
-        let mut c = Chooser { f, s, sat, classes, at, terms, own: vec![] };
-        c.own = (0..s.nodes.len()).map(|n| c.own_term(n)).collect();
-        c
-    }
-
-    fn place(&self, id: Id) -> usize {
-        self.at[&self.sat.graph.find(id)]
-    }
-
-    fn own_term(&self, n: usize) -> Option<(usize, usize)> {
-        let k = self.place(self.sat.class[n]?);
-        let ins: Vec<usize> = self.sat.operands[n].iter().map(|&i| self.place(i)).collect();
-        let op = &self.f.nodes[self.s.run.start + n].op;
-        let g = &self.sat.graph;
-        let same = |c: &Choice| c.ins == ins && c.term.op(g).is_some_and(|(o, _)| o == *op);
-        Some((k, self.terms[k].iter().position(same).expect("a node's term is in its class")))
+        let own = |own: &Option<(Id, Term)>| {
+            let (id, term) = own.as_ref()?;
+            let (k, term) = (place(*id), g.canonical(term));
+            let t = terms[k].iter().position(|c| c.term == term);
+            Some((k, t.expect("a node's term is in its class")))
+        };
+        let own = places.own.iter().map(own).collect();
+        let operands = places.operands.iter().map(|ins| ins.iter().map(|&i| place(i)).collect());
+        Chooser { s, g, own, operands: operands.collect(), classes, terms }
     }
 
     /// Per class the term whose tree is cheapest.
@@ -146,27 +118,23 @@ impl<'a> Chooser<'a> {
         }
     }
 
-    fn walk<'w>(&'w self, chosen: &'w [usize]) -> Walk<'w, 'a> {
+    /// What a choice of one term per class needs; `None` if it is circular, or costs as much as `limit`.
+    fn walk<'w>(&'w self, chosen: &'w [usize], limit: u64) -> Option<Walk<'w, 'a>> {
         let (state, opaque) = (vec![0; self.terms.len()], vec![0; self.s.nodes.len()]);
-        Walk { c: self, chosen, state, opaque, cost: 0 }
-    }
-
-    /// Cost of a choice of one term per class; `None` if it is circular.
-    fn cost(&self, chosen: &[usize]) -> Option<u64> {
-        let mut walk = self.walk(chosen);
-        for n in 0..self.s.nodes.len() {
-            let facts = &self.s.nodes[n];
-            if facts.opaque {
-                walk.opaque(n)?;
-            } else if facts.live_out {
-                let (k, own) = self.own[n].expect("transparent");
-                walk.class(k)?;
-                if self.needs_own(n, chosen) && chosen[k] != own {
-                    walk.term(k, own)?;
+        let mut walk = Walk { c: self, chosen, state, opaque, cost: 0, limit };
+        for (n, own) in self.own.iter().enumerate() {
+            match *own {
+                None => walk.opaque(n)?,
+                Some((k, own)) if self.s.nodes[n].live_out => {
+                    walk.class(k)?;
+                    if self.needs_own(n, chosen) && chosen[k] != own {
+                        walk.term(k, own)?;
+                    }
                 }
+                Some(_) => {}
             }
         }
-        Some(walk.cost)
+        Some(walk)
     }
 
     /// True if a node's result is one of the function's and cannot be the class's value.
@@ -189,7 +157,7 @@ impl<'a> Chooser<'a> {
 
     /// Changes one class at a time while that pays.
     fn improve(&self, mut chosen: Vec<usize>) -> Option<(u64, Vec<usize>)> {
-        let mut cost = self.cost(&chosen)?;
+        let mut cost = self.walk(&chosen, u64::MAX)?.cost;
         let mut left = VISITS / self.terms.len().max(1);
         for _ in 0..PASSES {
             let before = cost;
@@ -200,7 +168,7 @@ impl<'a> Chooser<'a> {
                         return Some((cost, chosen));
                     }
                     let old = std::mem::replace(&mut chosen[k], t);
-                    match self.cost(&chosen).filter(|&new| new < cost) {
+                    match self.walk(&chosen, cost).map(|w| w.cost) {
                         Some(new) => cost = new,
                         None => chosen[k] = old,
                     }
@@ -214,10 +182,9 @@ impl<'a> Chooser<'a> {
     }
 
     fn solution(&self, chosen: &[usize]) -> Solution {
-        let g = &self.sat.graph;
         let mut rules: BTreeMap<Term, &'static str> = BTreeMap::new();
-        for (term, rule) in &g.analysis.made {
-            rules.entry(canonical(g, term)).or_insert(rule);
+        for (term, rule) in &self.g.made {
+            rules.entry(self.g.canonical(term)).or_insert(rule);
         }
         let values = vec![None; self.terms.len()];
         let mut out = Emit {
@@ -229,12 +196,12 @@ impl<'a> Chooser<'a> {
             fresh: 0,
             made: Solution { items: vec![], aliases: vec![] },
         };
+        let needed = self.walk(chosen, u64::MAX).expect("the choice is not circular").state;
         // Program order: a class stands where the node stood that first needed it.
-        let live = self.live(chosen);
         for n in 0..self.s.nodes.len() {
             match self.own[n] {
                 None => out.opaque(n),
-                Some((k, _)) if live[k] => {
+                Some((k, _)) if needed[k] == 2 => {
                     let value = out.class(k, n);
                     let own = Ref::Inner { node: n as u32, out: 0 };
                     if value != own && self.needs_own(n, chosen) {
@@ -248,28 +215,6 @@ impl<'a> Chooser<'a> {
         }
         out.made
     }
-
-    fn live(&self, chosen: &[usize]) -> Vec<bool> {
-        let mut walk = self.walk(chosen);
-        for n in 0..self.s.nodes.len() {
-            let done = match self.own[n] {
-                None => walk.opaque(n),
-                Some((k, own)) if self.s.nodes[n].live_out => walk.class(k).and_then(|()| {
-                    if self.needs_own(n, chosen) { walk.term(k, own) } else { Some(()) }
-                }),
-                Some(_) => Some(()),
-            };
-            done.expect("the choice is not circular");
-        }
-        walk.state.iter().map(|&s| s == 2).collect()
-    }
-}
-
-/// Children replaced by their classes' names of today.
-fn canonical(g: &Graph, t: &Term) -> Term {
-    let mut t = t.clone();
-    t.children.iter_mut().for_each(|c| *c = g.find(*c));
-    t
 }
 
 /// Visits what a choice needs, once each: 0 unseen, 1 under way, 2 done.
@@ -279,6 +224,7 @@ struct Walk<'c, 'a> {
     state: Vec<u8>,
     opaque: Vec<u8>,
     cost: u64,
+    limit: u64,
 }
 
 impl Walk<'_, '_> {
@@ -296,6 +242,9 @@ impl Walk<'_, '_> {
     fn term(&mut self, k: usize, t: usize) -> Option<()> {
         let choice = &self.c.terms[k][t];
         self.cost += choice.cost;
+        if self.cost >= self.limit {
+            return None;
+        }
         if let Head::Leaf(Ref::Inner { node, .. }) = choice.term.head {
             self.opaque(node as usize)?;
         }
@@ -308,9 +257,7 @@ impl Walk<'_, '_> {
             1 => return None,
             _unseen => self.opaque[n] = 1,
         }
-        for &id in &self.c.sat.operands[n] {
-            self.class(self.c.place(id))?;
-        }
+        self.c.operands[n].iter().try_for_each(|&k| self.class(k))?;
         self.opaque[n] = 2;
         Some(())
     }
@@ -357,18 +304,17 @@ impl Emit<'_, '_> {
             self.made.items.push(Item::Keep { node, ins });
             return value;
         }
-        let g = &c.sat.graph;
-        let (op, _) = choice.term.op(g).expect("not a leaf");
+        let op = c.g.op(&choice.term).expect("not a leaf").clone();
         let rule = self.rules.get(&choice.term).copied().unwrap_or("");
-        let fresh = owner.is_none().then(|| Box::new(ty_of(g, c.classes[k]).clone()));
+        let fresh = owner.is_none().then(|| Box::new(c.g.ty(c.classes[k]).clone()));
         self.made.items.push(Item::New { node, op, ins, fresh, rule });
         value
     }
 
     /// A node as it was, beside the value of its class.
     fn keep(&mut self, n: usize) {
-        let operands = &self.c.sat.operands[n];
-        let ins = operands.iter().map(|&id| self.class(self.c.place(id), n)).collect();
+        let c = self.c;
+        let ins = c.operands[n].iter().map(|&k| self.class(k, n)).collect();
         self.made.items.push(Item::Keep { node: n as u32, ins });
     }
 

@@ -2,102 +2,117 @@
 //!
 //! A `fan_out` is never removed, only merged with another: it stands for the gradient's sum.
 
-use super::pattern::{Line, rules};
+use super::attrs::union;
+use super::families::joined;
+use super::line::{Line, X, Y};
+use shardc_ir::attr::Broadcast;
+use shardc_ir::ops::{
+    Add, AllGather, AllReduce, AllToAll, Cast, FanOut, Op, PadToPartial, Permute, ReduceScatter,
+    Slice, Sub,
+};
+use shardc_ir::types::DType;
 
 #[rustfmt::skip]
-pub(crate) const RULES: &[Line] = rules! {
-    "sum-of-sums";
-        "(add (all_reduce[?t] ?a) (all_reduce[?t] ?b))" => "(all_reduce[?t] (add ?a ?b))";
-        "t: x | a: f32[4,6]+x | b: f32[4,6]+x"
-    "sum-of-three-sums";
-        "(add (all_reduce[?t] ?a) (all_reduce[?t] ?b) (all_reduce[?t] ?c))"
-        => "(all_reduce[?t] (add ?a ?b ?c))";
-        "t: x | a: f32[4]+x | b: f32[4]+x | c: f32[4]+x"
-    "difference-of-sums";
-        "(sub (all_reduce[?t] ?a) (all_reduce[?t] ?b))" => "(all_reduce[?t] (sub ?a ?b))";
-        "t: y | a: f32[4,6]+y | b: f32[4,6]+y"
-    "sum-of-scatters";
-        "(add (reduce_scatter[?t; ?d] ?a) (reduce_scatter[?t; ?d] ?b))"
-        => "(reduce_scatter[?t; ?d] (add ?a ?b))";
-        "t: x | d: dim=1 | a: f32[4,6]+x | b: f32[4,6]+x"
-    "sum-of-gathers";
-        "(add (all_gather[?t; ?d] ?a) (all_gather[?t; ?d] ?b))"
-        => "(all_gather[?t; ?d] (add ?a ?b))";
-        "t: x | d: dim=1 | a: f32[4,6@x] | b: f32[4,6@x]"
-    "reduce-of-reduce";
-        "(all_reduce[?s] (all_reduce[?t] ?a))" => "(all_reduce[union ?s ?t] ?a)";
-        "s: x | t: y | a: f32[4,6]+x*y"
-    "fan_out-of-fan_out";
-        "(fan_out[?s] (fan_out[?t] ?a))" => "(fan_out[union ?s ?t] ?a)";
-        "s: x | t: y | a: f32[4,6]"
-    "gather-of-gather";
-        "(all_gather[?s; ?d] (all_gather[?t; ?d] ?a))" => "(all_gather[union ?s ?t; ?d] ?a)";
-        "s: x | t: y | d: dim=1 | a: f32[4,6@x*y]"
-    "slice-of-slice";
-        "(slice[?s; ?d] (slice[?t; ?d] ?a))" => "(slice[union ?s ?t; ?d] ?a)";
-        "s: y | t: x | d: dim=1 | a: f32[4,6]"
-    "scatter-of-scatter";
-        "(reduce_scatter[?s; ?d] (reduce_scatter[?t; ?d] ?a))"
-        => "(reduce_scatter[union ?s ?t; ?d] ?a)";
-        "s: y | t: x | d: dim=1 | a: f32[4,6]+x*y"
-    "slice-of-sum";
-        "(slice[?t; ?d] (all_reduce[?t] ?a))" => "(reduce_scatter[?t; ?d] ?a)";
-        "t: x | d: dim=0 | a: f32[5,6]+x"
-    "gather-of-scatter";
-        "(all_gather[?t; ?d] (reduce_scatter[?t; ?d] ?a))" => "(all_reduce[?t] ?a)";
-        "t: y | d: dim=0 | a: f32[5,6]+y"
-    "slice-of-gather";
-        "(slice[?t; ?d] (all_gather[?t; ?d] ?a))" => "?a";
-        "t: y | d: dim=0 | a: f32[5@y,6]"
-    "gather-of-slice";
-        "(all_gather[?t; ?d] (slice[?t; ?d] ?a))" => "?a";
-        "t: y | d: dim=0 | a: f32[5,6]~y"
-    "gather-of-own-slice";
-        "(all_gather[?t; ?d] (slice[?t; ?d] ?a))" => "(fan_out[?t] ?a)";
-        "t: y | d: dim=0 | a: f32[5,6]"
-    "reduce-of-place";
-        "(all_reduce[?t] (pad_to_partial[?t; ?d] ?a))" => "(all_gather[?t; ?d] ?a)";
-        "t: x | d: dim=1 | a: f32[4,7@x] | out: f32[4,7]"
-    "scatter-of-place";
-        "(reduce_scatter[?t; ?d] (pad_to_partial[?t; ?d] ?a))" => "?a";
-        "t: x | d: dim=1 | a: f32[4,7@x]"
-    "move-by-gather";
-        "(slice[?t; ?e] (all_gather[?t; ?d] ?a))" => "(all_to_all[?t; from ?d; to ?e] ?a)";
-        "t: x | d: dim=0 | e: dim=1 | a: f32[5@x,6]"
-    "move-by-scatter";
-        "(reduce_scatter[?t; ?e] (pad_to_partial[?t; ?d] ?a))" => "(all_to_all[?t; from ?d; to ?e] ?a)";
-        "t: x | d: dim=0 | e: dim=1 | a: f32[5@x,6]"
-    "move-back";
-        "(all_to_all[?t; ?f; ?g] (all_to_all[?t; ?h; ?k] ?a))" => "?a";
-        "t: x | f: from=1 | g: to=0 | h: from=0 | k: to=1 | a: f32[5@x,6]"
-    "turn-of-turn";
-        "(permute[?t; ?m] (permute[?t; ?n] ?a))" => "(permute[?t; turns ?t ?m ?n] ?a)";
-        "t: y | m: shift=1 | n: shift=1 | a: f32[4]!y"
-    "turn-by-none";
-        "(permute[?t; shift=0] ?a)" => "?a";
-        "t: y | a: f32[4]!y"
-    "scale-of-sum";
-        "(scale[?c] (all_reduce[?t] ?a))" => "(all_reduce[?t] (scale[?c] ?a))";
-        "c: 0.5 | t: x | a: f32[4,6]+x"
-    "sum-of-scaled";
-        "(all_reduce[?t] (scale[?c] ?a))" => "(scale[?c] (all_reduce[?t] ?a))";
-        "c: 0.5 | t: x | a: f32[4,6]+x"
-    "scatter-of-scaled";
-        "(reduce_scatter[?t; ?d] (scale[?c] ?a))" => "(scale[?c] (reduce_scatter[?t; ?d] ?a))";
-        "c: 0.5 | t: x | d: dim=0 | a: f32[4,6]+x"
-    "scale-of-gather";
-        "(scale[?c] (all_gather[?t; ?d] ?a))" => "(all_gather[?t; ?d] (scale[?c] ?a))";
-        "c: 0.5 | t: x | d: dim=0 | a: f32[4@x,6]"
-    "slice-of-scaled";
-        "(slice[?t; ?d] (scale[?c] ?a))" => "(scale[?c] (slice[?t; ?d] ?a))";
-        "c: 0.5 | t: x | d: dim=0 | a: f32[4,6]"
-    "scale-of-scale";
-        "(scale[?c] (scale[?e] ?a))" => "(scale[times ?c ?e] ?a)";
-        "c: 0.5 | e: 3.0 | a: f32[4,6]"
-    "cast-before-gather";
-        "(cast[?e] (all_gather[?t; ?d] ?a))" => "(all_gather[?t; ?d] (cast[?e] ?a))";
-        "e: bf16 | t: x | d: dim=0 | a: f32[4@x,6]"
-    "cast-after-gather";
-        "(all_gather[?t; ?d] (cast[?e] ?a))" => "(cast[?e] (all_gather[?t; ?d] ?a))";
-        "e: f32 | t: x | d: dim=0 | a: bf16[4@x,6]"
+#[allow(irrefutable_let_patterns, unused_variables)] // of patterns and examples
+pub(crate) const RULES: &[Line] = rules! { mesh;
+    "sum-of-sums" { by |g, _, t, found| joined(g, t, |o| matches!(o, Op::AllReduce(_)), found);
+        (Add { rule: Broadcast(None) } (AllReduce { axes: t } a) (AllReduce { axes: t } b))
+        => (AllReduce { axes: t } (Add { rule: Broadcast(None) } a b));
+        [a: "f32[4,6]+x", b: "f32[4,6]+x"; t = X]
+        (Add { rule: Broadcast(None) } (AllReduce { axes: t } a) (AllReduce { axes: t } b) (AllReduce { axes: t } c))
+        => (AllReduce { axes: t } (Add { rule: Broadcast(None) } a b c));
+        [a: "f32[4]+x", b: "f32[4]+x", c: "f32[4]+x"; t = X]
+        (Sub { rule: Broadcast(None) } (AllReduce { axes: t } a) (AllReduce { axes: t } b))
+        => (AllReduce { axes: t } (Sub { rule: Broadcast(None) } a b));
+        [a: "f32[4,6]+y", b: "f32[4,6]+y"; t = Y]
+    }
+    "sum-of-scatters" { by |g, _, t, found| joined(g, t, |o| matches!(o, Op::ReduceScatter(_)), found);
+        (Add { rule: Broadcast(None) } (ReduceScatter { axes: t, dim: d } a) (ReduceScatter { axes: t, dim: d } b))
+        => (ReduceScatter { axes: t, dim: d } (Add { rule: Broadcast(None) } a b));
+        [a: "f32[4,6]+x", b: "f32[4,6]+x"; t = X, d = 1]
+    }
+    "sum-of-gathers" { by |g, _, t, found| joined(g, t, |o| matches!(o, Op::AllGather(_)), found);
+        (Add { rule: Broadcast(None) } (AllGather { axes: t, dim: d } a) (AllGather { axes: t, dim: d } b))
+        => (AllGather { axes: t, dim: d } (Add { rule: Broadcast(None) } a b));
+        [a: "f32[4,6@x]", b: "f32[4,6@x]"; t = X, d = 1]
+    }
+    "reduce-of-reduce" {
+        (AllReduce { axes: s } (AllReduce { axes: t } a)) => (AllReduce { axes: union(s, t)? } a);
+        [a: "f32[4,6]+x*y"; s = X, t = Y]
+    }
+    "fan_out-of-fan_out" {
+        (FanOut { axes: s } (FanOut { axes: t } a)) => (FanOut { axes: union(s, t)? } a);
+        [a: "f32[4,6]"; s = X, t = Y]
+    }
+    "gather-of-gather" {
+        (AllGather { axes: s, dim: d } (AllGather { axes: t, dim: e } a))
+        => (AllGather { axes: union(s, t)?, dim: d } a) if d == e;
+        [a: "f32[4,6@x*y]"; s = X, t = Y, d = 1, e = 1]
+    }
+    "slice-of-slice" {
+        (Slice { axes: s, dim: d } (Slice { axes: t, dim: e } a)) => (Slice { axes: union(s, t)?, dim: d } a) if d == e;
+        [a: "f32[4,6]"; s = Y, t = X, d = 1, e = 1]
+    }
+    "scatter-of-scatter" {
+        (ReduceScatter { axes: s, dim: d } (ReduceScatter { axes: t, dim: e } a))
+        => (ReduceScatter { axes: union(s, t)?, dim: d } a) if d == e;
+        [a: "f32[4,6]+x*y"; s = Y, t = X, d = 1, e = 1]
+    }
+    "slice-of-sum" {
+        (Slice { axes: t, dim: d } (AllReduce { axes: s } a)) => (ReduceScatter { axes: t, dim: d } a) if s == t;
+        [a: "f32[5,6]+x"; t = X, s = X, d = 0]
+    }
+    "gather-of-scatter" {
+        (AllGather { axes: t, dim: d } (ReduceScatter { axes: s, dim: e } a)) => (AllReduce { axes: t } a) if (s, d) == (t, e);
+        [a: "f32[5,6]+y"; t = Y, s = Y, d = 0, e = 0]
+    }
+    "slice-of-gather" {
+        (Slice { axes: t, dim: d } (AllGather { axes: s, dim: e } a)) => a if (s, d) == (t, e);
+        [a: "f32[5@y,6]"; t = Y, s = Y, d = 0, e = 0]
+    }
+    "gather-of-slice" {
+        (AllGather { axes: t, dim: d } (Slice { axes: s, dim: e } a)) => a if (s, d) == (t, e);
+        [a: "f32[5,6]~y"; t = Y, s = Y, d = 0, e = 0]
+    }
+    "gather-of-own-slice" {
+        (AllGather { axes: t, dim: d } (Slice { axes: s, dim: e } a)) => (FanOut { axes: t } a) if (s, d) == (t, e);
+        [a: "f32[5,6]"; t = Y, s = Y, d = 0, e = 0]
+    }
+    "reduce-of-place" {
+        (AllReduce { axes: t } (PadToPartial { axes: s, dim: d } a)) => (AllGather { axes: t, dim: d } a) if s == t;
+        [a: "f32[4,7@x]", out: "f32[4,7]"; t = X, s = X, d = 1]
+    }
+    "scatter-of-place" {
+        (ReduceScatter { axes: t, dim: d } (PadToPartial { axes: s, dim: e } a)) => a if (s, d) == (t, e);
+        [a: "f32[4,7@x]"; t = X, s = X, d = 1, e = 1]
+    }
+    "move-by-gather" {
+        (Slice { axes: t, dim: e } (AllGather { axes: s, dim: d } a)) => (AllToAll { axes: t, from: d, to: e } a) if s == t;
+        [a: "f32[5@x,6]"; t = X, s = X, d = 0, e = 1]
+    }
+    "move-by-scatter" {
+        (ReduceScatter { axes: t, dim: e } (PadToPartial { axes: s, dim: d } a)) => (AllToAll { axes: t, from: d, to: e } a) if s == t;
+        [a: "f32[5@x,6]"; t = X, s = X, d = 0, e = 1]
+    }
+    "move-back" {
+        (AllToAll { axes: t, from: f, to: g } (AllToAll { axes: s, from: h, to: k } a)) => a if s == t;
+        [a: "f32[5@x,6]"; t = X, s = X, f = 1, g = 0, h = 0, k = 1]
+    }
+    "turn-of-turn" {
+        (Permute { axes: t, shift: m } (Permute { axes: s, shift: n } a))
+        => (Permute { axes: t, shift: (m % mesh.ways(t) + n % mesh.ways(t)) % mesh.ways(t) } a) if s == t;
+        [a: "f32[4]!y"; t = Y, s = Y, m = 1, n = 1]
+    }
+    "turn-by-none" {
+        (Permute { axes: t, shift: 0 } a) => a;
+        [a: "f32[4]!y"; t = Y]
+    }
+    "cast-before-gather" {
+        (Cast { to: e } (AllGather { axes: t, dim: d } a)) => (AllGather { axes: t, dim: d } (Cast { to: e } a));
+        [a: "f32[4@x,6]"; e = DType::BF16, t = X, d = 0]
+    }
+    "cast-after-gather" {
+        (AllGather { axes: t, dim: d } (Cast { to: e } a)) => (Cast { to: e } (AllGather { axes: t, dim: d } a));
+        [a: "bf16[4@x,6]"; e = DType::F32, t = X, d = 0]
+    }
 };

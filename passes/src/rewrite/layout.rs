@@ -1,58 +1,60 @@
 //! Rules of layout: moves of dims that cancel, join, or vanish in the op that reads them.
 
-use super::pattern::{Line, rules};
+use super::attrs::{compose, identity, through};
+use super::families::spread_operand;
+use super::line::{Line, rule, size, spread};
+use shardc_ir::attr::{Broadcast, RuleAttr};
+use shardc_ir::ops::*;
 
 #[rustfmt::skip]
-pub(crate) const RULES: &[Line] = rules! {
-    "transpose-of-transpose";
-        "(transpose[?r] (transpose[?s] ?x))" => "(transpose[compose ?r ?s] ?x)";
-        "r: abc->bca | s: xyz->zxy | x: f32[2,3,4]"
-    "transpose-to-same";
-        "(transpose[?r] ?x)" => "?x" if "identity ?r";
-        "r: ab->ab | x: f32[3,3]"
-    "sum-of-sum";
-        "(reduce_sum[?r] (reduce_sum[?s] ?x))" => "(reduce_sum[compose ?r ?s] ?x)";
-        "r: ab->b | s: xyz->xz | x: f32[2,3,4]"
-    "sum-of-transpose";
-        "(reduce_sum[?r] (transpose[?s] ?x))" => "(reduce_sum[compose ?r ?s] ?x)";
-        "r: ab->b | s: xy->yx | x: f32[3,4]"
-    "transpose-of-sum";
-        "(transpose[?r] (reduce_sum[?s] ?x))" => "(reduce_sum[compose ?r ?s] ?x)";
-        "r: ab->ba | s: xyz->xz | x: f32[2,3,4]"
-    "max-of-transpose";
-        "(reduce_max[?r] (transpose[?s] ?x))" => "(reduce_max[compose ?r ?s] ?x)";
-        "r: ab->b | s: xy->yx | x: f32[3,4]"
-    "dot-of-transpose-left";
-        "(dot[?r] (transpose[?s] ?x) ?y)" => "(dot[compose_left ?r ?s] ?x ?y)";
-        "r: mk,kn->mn | s: ab->ba | x: f32[4,3] | y: f32[4,2]"
-    "dot-of-transpose-right";
-        "(dot[?r] ?x (transpose[?s] ?y))" => "(dot[compose_right ?r ?s] ?x ?y)";
-        "r: mk,kn->mn | s: ab->ba | x: f32[3,4] | y: f32[2,4]"
-    "transpose-of-dot";
-        "(transpose[?r] (dot[?s] ?x ?y))" => "(dot[compose_out ?r ?s] ?x ?y)";
-        "r: ab->ba | s: mk,kn->mn | x: f32[3,4] | y: f32[4,2]"
-    "reshape-back";
-        "(reshape[?r; ?n] (reshape[?s; ?m] ?x))" => "?x";
-        "r: s(nd)->snd | n: n=2 | s: snd->s(nd) | m: n=2 | x: f32[3,2,4]"
-    "mul-of-expand";
-        "(mul ?x (expand[?r; ?n] ?y))" => "(mul[spread_right ?r] ?x ?y)";
-        "r: b->ab | n: a=3 | x: f32[3,4] | y: f32[4]"
-    "expand-mul";
-        "(mul (expand[?r; ?n] ?x) ?y)" => "(mul[spread_left ?r] ?x ?y)";
-        "r: b->ab | n: a=3 | x: f32[4] | y: f32[3,4]"
-    "add-of-expand";
-        "(add ?x (expand[?r; ?n] ?y))" => "(add[spread_right ?r] ?x ?y)";
-        "r: b->ab | n: a=3 | x: f32[3,4] | y: f32[4]"
-    "sub-of-expand";
-        "(sub ?x (expand[?r; ?n] ?y))" => "(sub[spread_right ?r] ?x ?y)";
-        "r: b->ab | n: a=3 | x: f32[3,4] | y: f32[4]"
-    "div-of-expand";
-        "(div ?x (expand[?r; ?n] ?y))" => "(div[spread_right ?r] ?x ?y)";
-        "r: b->ab | n: a=3 | x: f32[3,4] | y: f32[4]"
-    "scale-into-transpose";
-        "(scale[?a] (transpose[?r] ?x))" => "(transpose[?r] (scale[?a] ?x))";
-        "a: 0.5 | r: ab->ba | x: f32[3,4]"
-    "scale-out-of-transpose";
-        "(transpose[?r] (scale[?a] ?x))" => "(scale[?a] (transpose[?r] ?x))";
-        "a: 0.5 | r: ab->ba | x: f32[3,4]"
+#[allow(irrefutable_let_patterns, unused_variables)] // of patterns and examples
+pub(crate) const RULES: &[Line] = rules! { mesh;
+    "transpose-of-transpose" {
+        (Transpose { rule: r } (Transpose { rule: s } x)) => (Transpose { rule: compose(&r, &s)? } x);
+        [x: "f32[2,3,4]"; r = rule("abc->bca"), s = rule("xyz->zxy")]
+    }
+    "transpose-to-same" {
+        (Transpose { rule: r } x) => x if identity(&r);
+        [x: "f32[3,3]"; r = rule("ab->ab")]
+    }
+    "sum-of-sum" {
+        (ReduceSum { rule: r } (ReduceSum { rule: s } x)) => (ReduceSum { rule: compose(&r, &s)? } x);
+        [x: "f32[2,3,4]"; r = rule("ab->b"), s = rule("xyz->xz")]
+    }
+    "sum-of-transpose" {
+        (ReduceSum { rule: r } (Transpose { rule: s } x)) => (ReduceSum { rule: compose(&r, &s)? } x);
+        [x: "f32[3,4]"; r = rule("ab->b"), s = rule("xy->yx")]
+    }
+    "transpose-of-sum" {
+        (Transpose { rule: r } (ReduceSum { rule: s } x)) => (ReduceSum { rule: compose(&r, &s)? } x);
+        [x: "f32[2,3,4]"; r = rule("ab->ba"), s = rule("xyz->xz")]
+    }
+    "max-of-transpose" {
+        (ReduceMax { rule: r } (Transpose { rule: s } x)) => (ReduceMax { rule: compose(&r, &s)? } x);
+        [x: "f32[3,4]"; r = rule("ab->b"), s = rule("xy->yx")]
+    }
+    "dot-of-transpose-left" {
+        (Dot { rule: r } (Transpose { rule: s } x) y) => (Dot { rule: through(&r, &s, 0)? } x y);
+        [x: "f32[4,3]", y: "f32[4,2]"; r = rule("mk,kn->mn"), s = rule("ab->ba")]
+    }
+    "dot-of-transpose-right" {
+        (Dot { rule: r } x (Transpose { rule: s } y)) => (Dot { rule: through(&r, &s, 1)? } x y);
+        [x: "f32[3,4]", y: "f32[2,4]"; r = rule("mk,kn->mn"), s = rule("ab->ba")]
+    }
+    "transpose-of-dot" {
+        (Transpose { rule: r } (Dot { rule: s } x y)) => (Dot { rule: compose(&r, &s)? } x y);
+        [x: "f32[3,4]", y: "f32[4,2]"; r = rule("ab->ba"), s = rule("mk,kn->mn")]
+    }
+    "reshape-back" {
+        (Reshape { rule: r, sizes: n } (Reshape { rule: s, sizes: m } x)) => x;
+        [x: "f32[3,2,4]"; r = RuleAttr::new("s(nd)->snd", &[2]), n = size(b'n', 2), s = rule("snd->s(nd)"), m = size(b'n', 2)]
+    }
+    "op-of-expand" { by spread_operand;
+        (Mul { rule: Broadcast(None) } x (Expand { rule: r, sizes: n } y)) => (Mul { rule: s } x y);
+        [x: "f32[3,4]", y: "f32[4]"; r = rule("b->ab"), n = size(b'a', 3), s = spread("ab,b->ab")]
+        (Sub { rule: Broadcast(None) } (Expand { rule: r, sizes: n } x) y) => (Sub { rule: s } x y);
+        [x: "f32[4]", y: "f32[3,4]"; r = rule("b->ab"), n = size(b'a', 3), s = spread("b,ab->ab")]
+        (Add { rule: Broadcast(None) } x (Expand { rule: r, sizes: n } y) z) => (Add { rule: s } x y z);
+        [x: "f32[3,4]", y: "f32[4]", z: "f32[3,4]"; r = rule("b->ab"), n = size(b'a', 3), s = spread("ab,b,ab->ab")]
+    }
 };

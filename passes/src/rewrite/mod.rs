@@ -5,35 +5,35 @@
 //! Assumes: verified; phase Source for [`RuleSet::Algebra`], Staged for [`RuleSet::Collectives`].
 //! Leaves:  the phase as it was, every value that survives with its name and type.
 //!
-//! A function is cut into segments, the runs of nodes of one layer. Segments without a match cost a
-//! look at their nodes; equal ones are saturated once, in an e-graph (Willsey et al., 2021), within
-//! limits on nodes and rounds and without a clock. What is taken out of the e-graph must cost less
-//! than what went in; ties go to the program as it was.
+//! A function is cut into segments, the runs of nodes of one layer. Equal ones are saturated once, in an
+//! e-graph, within limits on terms and rounds and without a clock. What is taken out of the e-graph must
+//! cost less than what went in; ties go to the program as it was.
 
+#[macro_use]
+mod line;
 mod algebra;
 mod apply;
 mod attrs;
 mod choose;
 mod collectives;
+mod families;
 mod graph;
 mod layout;
 pub mod orders;
-pub mod pattern;
 mod segment;
 pub mod shifts;
 
-pub use pattern::Line;
+pub use line::{Example, Expr, Id, Line};
 
 use choose::Solution;
-use graph::Compiled;
-use segment::Segment;
+use graph::EGraph;
+use segment::{Facts, Segment};
 use shardc_ir::diag::Result;
-use shardc_ir::func::{Func, Module};
+use shardc_ir::func::Module;
 use shardc_ir::hardware::Hardware;
 use shardc_ir::maps::HashMap;
-use shardc_ir::mesh::Mesh;
 use std::collections::BTreeMap;
-use std::sync::LazyLock;
+use std::rc::Rc;
 
 /// Which tables of rules to use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -47,21 +47,11 @@ pub enum RuleSet {
 impl RuleSet {
     /// The lines of this set, in table order.
     pub fn lines(self) -> Vec<&'static Line> {
-        match self {
-            RuleSet::Algebra => algebra::RULES.iter().chain(layout::RULES).collect(),
-            RuleSet::Collectives => collectives::RULES.iter().collect(),
-        }
-    }
-
-    fn compiled(self) -> &'static Compiled {
-        static ALGEBRA: LazyLock<Compiled> =
-            LazyLock::new(|| Compiled::new(&RuleSet::Algebra.lines()));
-        static COLLECTIVES: LazyLock<Compiled> =
-            LazyLock::new(|| Compiled::new(&RuleSet::Collectives.lines()));
-        match self {
-            RuleSet::Algebra => &ALGEBRA,
-            RuleSet::Collectives => &COLLECTIVES,
-        }
+        let tables: &[&'static [Line]] = match self {
+            RuleSet::Algebra => &[algebra::SCALES, algebra::RULES, layout::RULES],
+            RuleSet::Collectives => &[algebra::SCALES, collectives::RULES],
+        };
+        tables.iter().copied().flatten().collect()
     }
 }
 
@@ -70,8 +60,6 @@ impl RuleSet {
 pub struct Stats {
     /// Segments of all functions.
     pub segments: usize,
-    /// Segments in which the left side of some line stands.
-    pub matched: usize,
     /// Different ones among them, each saturated once.
     pub distinct: usize,
     /// Segments that became cheaper.
@@ -87,49 +75,26 @@ pub fn rewrite(m: &mut Module, rules: RuleSet) -> Result<Stats> {
 
 /// Rewrites all functions of a module; functions are never mixed.
 pub fn rewrite_with(m: &mut Module, rules: RuleSet, hw: &Hardware) -> Result<Stats> {
-    let compiled = rules.compiled();
+    let (lines, mut g) = (rules.lines(), EGraph::new(&m.mesh));
     let mut stats = Stats::default();
-    let mut known = HashMap::default();
-    let Module { mesh, funcs, .. } = m;
-    for f in funcs {
-        one(mesh, f, compiled, hw, &mut known, &mut stats);
+    // By segment: its cheaper form, if there is one.
+    let mut known: HashMap<Segment, Option<Rc<Solution>>> = HashMap::default();
+    for f in &mut m.funcs {
+        let facts = Facts::new(f);
+        stats.segments += facts.runs.len();
+        let mut changes = vec![];
+        for nodes in &facts.runs {
+            let (segment, run) = Segment::new(f, &facts, nodes.clone(), &mut g.numbers);
+            let solution = known.entry(segment).or_insert_with_key(|s| {
+                stats.distinct += 1;
+                let places = g.build(s);
+                let any = g.saturate(&lines, &mut stats.fired);
+                any.then(|| choose::choose(s, &g, &places, hw)).flatten().map(Rc::new)
+            });
+            changes.extend(solution.clone().map(|s| (run, s)));
+        }
+        stats.rewritten += changes.len();
+        apply::apply(f, &changes);
     }
     Ok(stats)
-}
-
-/// Solutions of segments already seen, by their structure; `None` where nothing pays.
-type Known = HashMap<Vec<u8>, Option<Solution>>;
-
-fn one(
-    mesh: &Mesh,
-    f: &mut Func,
-    rules: &Compiled,
-    hw: &Hardware,
-    known: &mut Known,
-    stats: &mut Stats,
-) {
-    let facts = segment::Facts::new(f);
-    stats.segments += facts.runs.len();
-    let mut changes = vec![];
-    for run in &facts.runs {
-        if !rules.may_match(f, &facts, run) {
-            continue;
-        }
-        stats.matched += 1;
-        let s = Segment::new(f, &facts, run.clone());
-        let key = s.key(mesh, f);
-        if !known.contains_key(&key) {
-            stats.distinct += 1;
-            let solution = graph::saturate(mesh, f, &s, rules, &mut stats.fired)
-                .and_then(|g| choose::choose(mesh, f, &s, &g, hw));
-            known.insert(key.clone(), solution);
-        }
-        if known[&key].is_some() {
-            stats.rewritten += 1;
-            changes.push((s, key));
-        }
-    }
-    let changes: Vec<(&Segment, &Solution)> =
-        changes.iter().filter_map(|(s, k)| Some((s, known[k].as_ref()?))).collect();
-    apply::apply(f, &changes);
 }

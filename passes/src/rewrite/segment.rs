@@ -1,9 +1,8 @@
-//! Segments: the runs of nodes of one layer, and their structure without names and numbers.
+//! Segments: the runs of nodes of one layer, and their structure without names.
 
+use super::graph::Numbers;
 use shardc_ir::func::{Func, Uses, Value, ValueMap};
 use shardc_ir::maps::HashMap;
-use shardc_ir::mesh::Mesh;
-use shardc_ir::types::Type;
 use smallvec::SmallVec;
 use std::ops::Range;
 
@@ -61,18 +60,21 @@ impl Facts {
     }
 }
 
-/// One segment in terms of itself.
+/// One segment in terms of itself: equal for those with the same ops, operands and types.
+#[derive(PartialEq, Eq, Hash, Debug)]
 pub(crate) struct Segment {
-    pub run: Range<usize>,
-    /// Operands of every node.
-    pub ins: Vec<SmallVec<[Ref; 4]>>,
-    /// The values behind [`Ref::Outer`].
-    pub outer: Vec<Value>,
-    pub nodes: Vec<NodeFacts>,
+    /// Types of the values behind [`Ref::Outer`], by number.
+    outer: Vec<u32>,
+    pub nodes: Vec<SegmentNode>,
 }
 
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct NodeFacts {
+/// Ops and types by number.
+#[derive(PartialEq, Eq, Hash, Debug)]
+pub(crate) struct SegmentNode {
+    pub op: u32,
+    pub ins: SmallVec<[Ref; 4]>,
+    /// Types of its results.
+    pub outs: SmallVec<[u32; 2]>,
     /// Its result is read after the segment, or by nobody: it stays.
     pub live_out: bool,
     /// Its result is one of the function's: nothing may take its place.
@@ -81,82 +83,55 @@ pub(crate) struct NodeFacts {
     pub opaque: bool,
 }
 
+/// Where a segment is in its function.
+pub(crate) struct Run {
+    pub nodes: Range<usize>,
+    /// The values behind [`Ref::Outer`].
+    pub outer: Vec<Value>,
+}
+
 impl Segment {
-    pub(crate) fn new(f: &Func, facts: &Facts, run: Range<usize>) -> Segment {
-        let mut numbers: HashMap<Value, u32> = HashMap::default();
-        let mut s = Segment { run: run.clone(), ins: vec![], outer: vec![], nodes: vec![] };
-        for node in &f.nodes[run.clone()] {
+    pub(crate) fn new(
+        f: &Func,
+        facts: &Facts,
+        nodes: Range<usize>,
+        numbers: &mut Numbers,
+    ) -> (Segment, Run) {
+        let mut known: HashMap<Value, u32> = HashMap::default();
+        let mut run = Run { nodes: nodes.clone(), outer: vec![] };
+        let mut s = Segment { outer: vec![], nodes: vec![] };
+        for node in &f.nodes[nodes.clone()] {
             let mut one = |v: &Value| {
-                if let Some(maker) = facts.uses.maker(*v).filter(|m| run.contains(m)) {
-                    let outs = &f.nodes[maker].outs;
-                    let out = outs.iter().position(|o| o == v).expect("its maker makes it");
-                    return Ref::Inner { node: (maker - run.start) as u32, out: out as u32 };
+                if let Some(maker) = facts.uses.maker(*v).filter(|m| nodes.contains(m)) {
+                    let out = f.nodes[maker].outs.iter().position(|o| o == v);
+                    let out = out.expect("its maker makes it") as u32;
+                    return Ref::Inner { node: (maker - nodes.start) as u32, out };
                 }
-                Ref::Outer(*numbers.entry(*v).or_insert_with(|| {
-                    s.outer.push(*v);
-                    s.outer.len() as u32 - 1
+                Ref::Outer(*known.entry(*v).or_insert_with(|| {
+                    run.outer.push(*v);
+                    run.outer.len() as u32 - 1
                 }))
             };
-            s.ins.push(node.ins.iter().map(&mut one).collect());
             let annotated = node.outs.iter().any(|o| f.annotations.contains_key(o));
-            s.nodes.push(NodeFacts {
+            s.nodes.push(SegmentNode {
+                op: numbers.op(&node.op),
+                ins: node.ins.iter().map(&mut one).collect(),
+                outs: node.outs.iter().map(|&o| numbers.ty(f.ty(o))).collect(),
                 live_out: node.outs.iter().any(|o| facts.live_out[o]),
                 port: node.outs.iter().any(|&o| facts.uses.is_result(o)),
                 opaque: node.outs.len() != 1 || annotated || node.kept,
             });
         }
-        s
+        s.outer = run.outer.iter().map(|&v| numbers.ty(f.ty(v))).collect();
+        (s, run)
     }
 
-    /// The type of a value that was there before the rewrite.
-    pub(crate) fn ty<'f>(&self, f: &'f Func, r: Ref) -> &'f Type {
-        f.ty(match r {
+    /// The number of the type of a value that was there before the rewrite.
+    pub(crate) fn ty(&self, r: Ref) -> u32 {
+        match r {
             Ref::Outer(i) => self.outer[i as usize],
-            Ref::Inner { node, out } => f.nodes[self.run.start + node as usize].outs[out as usize],
+            Ref::Inner { node, out } => self.nodes[node as usize].outs[out as usize],
             Ref::Fresh(_) => unreachable!("fresh values exist only after the rewrite"),
-        })
-    }
-
-    /// Equal for segments with the same ops, operands and types, whatever their names.
-    pub(crate) fn key(&self, mesh: &Mesh, f: &Func) -> Vec<u8> {
-        let mut text = String::new();
-        let mut key: Vec<u8> = vec![];
-        for &v in &self.outer {
-            write_type(f.ty(v), &mut key);
         }
-        for (i, node) in f.nodes[self.run.clone()].iter().enumerate() {
-            text.clear();
-            node.op.write(mesh, &mut text);
-            key.extend((text.len() as u32).to_le_bytes());
-            key.extend(text.as_bytes());
-            let n = &self.nodes[i];
-            let flags = u8::from(n.live_out) | u8::from(n.port) << 1 | u8::from(n.opaque) << 2;
-            key.extend([flags, node.outs.len() as u8]);
-            key.extend((self.ins[i].len() as u32).to_le_bytes());
-            for r in &self.ins[i] {
-                let (kind, a, b) = match *r {
-                    Ref::Outer(i) => (0, i, 0),
-                    Ref::Inner { node, out } => (1, node, out),
-                    Ref::Fresh(i) => (2, i, 0),
-                };
-                key.push(kind);
-                key.extend(a.to_le_bytes());
-                key.extend(b.to_le_bytes());
-            }
-            node.outs.iter().for_each(|&o| write_type(f.ty(o), &mut key));
-        }
-        key
-    }
-}
-
-fn write_type(t: &Type, key: &mut Vec<u8>) {
-    key.extend([t.dtype as u8, t.dims.len() as u8]);
-    for s in [t.replicated, t.varying, t.sum, t.max, t.min] {
-        key.extend(s.0.to_le_bytes());
-    }
-    for d in &t.dims {
-        key.extend(d.size.to_le_bytes());
-        key.push(d.atoms.len() as u8 | u8::from(d.atoms.is_turned()) << 7);
-        key.extend(d.atoms.iter().map(|a| a.0));
     }
 }

@@ -1,13 +1,14 @@
 //! Rules of arithmetic: constants that join, operands that do nothing, products that sum.
 
 use super::attrs::{contract, keeps, plus, times};
-use super::families::{flat, joined, scale_in, scale_out, without_zeros};
-use super::line::{Line, X, rule, size, spread};
+use super::families::{flat, is_linear, joined, scale_in, scale_out, without_zeros};
+use super::line::{Line, rule, size, spread};
 use shardc_ir::attr::Broadcast;
 use shardc_ir::ops::*;
 use shardc_ir::types::DType;
 
-/// Scales join, and stand wherever the value is smallest: out of a linear op, and into its operands.
+/// Scales join. Lines of each set let them out of linear ops and into their operands, so that they stand where
+/// the value is smallest.
 #[rustfmt::skip]
 #[allow(irrefutable_let_patterns, unused_variables)] // of patterns and examples
 pub(crate) const SCALES: &[Line] = rules! { mesh;
@@ -19,7 +20,12 @@ pub(crate) const SCALES: &[Line] = rules! { mesh;
         (Scale { by: 1.0 } x) => x;
         [x: "f32[3,4]";]
     }
-    "scale-out" { by scale_out;
+};
+
+#[rustfmt::skip]
+#[allow(irrefutable_let_patterns, unused_variables)] // of patterns and examples
+pub(crate) const RULES: &[Line] = rules! { mesh;
+    "scale-out" { by |g, _, t, found| scale_out(g, t, is_linear, found);
         (ReduceSum { rule: r } (Scale { by: a } x)) => (Scale { by: a } (ReduceSum { rule: r } x));
         [x: "f32[3,4]"; a = 0.5, r = rule("ab->a")]
         (Transpose { rule: r } (Scale { by: a } x)) => (Scale { by: a } (Transpose { rule: r } x));
@@ -30,28 +36,19 @@ pub(crate) const SCALES: &[Line] = rules! { mesh;
         [x: "f32[3,4]", y: "f32[4,2]"; a = 0.5, r = rule("mk,kn->mn")]
         (Dot { rule: r } x (Scale { by: a } y)) => (Scale { by: a } (Dot { rule: r } x y));
         [x: "f32[3,4]", y: "f32[4,2]"; a = 0.5, r = rule("mk,kn->mn")]
-        (AllReduce { axes: t } (Scale { by: a } x)) => (Scale { by: a } (AllReduce { axes: t } x));
-        [x: "f32[4,6]+x"; a = 0.5, t = X]
-        (AllGather { axes: t, dim: d } (Scale { by: a } x)) => (Scale { by: a } (AllGather { axes: t, dim: d } x));
-        [x: "f32[4@x,6]"; a = 0.5, t = X, d = 0]
-        (ReduceScatter { axes: t, dim: d } (Scale { by: a } x)) => (Scale { by: a } (ReduceScatter { axes: t, dim: d } x));
-        [x: "f32[4,6]+x"; a = 0.5, t = X, d = 0]
-        (Slice { axes: t, dim: d } (Scale { by: a } x)) => (Scale { by: a } (Slice { axes: t, dim: d } x));
-        [x: "f32[4,6]"; a = 0.5, t = X, d = 0]
     }
-    "scale-in" { by scale_in;
+    "scale-in" { by |g, _, t, found| scale_in(g, t, is_linear, found);
         (Scale { by: a } (ReduceSum { rule: r } x)) => (ReduceSum { rule: r } (Scale { by: a } x));
         [x: "f32[3,4]"; a = 0.5, r = rule("ab->a")]
+        (Scale { by: a } (Transpose { rule: r } x)) => (Transpose { rule: r } (Scale { by: a } x));
+        [x: "f32[3,4]"; a = 0.5, r = rule("ab->ba")]
+        (Scale { by: a } (Expand { rule: r, sizes: n } x)) => (Expand { rule: r, sizes: n } (Scale { by: a } x));
+        [x: "f32[3]"; a = 0.5, r = rule("a->ab"), n = size(b'b', 5)]
+        (Scale { by: a } (Dot { rule: r } x y)) => (Dot { rule: r } (Scale { by: a } x) y);
+        [x: "f32[3,4]", y: "f32[4,2]"; a = 0.5, r = rule("mk,kn->mn")]
         (Scale { by: a } (Dot { rule: r } x y)) => (Dot { rule: r } x (Scale { by: a } y));
         [x: "f32[3,4]", y: "f32[4,2]"; a = 0.5, r = rule("mk,kn->mn")]
-        (Scale { by: a } (AllReduce { axes: t } x)) => (AllReduce { axes: t } (Scale { by: a } x));
-        [x: "f32[4,6]+x"; a = 0.5, t = X]
     }
-};
-
-#[rustfmt::skip]
-#[allow(irrefutable_let_patterns, unused_variables)] // of patterns and examples
-pub(crate) const RULES: &[Line] = rules! { mesh;
     "shift-of-shift" {
         (Shift { by: a } (Shift { by: b } x)) => (Shift { by: plus(a, b)? } x);
         [x: "f32[3,4]"; a = 2.5, b = -0.5]

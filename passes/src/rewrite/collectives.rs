@@ -3,12 +3,12 @@
 //! A `fan_out` is never removed, only merged with another: it stands for the gradient's sum.
 
 use super::attrs::union;
-use super::families::joined;
+use super::families::{is_moved, joined, scale_in, scale_out};
 use super::line::{Line, X, Y};
 use shardc_ir::attr::Broadcast;
 use shardc_ir::ops::{
     Add, AllGather, AllReduce, AllToAll, Cast, FanOut, Op, PadToPartial, Permute, ReduceScatter,
-    Slice, Sub,
+    Scale, Slice, Sub,
 };
 use shardc_ir::types::DType;
 
@@ -106,6 +106,26 @@ pub(crate) const RULES: &[Line] = rules! { mesh;
     "turn-by-none" {
         (Permute { axes: t, shift: 0 } a) => a;
         [a: "f32[4]!y"; t = Y]
+    }
+    "scale-out" { by |g, _, t, found| scale_out(g, t, is_moved, found);
+        (AllReduce { axes: t } (Scale { by: c } a)) => (Scale { by: c } (AllReduce { axes: t } a));
+        [a: "f32[4,6]+x"; c = 0.5, t = X]
+        (AllGather { axes: t, dim: d } (Scale { by: c } a)) => (Scale { by: c } (AllGather { axes: t, dim: d } a));
+        [a: "f32[4@x,6]"; c = 0.5, t = X, d = 0]
+        (ReduceScatter { axes: t, dim: d } (Scale { by: c } a)) => (Scale { by: c } (ReduceScatter { axes: t, dim: d } a));
+        [a: "f32[4,6]+x"; c = 0.5, t = X, d = 0]
+        (Slice { axes: t, dim: d } (Scale { by: c } a)) => (Scale { by: c } (Slice { axes: t, dim: d } a));
+        [a: "f32[4,6]"; c = 0.5, t = X, d = 0]
+    }
+    "scale-in" { by |g, _, t, found| scale_in(g, t, is_moved, found);
+        (Scale { by: c } (AllReduce { axes: t } a)) => (AllReduce { axes: t } (Scale { by: c } a));
+        [a: "f32[4,6]+x"; c = 0.5, t = X]
+        (Scale { by: c } (AllGather { axes: t, dim: d } a)) => (AllGather { axes: t, dim: d } (Scale { by: c } a));
+        [a: "f32[4@x,6]"; c = 0.5, t = X, d = 0]
+        (Scale { by: c } (ReduceScatter { axes: t, dim: d } a)) => (ReduceScatter { axes: t, dim: d } (Scale { by: c } a));
+        [a: "f32[4,6]+x"; c = 0.5, t = X, d = 0]
+        (Scale { by: c } (Slice { axes: t, dim: d } a)) => (Slice { axes: t, dim: d } (Scale { by: c } a));
+        [a: "f32[4,6]"; c = 0.5, t = X, d = 0]
     }
     "cast-before-gather" {
         (Cast { to: e } (AllGather { axes: t, dim: d } a)) => (AllGather { axes: t, dim: d } (Cast { to: e } a));

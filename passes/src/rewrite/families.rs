@@ -61,15 +61,19 @@ pub(crate) fn joined(g: &EGraph, t: &Term, of: fn(&Op) -> bool, found: Found) {
     }
 }
 
-/// Ops that are linear in each of their operands.
-fn is_linear(op: &Op) -> bool {
-    matches!(op, Op::Dot(_) | Op::ReduceSum(_) | Op::Expand(_) | Op::Transpose(_) | Op::Slice(_))
-        || matches!(op, Op::AllReduce(_) | Op::AllGather(_) | Op::ReduceScatter(_))
+/// Ops of one device that are linear in each of their operands.
+pub(crate) fn is_linear(op: &Op) -> bool {
+    matches!(op, Op::Dot(_) | Op::ReduceSum(_) | Op::Expand(_) | Op::Transpose(_))
+}
+
+/// Ops of ranks that are linear.
+pub(crate) fn is_moved(op: &Op) -> bool {
+    matches!(op, Op::AllReduce(_) | Op::AllGather(_) | Op::ReduceScatter(_) | Op::Slice(_))
 }
 
 /// A linear op of a scaled operand: its result, scaled.
-pub(crate) fn scale_out(g: &EGraph, _: Id, t: &Term, found: Found) {
-    let Some(op) = g.op(t).filter(|o| is_linear(o)) else { return };
+pub(crate) fn scale_out(g: &EGraph, t: &Term, linear: fn(&Op) -> bool, found: Found) {
+    let Some(op) = g.op(t).filter(|o| linear(o)) else { return };
     for (i, &v) in t.ins.iter().enumerate() {
         for u in g.terms(v) {
             if let Some(scale @ Op::Scale(_)) = g.op(u) {
@@ -81,10 +85,10 @@ pub(crate) fn scale_out(g: &EGraph, _: Id, t: &Term, found: Found) {
 }
 
 /// A scaled result of a linear op: its result of an operand that is scaled.
-pub(crate) fn scale_in(g: &EGraph, _: Id, t: &Term, found: Found) {
+pub(crate) fn scale_in(g: &EGraph, t: &Term, linear: fn(&Op) -> bool, found: Found) {
     let Some(scale @ Op::Scale(Scale { .. })) = g.op(t) else { return };
     for u in g.terms(t.ins[0]) {
-        let Some(op) = g.op(u).filter(|o| is_linear(o)) else { continue };
+        let Some(op) = g.op(u).filter(|o| linear(o)) else { continue };
         for (i, &v) in u.ins.iter().enumerate() {
             let scaled = Expr::Op(scale.clone(), vec![Expr::Value(v)]);
             found(Expr::Op(op.clone(), with(&u.ins, i, scaled)));

@@ -4,7 +4,7 @@ use super::line::{Expr, Id, Line};
 use super::segment::{Ref, Segment};
 use shardc_ir::maps::HashMap;
 use shardc_ir::mesh::Mesh;
-use shardc_ir::ops::Op;
+use shardc_ir::ops::{NAMES, Op};
 use shardc_ir::types::Type;
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
@@ -20,8 +20,8 @@ const TERMS: usize = 2_000;
 pub(crate) enum Head {
     /// A value that rules do not look into.
     Leaf(Ref),
-    /// The op of this number.
-    Op(u32),
+    /// An op by its place in [`NAMES`], and its number: what costs the same is ordered by the former.
+    Op { name: u8, number: u32 },
 }
 
 /// One way to make a value. The number of the result's type is part of it, because ops may have a choice;
@@ -37,20 +37,25 @@ pub(crate) struct Term {
 #[derive(Default)]
 pub(crate) struct Numbers {
     ops: Vec<Op>,
-    by_kind: HashMap<Discriminant<Op>, Vec<u32>>,
+    /// Of all ops of one kind.
+    heads: HashMap<Discriminant<Op>, Vec<Head>>,
     types: Vec<Type>,
     by_type: HashMap<Type, u32>,
 }
 
 impl Numbers {
-    pub(crate) fn op(&mut self, op: &Op) -> u32 {
-        let alike = self.by_kind.entry(std::mem::discriminant(op)).or_default();
-        if let Some(&n) = alike.iter().find(|&&n| self.ops[n as usize] == *op) {
-            return n;
+    pub(crate) fn head(&mut self, op: &Op) -> Head {
+        let alike = self.heads.entry(std::mem::discriminant(op)).or_default();
+        let is =
+            |h: &&Head| matches!(h, Head::Op { number, .. } if self.ops[*number as usize] == *op);
+        if let Some(&head) = alike.iter().find(is) {
+            return head;
         }
+        let name = NAMES.iter().position(|n| *n == op.mnemonic()).expect("an op's own name") as u8;
+        let head = Head::Op { name, number: self.ops.len() as u32 };
+        alike.push(head);
         self.ops.push(op.clone());
-        alike.push(self.ops.len() as u32 - 1);
-        self.ops.len() as u32 - 1
+        head
     }
 
     pub(crate) fn ty(&mut self, t: &Type) -> u32 {
@@ -120,7 +125,7 @@ impl EGraph {
     /// The op of a term; `None` for leaves.
     pub(crate) fn op(&self, t: &Term) -> Option<&Op> {
         match t.head {
-            Head::Op(n) => Some(&self.numbers.ops[n as usize]),
+            Head::Op { number, .. } => Some(&self.numbers.ops[number as usize]),
             Head::Leaf(_) => None,
         }
     }
@@ -191,7 +196,7 @@ impl EGraph {
         let outs = op.check(&self.mesh, &types, &[declared]).ok()?;
         drop(types);
         let [ty] = &outs[..] else { return None };
-        let (head, ty) = (Head::Op(self.numbers.op(op)), self.numbers.ty(ty));
+        let (head, ty) = (self.numbers.head(op), self.numbers.ty(ty));
         let term = Term { head, ins, ty };
         if !self.known.contains_key(&term) {
             self.made.push((term.clone(), rule));
@@ -214,7 +219,7 @@ impl EGraph {
             let ins: SmallVec<[Id; 4]> =
                 node.ins.iter().map(|&r| self.value(s, &places, r)).collect();
             places.own.push((!node.opaque).then(|| {
-                let term = Term { head: Head::Op(node.op), ins: ins.clone(), ty: node.outs[0] };
+                let term = Term { head: node.head, ins: ins.clone(), ty: node.outs[0] };
                 (self.add(term.clone()), term)
             }));
             places.operands.push(ins);

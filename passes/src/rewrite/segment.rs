@@ -1,6 +1,6 @@
 //! Segments: the runs of nodes of one layer, and their structure without names.
 
-use super::graph::Numbers;
+use super::graph::{Head, Numbers};
 use shardc_ir::func::{Func, Uses, Value, ValueMap};
 use shardc_ir::maps::HashMap;
 use smallvec::SmallVec;
@@ -71,7 +71,7 @@ pub(crate) struct Segment {
 /// Ops and types by number.
 #[derive(PartialEq, Eq, Hash, Debug)]
 pub(crate) struct SegmentNode {
-    pub op: u32,
+    pub head: Head,
     pub ins: SmallVec<[Ref; 4]>,
     /// Types of its results.
     pub outs: SmallVec<[u32; 2]>,
@@ -114,7 +114,7 @@ impl Segment {
             };
             let annotated = node.outs.iter().any(|o| f.annotations.contains_key(o));
             s.nodes.push(SegmentNode {
-                op: numbers.op(&node.op),
+                head: numbers.head(&node.op),
                 ins: node.ins.iter().map(&mut one).collect(),
                 outs: node.outs.iter().map(|&o| numbers.ty(f.ty(o))).collect(),
                 live_out: node.outs.iter().any(|o| facts.live_out[o]),

@@ -16,15 +16,15 @@ pub(crate) const SCALES: &[Line] = rules! { mesh;
         (Scale { by: a } (Scale { by: b } x)) => (Scale { by: times(a, b)? } x);
         [x: "f32[3,4]"; a = 2.5, b = -0.5]
     }
-    "scale-by-one" {
-        (Scale { by: 1.0 } x) => x;
-        [x: "f32[3,4]";]
-    }
 };
 
 #[rustfmt::skip]
 #[allow(irrefutable_let_patterns, unused_variables)] // of patterns and examples
 pub(crate) const RULES: &[Line] = rules! { mesh;
+    "scale-by-one" {
+        (Scale { by: 1.0 } x) => x;
+        [x: "f32[3,4]";]
+    }
     "scale-out" { by |g, _, t, found| scale_out(g, t, is_linear, found);
         (ReduceSum { rule: r } (Scale { by: a } x)) => (Scale { by: a } (ReduceSum { rule: r } x));
         [x: "f32[3,4]"; a = 0.5, r = rule("ab->a")]
@@ -60,6 +60,9 @@ pub(crate) const RULES: &[Line] = rules! { mesh;
     "sum-of-scales" { by |g, _, t, found| joined(g, t, |o| matches!(o, Op::Scale(_)), found);
         (Add { rule: Broadcast(None) } (Scale { by: a } x) (Scale { by: a } y))
         => (Scale { by: a } (Add { rule: Broadcast(None) } x y));
+        [x: "f32[3,4]", y: "f32[3,4]"; a = 0.5]
+        (Sub { rule: Broadcast(None) } (Scale { by: a } x) (Scale { by: a } y))
+        => (Scale { by: a } (Sub { rule: Broadcast(None) } x y));
         [x: "f32[3,4]", y: "f32[3,4]"; a = 0.5]
     }
     "add-of-one" {

@@ -30,10 +30,16 @@ pub(crate) const RULES: &[Line] = rules! { mesh;
         (Add { rule: Broadcast(None) } (ReduceScatter { axes: t, dim: d } a) (ReduceScatter { axes: t, dim: d } b))
         => (ReduceScatter { axes: t, dim: d } (Add { rule: Broadcast(None) } a b));
         [a: "f32[4,6]+x", b: "f32[4,6]+x"; t = X, d = 1]
+        (Sub { rule: Broadcast(None) } (ReduceScatter { axes: t, dim: d } a) (ReduceScatter { axes: t, dim: d } b))
+        => (ReduceScatter { axes: t, dim: d } (Sub { rule: Broadcast(None) } a b));
+        [a: "f32[4,6]+x", b: "f32[4,6]+x"; t = X, d = 1]
     }
     "sum-of-gathers" { by |g, _, t, found| joined(g, t, |o| matches!(o, Op::AllGather(_)), found);
         (Add { rule: Broadcast(None) } (AllGather { axes: t, dim: d } a) (AllGather { axes: t, dim: d } b))
         => (AllGather { axes: t, dim: d } (Add { rule: Broadcast(None) } a b));
+        [a: "f32[4,6@x]", b: "f32[4,6@x]"; t = X, d = 1]
+        (Sub { rule: Broadcast(None) } (AllGather { axes: t, dim: d } a) (AllGather { axes: t, dim: d } b))
+        => (AllGather { axes: t, dim: d } (Sub { rule: Broadcast(None) } a b));
         [a: "f32[4,6@x]", b: "f32[4,6@x]"; t = X, d = 1]
     }
     "reduce-of-reduce" {

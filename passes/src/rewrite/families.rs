@@ -98,7 +98,7 @@ pub(crate) fn scale_in(g: &EGraph, t: &Term, linear: fn(&Op) -> bool, found: Fou
 
 /// An element-wise op of an expanded operand: of the operand itself, by a rule.
 pub(crate) fn spread_operand(g: &EGraph, _: Id, t: &Term, found: Found) {
-    let Some(op) = g.op(t).filter(|_| t.ins.len() > 1) else { return };
+    let Some(op @ (Op::Add(_) | Op::Sub(_) | Op::Mul(_) | Op::Div(_))) = g.op(t) else { return };
     let mut op = op.clone();
     if op.broadcast().is_none_or(|b| *b != Broadcast::SAME) {
         return;

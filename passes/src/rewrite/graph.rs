@@ -224,7 +224,6 @@ impl EGraph {
             }));
             places.operands.push(ins);
         }
-        self.rebuild();
         places
     }
 
@@ -260,11 +259,11 @@ impl EGraph {
                     changed = true;
                 }
             }
-            self.rebuild();
-            any |= changed;
             if !changed {
                 break;
             }
+            self.rebuild();
+            any = true;
         }
         any
     }

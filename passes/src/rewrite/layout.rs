@@ -56,5 +56,7 @@ pub(crate) const RULES: &[Line] = rules! { mesh;
         [x: "f32[4]", y: "f32[3,4]"; r = rule("b->ab"), n = size(b'a', 3), s = spread("b,ab->ab")]
         (Add { rule: Broadcast(None) } x (Expand { rule: r, sizes: n } y) z) => (Add { rule: s } x y z);
         [x: "f32[3,4]", y: "f32[4]", z: "f32[3,4]"; r = rule("b->ab"), n = size(b'a', 3), s = spread("ab,b,ab->ab")]
+        (Div { rule: Broadcast(None) } x (Expand { rule: r, sizes: n } y)) => (Div { rule: s } x y);
+        [x: "f32[3,4]", y: "f32[4]"; r = rule("b->ab"), n = size(b'a', 3), s = spread("ab,b->ab")]
     }
 };

@@ -6,9 +6,13 @@
 
 use super::graph::{EGraph, Term};
 use shardc_ir::attr::{Broadcast, RuleAttr, Sizes};
+use shardc_ir::func::{Func, Uses};
+use shardc_ir::maps::HashSet;
 use shardc_ir::mesh::{AtomSet, Mesh};
 use shardc_ir::ops::Op;
 use shardc_ir::rule::Letter;
+use std::mem::{Discriminant, discriminant};
+use std::ops::Range;
 
 /// A value that rules know: a class of the e-graph, or an operand of an example.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -41,6 +45,45 @@ pub struct Example {
     /// Names and types of the operands: the n-th is value n. `fill` is the type of all that are filled, `out`
     /// that of the whole where it has a choice.
     pub values: Vec<[&'static str; 2]>,
+}
+
+/// With which ops left sides of examples begin: a line is looked for where they stand. The kind of the op, and
+/// of one that makes an operand, if one does; true if it is to make all operands.
+pub(crate) struct Starts(HashSet<(Kind, Option<Kind>, bool)>);
+
+type Kind = Discriminant<Op>;
+
+impl Starts {
+    pub(crate) fn of(lines: &[&Line]) -> Starts {
+        let mesh = Mesh::new(&[("x", 2), ("y", 3)]).expect("a mesh");
+        let start = |e: Example| {
+            let Expr::Op(op, ins) = e.left else { return None };
+            let kind = |e: &Expr| match e {
+                Expr::Op(op, _) => Some(discriminant(op)),
+                Expr::Value(_) => None,
+            };
+            let first = ins.iter().find_map(kind);
+            Some((
+                discriminant(&op),
+                first,
+                first.is_some() && ins.iter().all(|e| kind(e) == first),
+            ))
+        };
+        Starts(lines.iter().flat_map(|l| (l.examples)(&mesh)).filter_map(start).collect())
+    }
+
+    /// True if some node of a run may be the left side of a line.
+    pub(crate) fn are_in(&self, f: &Func, uses: &Uses, run: &Range<usize>) -> bool {
+        f.nodes[run.clone()].iter().any(|n| {
+            let kind = discriminant(&n.op);
+            let maker = |&v| uses.maker(v).filter(|m| run.contains(m));
+            let below = |v| maker(v).map(|m| discriminant(&f.nodes[m].op));
+            let first = n.ins.first().and_then(below);
+            self.0.contains(&(kind, None, false))
+                || n.ins.iter().any(|v| self.0.contains(&(kind, below(v), false)))
+                || self.0.contains(&(kind, first, true)) && n.ins.iter().all(|v| below(v) == first)
+        })
+    }
 }
 
 /// Axes of examples.

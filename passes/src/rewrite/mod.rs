@@ -6,7 +6,7 @@
 //! Leaves:  the phase as it was, every value that survives with its name and type.
 //!
 //! A function is cut into segments, the runs of nodes of one layer. Equal ones are saturated once, in an
-//! e-graph, within limits on terms and rounds and without a clock. What is taken out of the e-graph must
+//! e-graph if ops stand there with which some line begins, within limits on terms and rounds and without a clock. What is taken out of the e-graph must
 //! cost less than what went in; ties go to the program as it was.
 
 #[macro_use]
@@ -27,6 +27,7 @@ pub use line::{Example, Expr, Id, Line};
 
 use choose::Solution;
 use graph::EGraph;
+use line::Starts;
 use segment::{Facts, Segment};
 use shardc_ir::diag::Result;
 use shardc_ir::func::Module;
@@ -60,7 +61,7 @@ impl RuleSet {
 pub struct Stats {
     /// Segments of all functions.
     pub segments: usize,
-    /// Different ones among them, each saturated once.
+    /// Different ones among those in which a line may hold, each saturated once.
     pub distinct: usize,
     /// Segments that became cheaper.
     pub rewritten: usize,
@@ -76,6 +77,7 @@ pub fn rewrite(m: &mut Module, rules: RuleSet) -> Result<Stats> {
 /// Rewrites all functions of a module; functions are never mixed.
 pub fn rewrite_with(m: &mut Module, rules: RuleSet, hw: &Hardware) -> Result<Stats> {
     let (lines, mut g) = (rules.lines(), EGraph::new(&m.mesh));
+    let starts = Starts::of(&lines);
     let mut stats = Stats::default();
     // By segment: its cheaper form, if there is one.
     let mut known: HashMap<Segment, Option<Rc<Solution>>> = HashMap::default();
@@ -83,7 +85,7 @@ pub fn rewrite_with(m: &mut Module, rules: RuleSet, hw: &Hardware) -> Result<Sta
         let facts = Facts::new(f);
         stats.segments += facts.runs.len();
         let mut changes = vec![];
-        for nodes in &facts.runs {
+        for nodes in facts.runs.iter().filter(|r| starts.are_in(f, &facts.uses, r)) {
             let (segment, run) = Segment::new(f, &facts, nodes.clone(), &mut g.numbers);
             let solution = known.entry(segment).or_insert_with_key(|s| {
                 stats.distinct += 1;

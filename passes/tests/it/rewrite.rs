@@ -353,7 +353,7 @@ fn layers_are_rewritten_alike() {
     let mut m = p.done(&[z]);
     let before = m.clone();
     let stats = rewrite(&mut m, RuleSet::Algebra).expect("no error");
-    assert_eq!((stats.segments, stats.distinct, stats.rewritten), (4, 2, 3));
+    assert_eq!((stats.segments, stats.distinct, stats.rewritten), (4, 1, 3));
     let line = |out: &str, x: &str| {
         format!("%{out}.h = dot[mk,nk->mn] %{x}, %w  // dot-of-transpose-right\n")
     };
@@ -384,7 +384,7 @@ fn programs_without_matches_are_not_touched() {
     let mut m = p.done(&[y]);
     let before = text(&m);
     let stats = rewrite(&mut m, RuleSet::Collectives).expect("no error");
-    assert!(stats.fired.is_empty(), "{stats:?}");
+    assert_eq!(stats.distinct, 0);
     assert_eq!(text(&m), before);
 }
 

@@ -30,7 +30,8 @@ pub(crate) const RULES: &[Line] = rules! { mesh;
         [x: "f32[3,4]"; a = 0.5, r = rule("ab->a")]
         (Transpose { rule: r } (Scale { by: a } x)) => (Scale { by: a } (Transpose { rule: r } x));
         [x: "f32[3,4]"; a = 0.5, r = rule("ab->ba")]
-        (Expand { rule: r, sizes: n } (Scale { by: a } x)) => (Scale { by: a } (Expand { rule: r, sizes: n } x));
+        (Expand { rule: r, sizes: n } (Scale { by: a } x))
+        => (Scale { by: a } (Expand { rule: r, sizes: n } x));
         [x: "f32[3]"; a = 0.5, r = rule("a->ab"), n = size(b'b', 5)]
         (Dot { rule: r } (Scale { by: a } x) y) => (Scale { by: a } (Dot { rule: r } x y));
         [x: "f32[3,4]", y: "f32[4,2]"; a = 0.5, r = rule("mk,kn->mn")]
@@ -42,7 +43,8 @@ pub(crate) const RULES: &[Line] = rules! { mesh;
         [x: "f32[3,4]"; a = 0.5, r = rule("ab->a")]
         (Scale { by: a } (Transpose { rule: r } x)) => (Transpose { rule: r } (Scale { by: a } x));
         [x: "f32[3,4]"; a = 0.5, r = rule("ab->ba")]
-        (Scale { by: a } (Expand { rule: r, sizes: n } x)) => (Expand { rule: r, sizes: n } (Scale { by: a } x));
+        (Scale { by: a } (Expand { rule: r, sizes: n } x))
+        => (Expand { rule: r, sizes: n } (Scale { by: a } x));
         [x: "f32[3]"; a = 0.5, r = rule("a->ab"), n = size(b'b', 5)]
         (Scale { by: a } (Dot { rule: r } x y)) => (Dot { rule: r } (Scale { by: a } x) y);
         [x: "f32[3,4]", y: "f32[4,2]"; a = 0.5, r = rule("mk,kn->mn")]
@@ -92,7 +94,8 @@ pub(crate) const RULES: &[Line] = rules! { mesh;
     "add-zeros" { by without_zeros;
         (Add { rule: Broadcast(None) } x (Fill { value: 0.0 })) => x;
         [x: "f32[3,4]", fill: "f32[3,4]";]
-        (Add { rule: Broadcast(None) } (Fill { value: 0.0 }) x y) => (Add { rule: Broadcast(None) } x y);
+        (Add { rule: Broadcast(None) } (Fill { value: 0.0 }) x y)
+        => (Add { rule: Broadcast(None) } x y);
         [x: "f32[3,4]", y: "f32[3,4]", fill: "f32[3,4]";]
     }
     "sub-zeros" {
@@ -120,7 +123,8 @@ pub(crate) const RULES: &[Line] = rules! { mesh;
         [x: "f32[3,4]";]
     }
     "sum-of-product" {
-        (ReduceSum { rule: r } (Mul { rule: Broadcast(None) } x y)) => (Dot { rule: contract(&r) } x y);
+        (ReduceSum { rule: r } (Mul { rule: Broadcast(None) } x y))
+        => (Dot { rule: contract(&r) } x y);
         [x: "f32[3,4,2]", y: "f32[3,4,2]"; r = rule("abc->ab")]
     }
 };

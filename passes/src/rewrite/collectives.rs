@@ -56,7 +56,8 @@ pub(crate) const RULES: &[Line] = rules! { mesh;
         [a: "f32[4,6@x*y]"; s = X, t = Y, d = 1, e = 1]
     }
     "slice-of-slice" {
-        (Slice { axes: s, dim: d } (Slice { axes: t, dim: e } a)) => (Slice { axes: union(s, t)?, dim: d } a) if d == e;
+        (Slice { axes: s, dim: d } (Slice { axes: t, dim: e } a))
+        => (Slice { axes: union(s, t)?, dim: d } a) if d == e;
         [a: "f32[4,6]"; s = Y, t = X, d = 1, e = 1]
     }
     "scatter-of-scatter" {
@@ -65,11 +66,13 @@ pub(crate) const RULES: &[Line] = rules! { mesh;
         [a: "f32[4,6]+x*y"; s = Y, t = X, d = 1, e = 1]
     }
     "slice-of-sum" {
-        (Slice { axes: t, dim: d } (AllReduce { axes: s } a)) => (ReduceScatter { axes: t, dim: d } a) if s == t;
+        (Slice { axes: t, dim: d } (AllReduce { axes: s } a))
+        => (ReduceScatter { axes: t, dim: d } a) if s == t;
         [a: "f32[5,6]+x"; t = X, s = X, d = 0]
     }
     "gather-of-scatter" {
-        (AllGather { axes: t, dim: d } (ReduceScatter { axes: s, dim: e } a)) => (AllReduce { axes: t } a) if (s, d) == (t, e);
+        (AllGather { axes: t, dim: d } (ReduceScatter { axes: s, dim: e } a))
+        => (AllReduce { axes: t } a) if (s, d) == (t, e);
         [a: "f32[5,6]+y"; t = Y, s = Y, d = 0, e = 0]
     }
     "slice-of-gather" {
@@ -81,27 +84,33 @@ pub(crate) const RULES: &[Line] = rules! { mesh;
         [a: "f32[5,6]~y"; t = Y, s = Y, d = 0, e = 0]
     }
     "gather-of-own-slice" {
-        (AllGather { axes: t, dim: d } (Slice { axes: s, dim: e } a)) => (FanOut { axes: t } a) if (s, d) == (t, e);
+        (AllGather { axes: t, dim: d } (Slice { axes: s, dim: e } a))
+        => (FanOut { axes: t } a) if (s, d) == (t, e);
         [a: "f32[5,6]"; t = Y, s = Y, d = 0, e = 0]
     }
     "reduce-of-place" {
-        (AllReduce { axes: t } (PadToPartial { axes: s, dim: d } a)) => (AllGather { axes: t, dim: d } a) if s == t;
+        (AllReduce { axes: t } (PadToPartial { axes: s, dim: d } a))
+        => (AllGather { axes: t, dim: d } a) if s == t;
         [a: "f32[4,7@x]", out: "f32[4,7]"; t = X, s = X, d = 1]
     }
     "scatter-of-place" {
-        (ReduceScatter { axes: t, dim: d } (PadToPartial { axes: s, dim: e } a)) => a if (s, d) == (t, e);
+        (ReduceScatter { axes: t, dim: d } (PadToPartial { axes: s, dim: e } a))
+        => a if (s, d) == (t, e);
         [a: "f32[4,7@x]"; t = X, s = X, d = 1, e = 1]
     }
     "move-by-gather" {
-        (Slice { axes: t, dim: e } (AllGather { axes: s, dim: d } a)) => (AllToAll { axes: t, from: d, to: e } a) if s == t;
+        (Slice { axes: t, dim: e } (AllGather { axes: s, dim: d } a))
+        => (AllToAll { axes: t, from: d, to: e } a) if s == t;
         [a: "f32[5@x,6]"; t = X, s = X, d = 0, e = 1]
     }
     "move-by-scatter" {
-        (ReduceScatter { axes: t, dim: e } (PadToPartial { axes: s, dim: d } a)) => (AllToAll { axes: t, from: d, to: e } a) if s == t;
+        (ReduceScatter { axes: t, dim: e } (PadToPartial { axes: s, dim: d } a))
+        => (AllToAll { axes: t, from: d, to: e } a) if s == t;
         [a: "f32[5@x,6]"; t = X, s = X, d = 0, e = 1]
     }
     "move-back" {
-        (AllToAll { axes: t, from: f, to: g } (AllToAll { axes: s, from: h, to: k } a)) => a if s == t;
+        (AllToAll { axes: t, from: f, to: g } (AllToAll { axes: s, from: h, to: k } a))
+        => a if s == t;
         [a: "f32[5@x,6]"; t = X, s = X, f = 1, g = 0, h = 0, k = 1]
     }
     "turn-of-turn" {
@@ -116,29 +125,37 @@ pub(crate) const RULES: &[Line] = rules! { mesh;
     "scale-out" { by |g, _, t, found| scale_out(g, t, is_moved, found);
         (AllReduce { axes: t } (Scale { by: c } a)) => (Scale { by: c } (AllReduce { axes: t } a));
         [a: "f32[4,6]+x"; c = 0.5, t = X]
-        (AllGather { axes: t, dim: d } (Scale { by: c } a)) => (Scale { by: c } (AllGather { axes: t, dim: d } a));
+        (AllGather { axes: t, dim: d } (Scale { by: c } a))
+        => (Scale { by: c } (AllGather { axes: t, dim: d } a));
         [a: "f32[4@x,6]"; c = 0.5, t = X, d = 0]
-        (ReduceScatter { axes: t, dim: d } (Scale { by: c } a)) => (Scale { by: c } (ReduceScatter { axes: t, dim: d } a));
+        (ReduceScatter { axes: t, dim: d } (Scale { by: c } a))
+        => (Scale { by: c } (ReduceScatter { axes: t, dim: d } a));
         [a: "f32[4,6]+x"; c = 0.5, t = X, d = 0]
-        (Slice { axes: t, dim: d } (Scale { by: c } a)) => (Scale { by: c } (Slice { axes: t, dim: d } a));
+        (Slice { axes: t, dim: d } (Scale { by: c } a))
+        => (Scale { by: c } (Slice { axes: t, dim: d } a));
         [a: "f32[4,6]"; c = 0.5, t = X, d = 0]
     }
     "scale-in" { by |g, _, t, found| scale_in(g, t, is_moved, found);
         (Scale { by: c } (AllReduce { axes: t } a)) => (AllReduce { axes: t } (Scale { by: c } a));
         [a: "f32[4,6]+x"; c = 0.5, t = X]
-        (Scale { by: c } (AllGather { axes: t, dim: d } a)) => (AllGather { axes: t, dim: d } (Scale { by: c } a));
+        (Scale { by: c } (AllGather { axes: t, dim: d } a))
+        => (AllGather { axes: t, dim: d } (Scale { by: c } a));
         [a: "f32[4@x,6]"; c = 0.5, t = X, d = 0]
-        (Scale { by: c } (ReduceScatter { axes: t, dim: d } a)) => (ReduceScatter { axes: t, dim: d } (Scale { by: c } a));
+        (Scale { by: c } (ReduceScatter { axes: t, dim: d } a))
+        => (ReduceScatter { axes: t, dim: d } (Scale { by: c } a));
         [a: "f32[4,6]+x"; c = 0.5, t = X, d = 0]
-        (Scale { by: c } (Slice { axes: t, dim: d } a)) => (Slice { axes: t, dim: d } (Scale { by: c } a));
+        (Scale { by: c } (Slice { axes: t, dim: d } a))
+        => (Slice { axes: t, dim: d } (Scale { by: c } a));
         [a: "f32[4,6]"; c = 0.5, t = X, d = 0]
     }
     "cast-before-gather" {
-        (Cast { to: e } (AllGather { axes: t, dim: d } a)) => (AllGather { axes: t, dim: d } (Cast { to: e } a));
+        (Cast { to: e } (AllGather { axes: t, dim: d } a))
+        => (AllGather { axes: t, dim: d } (Cast { to: e } a));
         [a: "f32[4@x,6]"; e = DType::BF16, t = X, d = 0]
     }
     "cast-after-gather" {
-        (AllGather { axes: t, dim: d } (Cast { to: e } a)) => (Cast { to: e } (AllGather { axes: t, dim: d } a));
+        (AllGather { axes: t, dim: d } (Cast { to: e } a))
+        => (Cast { to: e } (AllGather { axes: t, dim: d } a));
         [a: "bf16[4@x,6]"; e = DType::F32, t = X, d = 0]
     }
 };

@@ -10,7 +10,8 @@ use shardc_ir::ops::*;
 #[allow(irrefutable_let_patterns, unused_variables)] // of patterns and examples
 pub(crate) const RULES: &[Line] = rules! { mesh;
     "transpose-of-transpose" {
-        (Transpose { rule: r } (Transpose { rule: s } x)) => (Transpose { rule: compose(&r, &s)? } x);
+        (Transpose { rule: r } (Transpose { rule: s } x))
+        => (Transpose { rule: compose(&r, &s)? } x);
         [x: "f32[2,3,4]"; r = rule("abc->bca"), s = rule("xyz->zxy")]
     }
     "transpose-to-same" {
@@ -18,19 +19,23 @@ pub(crate) const RULES: &[Line] = rules! { mesh;
         [x: "f32[3,3]"; r = rule("ab->ab")]
     }
     "sum-of-sum" {
-        (ReduceSum { rule: r } (ReduceSum { rule: s } x)) => (ReduceSum { rule: compose(&r, &s)? } x);
+        (ReduceSum { rule: r } (ReduceSum { rule: s } x))
+        => (ReduceSum { rule: compose(&r, &s)? } x);
         [x: "f32[2,3,4]"; r = rule("ab->b"), s = rule("xyz->xz")]
     }
     "sum-of-transpose" {
-        (ReduceSum { rule: r } (Transpose { rule: s } x)) => (ReduceSum { rule: compose(&r, &s)? } x);
+        (ReduceSum { rule: r } (Transpose { rule: s } x))
+        => (ReduceSum { rule: compose(&r, &s)? } x);
         [x: "f32[3,4]"; r = rule("ab->b"), s = rule("xy->yx")]
     }
     "transpose-of-sum" {
-        (Transpose { rule: r } (ReduceSum { rule: s } x)) => (ReduceSum { rule: compose(&r, &s)? } x);
+        (Transpose { rule: r } (ReduceSum { rule: s } x))
+        => (ReduceSum { rule: compose(&r, &s)? } x);
         [x: "f32[2,3,4]"; r = rule("ab->ba"), s = rule("xyz->xz")]
     }
     "max-of-transpose" {
-        (ReduceMax { rule: r } (Transpose { rule: s } x)) => (ReduceMax { rule: compose(&r, &s)? } x);
+        (ReduceMax { rule: r } (Transpose { rule: s } x))
+        => (ReduceMax { rule: compose(&r, &s)? } x);
         [x: "f32[3,4]"; r = rule("ab->b"), s = rule("xy->yx")]
     }
     "dot-of-transpose-left" {
@@ -47,15 +52,18 @@ pub(crate) const RULES: &[Line] = rules! { mesh;
     }
     "reshape-back" {
         (Reshape { rule: r, sizes: n } (Reshape { rule: s, sizes: m } x)) => x;
-        [x: "f32[3,2,4]"; r = RuleAttr::new("s(nd)->snd", &[2]), n = size(b'n', 2), s = rule("snd->s(nd)"), m = size(b'n', 2)]
+        [x: "f32[3,2,4]";
+            r = RuleAttr::new("s(nd)->snd", &[2]), n = size(b'n', 2), s = rule("snd->s(nd)"), m = size(b'n', 2)]
     }
     "op-of-expand" { by spread_operand;
         (Mul { rule: Broadcast(None) } x (Expand { rule: r, sizes: n } y)) => (Mul { rule: s } x y);
         [x: "f32[3,4]", y: "f32[4]"; r = rule("b->ab"), n = size(b'a', 3), s = spread("ab,b->ab")]
         (Sub { rule: Broadcast(None) } (Expand { rule: r, sizes: n } x) y) => (Sub { rule: s } x y);
         [x: "f32[4]", y: "f32[3,4]"; r = rule("b->ab"), n = size(b'a', 3), s = spread("b,ab->ab")]
-        (Add { rule: Broadcast(None) } x (Expand { rule: r, sizes: n } y) z) => (Add { rule: s } x y z);
-        [x: "f32[3,4]", y: "f32[4]", z: "f32[3,4]"; r = rule("b->ab"), n = size(b'a', 3), s = spread("ab,b,ab->ab")]
+        (Add { rule: Broadcast(None) } x (Expand { rule: r, sizes: n } y) z)
+        => (Add { rule: s } x y z);
+        [x: "f32[3,4]", y: "f32[4]", z: "f32[3,4]";
+            r = rule("b->ab"), n = size(b'a', 3), s = spread("ab,b,ab->ab")]
         (Div { rule: Broadcast(None) } x (Expand { rule: r, sizes: n } y)) => (Div { rule: s } x y);
         [x: "f32[3,4]", y: "f32[4]"; r = rule("b->ab"), n = size(b'a', 3), s = spread("ab,b->ab")]
     }

@@ -5,9 +5,10 @@
 //! Assumes: verified; phase Source for [`RuleSet::Algebra`], Staged for [`RuleSet::Collectives`].
 //! Leaves:  the phase as it was, every value that survives with its name and type.
 //!
-//! A function is cut into segments, the runs of nodes of one layer. Equal ones are saturated once, in an
-//! e-graph if ops stand there with which some line begins, within limits on terms and rounds and without a clock. What is taken out of the e-graph must
-//! cost less than what went in; ties go to the program as it was.
+//! A function is cut into segments, the runs of nodes of one layer. Where ops stand with which a line
+//! begins, equal ones are saturated once, in an e-graph, within limits on terms and rounds and without a
+//! clock. What is taken out of the e-graph must cost less than what went in; ties go to the program as it
+//! was.
 
 #[macro_use]
 mod line;

@@ -2,7 +2,7 @@
 //! objects, which outlive a call.
 
 use super::last::plain;
-use super::roles::{Numbers, RoleFacts, Takers, roles};
+use super::roles::{RoleFacts, RoleNumbers, Takers, roles};
 use crate::step::instructions::Lists;
 use shardc_ir::func::{Func, GradTotal, Module, Node, Role, RoleKind, Value, ValueMap};
 use shardc_ir::group::{Launch, Roles, launches};
@@ -75,7 +75,7 @@ pub(super) struct Lifetimes<'a> {
     /// Values that are offered to other ranks.
     sent: HashSet<(usize, Value)>,
     /// By function: the numbers of its roles; and by number what is known of a role.
-    numbers: Vec<Numbers>,
+    numbers: Vec<RoleNumbers>,
     known: Vec<RoleFacts>,
     pub objects: Vec<Object>,
     /// By object: who takes it by any of its roles.

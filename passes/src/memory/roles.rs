@@ -41,7 +41,7 @@ pub(super) struct RoleFacts {
 
 /// The numbers of the roles of a function's arguments and results.
 #[derive(Clone, Default)]
-pub(super) struct Numbers {
+pub(super) struct RoleNumbers {
     pub args: Vec<Option<usize>>,
     pub results: Vec<Option<usize>>,
 }
@@ -52,9 +52,9 @@ pub(super) fn roles<'m>(
     funcs: &[usize],
     looped: &HashSet<usize>,
     plain: &[usize],
-) -> (Vec<Numbers>, Vec<RoleFacts>) {
+) -> (Vec<RoleNumbers>, Vec<RoleFacts>) {
     let mut by_role: HashMap<&'m Role, usize> = HashMap::default();
-    let mut numbers = vec![Numbers::default(); m.funcs.len()];
+    let mut numbers = vec![RoleNumbers::default(); m.funcs.len()];
     for &f in funcs {
         let mut number = |p: &'m Port| {
             let next = by_role.len();

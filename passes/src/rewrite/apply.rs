@@ -1,13 +1,13 @@
 //! Writes solutions back into a function: names, scopes and notes of what stays are kept.
 
 use super::choose::{Item, Solution};
-use super::segment::{Ref, Run};
+use super::segment::{Ref, SegmentRun};
 use shardc_ir::func::{Func, Name, Node, Patch, Value};
 use std::borrow::Cow;
 use std::rc::Rc;
 
 /// Replaces segments, given in program order, by their solutions.
-pub(crate) fn apply(f: &mut Func, changes: &[(Run, Rc<Solution>)]) {
+pub(crate) fn apply(f: &mut Func, changes: &[(SegmentRun, Rc<Solution>)]) {
     if changes.is_empty() {
         return;
     }
@@ -16,7 +16,7 @@ pub(crate) fn apply(f: &mut Func, changes: &[(Run, Rc<Solution>)]) {
     patch.apply(f);
 }
 
-fn segment(f: &mut Func, run: &Run, solution: &Solution, patch: &mut Patch) {
+fn segment(f: &mut Func, run: &SegmentRun, solution: &Solution, patch: &mut Patch) {
     let start = run.nodes.start;
     let mut fresh: Vec<Value> = vec![];
     let value = |f: &Func, r: Ref, fresh: &[Value]| match r {

@@ -2,7 +2,7 @@
 
 use super::attrs::rule_of;
 use super::graph::{EGraph, Term};
-use super::line::{Expr, Found, Id};
+use super::line::{Expr, Id, Taker};
 use shardc_ir::attr::Broadcast;
 use shardc_ir::ops::{Add, Expand, Fill, Op, Scale};
 use shardc_ir::rule::Dims;
@@ -20,7 +20,7 @@ fn is_sum(op: Option<&Op>) -> bool {
 }
 
 /// A sum whose first operand is a sum: one of all operands, from left to right as before.
-pub(crate) fn flat(g: &EGraph, root: Id, t: &Term, found: Found) {
+pub(crate) fn flat(g: &EGraph, root: Id, t: &Term, found: Taker) {
     let Some((&first, others)) = t.ins.split_first().filter(|_| is_sum(g.op(t))) else { return };
     // What is a sum of itself and zeros would grow for ever.
     for inner in g.terms(first).iter().filter(|u| is_sum(g.op(u)) && g.find(first) != root) {
@@ -30,7 +30,7 @@ pub(crate) fn flat(g: &EGraph, root: Id, t: &Term, found: Found) {
 }
 
 /// A sum, without its operands that are zeros.
-pub(crate) fn without_zeros(g: &EGraph, _: Id, t: &Term, found: Found) {
+pub(crate) fn without_zeros(g: &EGraph, _: Id, t: &Term, found: Taker) {
     let is_zero = |u: &Term| matches!(g.op(u), Some(Op::Fill(Fill { value: 0.0 })));
     if t.ins.len() < 2 || !is_sum(g.op(t)) {
         return;
@@ -46,7 +46,7 @@ pub(crate) fn without_zeros(g: &EGraph, _: Id, t: &Term, found: Found) {
 }
 
 /// A sum or difference of what one op makes of several values: what it makes of their sum or difference.
-pub(crate) fn joined(g: &EGraph, t: &Term, of: fn(&Op) -> bool, found: Found) {
+pub(crate) fn joined(g: &EGraph, t: &Term, of: fn(&Op) -> bool, found: Taker) {
     let Some(op @ (Op::Add(_) | Op::Sub(_))) = g.op(t) else { return };
     let same = op.clone().broadcast().is_some_and(|b| *b == Broadcast::SAME);
     let Some((&first, others)) = t.ins.split_first().filter(|x| same && !x.1.is_empty()) else {
@@ -72,7 +72,7 @@ pub(crate) fn is_moved(op: &Op) -> bool {
 }
 
 /// A linear op of a scaled operand: its result, scaled.
-pub(crate) fn scale_out(g: &EGraph, t: &Term, linear: fn(&Op) -> bool, found: Found) {
+pub(crate) fn scale_out(g: &EGraph, t: &Term, linear: fn(&Op) -> bool, found: Taker) {
     let Some(op) = g.op(t).filter(|o| linear(o)) else { return };
     for (i, &v) in t.ins.iter().enumerate() {
         for u in g.terms(v) {
@@ -85,7 +85,7 @@ pub(crate) fn scale_out(g: &EGraph, t: &Term, linear: fn(&Op) -> bool, found: Fo
 }
 
 /// A scaled result of a linear op: its result of an operand that is scaled.
-pub(crate) fn scale_in(g: &EGraph, t: &Term, linear: fn(&Op) -> bool, found: Found) {
+pub(crate) fn scale_in(g: &EGraph, t: &Term, linear: fn(&Op) -> bool, found: Taker) {
     let Some(scale @ Op::Scale(Scale { .. })) = g.op(t) else { return };
     for u in g.terms(t.ins[0]) {
         let Some(op) = g.op(u).filter(|o| linear(o)) else { continue };
@@ -97,7 +97,7 @@ pub(crate) fn scale_in(g: &EGraph, t: &Term, linear: fn(&Op) -> bool, found: Fou
 }
 
 /// An element-wise op of an expanded operand: of the operand itself, by a rule.
-pub(crate) fn spread_operand(g: &EGraph, _: Id, t: &Term, found: Found) {
+pub(crate) fn spread_operand(g: &EGraph, _: Id, t: &Term, found: Taker) {
     let Some(op @ (Op::Add(_) | Op::Sub(_) | Op::Mul(_) | Op::Div(_))) = g.op(t) else { return };
     let mut op = op.clone();
     if op.broadcast().is_none_or(|b| *b != Broadcast::SAME) {

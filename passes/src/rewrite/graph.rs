@@ -213,7 +213,10 @@ impl EGraph {
 
     /// Becomes the e-graph of a segment.
     pub(crate) fn build(&mut self, s: &Segment) -> Places {
-        (self.leaders.clear(), self.classes.clear(), self.known.clear(), self.made.clear());
+        self.leaders.clear();
+        self.classes.clear();
+        self.known.clear();
+        self.made.clear();
         let mut places = Places { own: vec![], operands: vec![] };
         for node in &s.nodes {
             let ins: SmallVec<[Id; 4]> =

@@ -26,14 +26,14 @@ pub enum Expr {
 }
 
 /// Takes what a term is equal to.
-pub(crate) type Found<'a> = &'a mut dyn FnMut(Expr);
+pub(crate) type Taker<'a> = &'a mut dyn FnMut(Expr);
 
 /// One rule, with examples of operands on which it holds: tests run both sides on them.
 #[derive(Clone, Copy)]
 pub struct Line {
     pub name: &'static str,
     /// Finds all ways in which a term of a class is the left side.
-    pub(crate) find: fn(&EGraph, Id, &Term, Found),
+    pub(crate) find: fn(&EGraph, Id, &Term, Taker),
     pub examples: fn(&Mesh) -> Vec<Example>,
 }
 

@@ -84,7 +84,7 @@ pub(crate) struct SegmentNode {
 }
 
 /// Where a segment is in its function.
-pub(crate) struct Run {
+pub(crate) struct SegmentRun {
     pub nodes: Range<usize>,
     /// The values behind [`Ref::Outer`].
     pub outer: Vec<Value>,
@@ -96,9 +96,9 @@ impl Segment {
         facts: &Facts,
         nodes: Range<usize>,
         numbers: &mut Numbers,
-    ) -> (Segment, Run) {
+    ) -> (Segment, SegmentRun) {
         let mut known: HashMap<Value, u32> = HashMap::default();
-        let mut run = Run { nodes: nodes.clone(), outer: vec![] };
+        let mut run = SegmentRun { nodes: nodes.clone(), outer: vec![] };
         let mut s = Segment { outer: vec![], nodes: vec![] };
         for node in &f.nodes[nodes.clone()] {
             let mut one = |v: &Value| {

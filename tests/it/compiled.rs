@@ -387,8 +387,9 @@ fn meaning(
                 }
                 _ => f64::from(got[i]),
             };
-            // Not a number is not near.
-            if !((g - w).abs() <= bound * largest) {
+            // What is not a number is not near.
+            let near = (g - w).abs() <= bound * largest;
+            if !near {
                 return Some(format!("{:?}[{i}]: {g} is not {w}", r.value));
             }
         }

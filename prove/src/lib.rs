@@ -146,11 +146,12 @@ fn decide(subject: &Subject, lemmas: Lemmas, compute: bool) -> Report {
     shown.append(&mut report.shown);
     let mut unsure = vec![];
     unequal.sort_by_cached_key(|x| extent(&w.s, x.2));
+    let of_forward = unequal.iter().any(|x| x.0 == FORWARD);
     if compute && refuted.is_empty() {
         unequal = judged(&mut w, subject, unequal, &mut shown, &mut gaps, &mut unsure);
     }
     // Where all that forward shows is as it should be, its values in other forms say nothing.
-    let first = first.filter(|_| unequal.iter().any(|x| x.0 == FORWARD));
+    let first = first.filter(|_| of_forward && !(unequal.is_empty() && unsure.is_empty()));
     refuted.extend(unequal.into_iter().map(|x| x.1));
     let (lemmas, nodes, terms) = (w.s.used.clone(), w.nodes, w.s.len());
     Report { shown, refuted, unsure, first, gaps, lemmas, nodes, terms }

@@ -136,12 +136,11 @@ fn here(stages: usize, layers: usize) -> String {
     format!("here: {}", stages_of(stages, layers))
 }
 
-/// Stages of a model that are legal, as the flag says them; none if there are too many.
+/// What to write in place of stages that are not legal; none if there are too many.
 fn example(units: &[Unit], stages: usize) -> Option<String> {
     let layers = units.iter().filter(|u| u.layer.is_some()).count();
     let all: Vec<String> = match stages {
-        // There is nothing to cut.
-        0 | 1 => return None,
+        0 | 1 => return Some("leave it out: without pp nothing is cut".into()),
         _ if layers >= stages => {
             let each = |i: usize| layers / stages + usize::from(i < layers % stages);
             (0..stages).map(|i| each(i).to_string()).collect()
